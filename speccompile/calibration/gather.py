@@ -16,8 +16,8 @@ from speccompile.errors import InvalidInput
 from speccompile.graph_capture.adapters import inner_model
 from speccompile.graph_capture.model_info import inspect_model, named_tensors
 from speccompile.hidden_states.target_id import target_id
+from speccompile.utils.product_linear import product_linear
 from speccompile.utils.progress import task
-from speccompile.utils.transposed_linear import is_transposed_linear
 
 #: Most tokens of one forward.
 WIDTH = 1024
@@ -91,8 +91,8 @@ class _InputSquares(TorchFunctionMode):
         # A GPT-2 linear.
         elif func is torch.addmm:
             self._add(args[1], args[2])
-        elif is_transposed_linear(func, args):
-            self._add(args[1].transpose(1, 2), args[0])
+        elif linear := product_linear(func, args):
+            self._add(linear.x, linear.weight)
         return func(*args, **(kwargs or {}))
 
     def _add(self, x: torch.Tensor, weight: torch.Tensor) -> None:

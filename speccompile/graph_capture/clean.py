@@ -12,7 +12,7 @@ aten = torch.ops.aten
 
 def clean_graph(graph: fx.Graph) -> None:
     """Drop what export adds for its own checks, and casts and slices that change nothing. A product with a transposed
-    input becomes a linear."""
+    input or weight becomes a linear."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
@@ -31,6 +31,11 @@ def clean_graph(graph: fx.Graph) -> None:
                 rows = _noted(graph.call_function(aten.transpose.int, (linear, 1, 2)), node)
             node.replace_all_uses_with(rows)
             graph.erase_node(node)
+        elif node.target is aten.matmul.default and (matrix := _transposed_weight(node.args[1])) is not None:
+            with graph.inserting_before(node):
+                linear = _noted(graph.call_function(aten.linear.default, (node.args[0], matrix)), node)
+            node.replace_all_uses_with(linear)
+            graph.erase_node(node)
     graph.eliminate_dead_code()
 
 
@@ -47,6 +52,14 @@ def _is_transposed_linear(node: fx.Node) -> bool:
         and columns.meta["val"].dim() == 3
         and columns.args[1:] in ((1, 2), (2, 1), (-1, -2), (-2, -1))
     )
+
+
+def _transposed_weight(node: Any) -> fx.Node | None:
+    """The weight ``[O, I]`` whose transpose it is: Falcon's layers multiply with ``weight.T``."""
+    if not isinstance(node, fx.Node) or node.target not in (aten.numpy_T.default, aten.t.default):
+        return None
+    (weight,) = cast("tuple[fx.Node]", node.args)
+    return weight if weight.op == "placeholder" and weight.meta["val"].dim() == 2 else None
 
 
 def _noted(new: fx.Node, old: fx.Node) -> fx.Node:

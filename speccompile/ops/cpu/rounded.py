@@ -15,8 +15,8 @@ from speccompile.ops.cpu.consume import standing_in
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
 from speccompile.ops.cpu.packing import Pack, WeightPacks
+from speccompile.utils.product_linear import product_linear
 from speccompile.utils.torch_private import TorchDispatchMode, without_modes
-from speccompile.utils.transposed_linear import is_transposed_linear
 
 #: How far a kernel may be from what it is defined as, as a share of the largest output.
 KERNEL_TOLERANCE = 1e-4
@@ -138,8 +138,9 @@ class _OverPacks(TorchFunctionMode):
         # A GPT-2 linear.
         if func is torch.addmm and (pack := self._packs.get(args[2].data_ptr())):
             return self._linear(args[1], pack, args[0])
-        if is_transposed_linear(func, args) and (pack := self._packs.get(args[0].data_ptr())):
-            return self._linear(args[1].transpose(1, 2), pack, None).transpose(1, 2)
+        if (linear := product_linear(func, args)) and (pack := self._packs.get(linear.weight.data_ptr())):
+            product = self._linear(linear.x, pack, None)
+            return product.transpose(1, 2) if linear.columns else product
         return func(*args, **kwargs)
 
 
