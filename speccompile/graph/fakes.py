@@ -20,7 +20,8 @@ _MODE = FakeTensorMode()
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
     """In this context torch's ops accept and return fakes. One thread at a time."""
-    with one_build(), _MODE, torch.no_grad():
+    # A fake of a caller's inference mode could not be used outside of it, and it is cached.
+    with one_build(), torch.inference_mode(False), _MODE, torch.no_grad():
         yield
 
 

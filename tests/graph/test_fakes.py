@@ -42,6 +42,16 @@ def test_what_looks_alike_is_computed_once() -> None:
     assert counted.calls == 1 and all(tuple(one.shape) == (3, 3) for one in results)
 
 
+def test_what_is_cached_in_inference_mode_serves_outside_of_it() -> None:
+    shape = (71, 73)
+    with torch.inference_mode():
+        cached = fake(shape, torch.float32, CPU)
+        result = result_of(aten.neg.default, (cached,), {})
+    assert not cached.is_inference() and not result.is_inference()
+    with faking():
+        assert cached[None].shape == result[None].shape == (1, *shape)
+
+
 @pytest.mark.parametrize(
     ("args", "others"),
     [

@@ -56,8 +56,9 @@ class Built:
         return self.graph.bodies["decoder_layer"]
 
 
-@pytest.fixture(scope="module")
-def built() -> Iterator[Built]:
+# Before any test: one that wraps would store what this one compiles.
+@pytest.fixture(scope="module", autouse=True)
+def built(own_cache: None) -> Iterator[Built]:
     compile_body = inductor._compile
     compiled: list[Body] = []
 

@@ -222,11 +222,13 @@ def test_a_thread_rests_when_nothing_more_comes_of_it(model: LlamaForCausalLM, m
 
 def steps_at_rest(learner: OnlineLearner, after: int) -> int:
     """Steps that were made, more than ``after``, once there are no more."""
-    until, steps = time.monotonic() + 60, after
-    while time.monotonic() < until and (steps == after or learner._steps != steps):
-        steps = learner._steps
-        time.sleep(1.0)
-    return steps
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        with learner.paused():
+            if learner._steps > after and learner._in_vain >= online_learner.PATIENCE and not learner._arrived:
+                return learner._steps
+        time.sleep(LOOK_AGAIN)
+    raise AssertionError("it does not rest")
 
 
 def test_a_callback_may_close_and_not_learn(model: LlamaForCausalLM) -> None:
