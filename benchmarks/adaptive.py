@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, modes, wrap
 from speccompile.cli.models import load
@@ -228,7 +229,7 @@ def main(
             console.print(table)
         console.print(f"texts that differ from the first one's: {', '.join(different) or 'none'}")
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts or "built in"), "count": len(asked), "seed": seed}
+            settings = {"model": model, "prompts": name_of(prompts), "count": len(asked), "seed": seed}
             settings |= {"new_tokens": new_tokens, "mode": mode, "options": options, "rounds": rounds}
             settings["tiers"] = [fixed_name(draft_len) for draft_len in draft_lens]
             json_file.write_text(json.dumps({"machine": describe(), "settings": settings, **result}, indent=1) + "\n")

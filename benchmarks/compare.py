@@ -19,7 +19,7 @@ from transformers import CompileConfig, PreTrainedModel
 
 from benchmarks import isolated
 from benchmarks.machine import describe
-from benchmarks.prompts import choose_prompts
+from benchmarks.prompts import choose_prompts, name_of
 from benchmarks.report import Comparison, build_table, categories_table, runs_table
 from speccompile import Speculator, modes, wrap
 from speccompile.cli.measure import (
@@ -175,7 +175,7 @@ def main(
             console.print(build_table(builds))
         if json_file is not None:
             settings = {"model": model, "mode": mode, "options": options, "tiers": draft_lens, "max_len": max_len}
-            settings |= {"new_tokens": new_tokens, "prompts": str(prompts or "built in"), "count": len(kept)}
+            settings |= {"new_tokens": new_tokens, "prompts": name_of(prompts), "count": len(kept)}
             report = {"machine": machine, "settings": settings, "explain": explanation, "builds": builds}
             json_file.write_text(json.dumps(report | comparison.as_json(), indent=1) + "\n")
 

@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks.adaptive import Continued, fixed_name, parse_tree
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, wrap
 from speccompile.cli.measure import NEAR_TIE, Clock, Run, Summary, Variant, measure
@@ -220,7 +221,7 @@ def main(
         result = report(contenders, runs, [prompt.category for prompt, _ in fitting])
         different = show(result, target, ids, runs)
         if json_file is not None:
-            settings = {"model": model, "head": str(head), "prompts": str(prompts or "built in"), "count": len(ids)}
+            settings = {"model": model, "head": str(head), "prompts": name_of(prompts), "count": len(ids)}
             settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
             settings |= {
                 "trees": tree or [],

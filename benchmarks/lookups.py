@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.drafters import PIPED_WIDTH, groups
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, wrap
 from speccompile.cli.models import load
@@ -138,7 +139,7 @@ def main(
             table.add_row(row["category"], str(row["prompts"]), *lengths)
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts), "count": len(texts), "new_tokens": new_tokens}
+            settings = {"model": model, "prompts": name_of(prompts), "count": len(texts), "new_tokens": new_tokens}
             json_file.write_text(json.dumps({"settings": settings, "categories": rows}, indent=1) + "\n")
 
 

@@ -21,7 +21,7 @@ from rich.table import Table
 from transformers import PreTrainedTokenizerBase
 
 from benchmarks.machine import describe
-from benchmarks.prompts import choose_prompts
+from benchmarks.prompts import choose_prompts, name_of
 from speccompile import Speculator, wrap
 from speccompile.cli.models import encode, load
 from speccompile.cli.progress import count_runs
@@ -192,7 +192,7 @@ def main(
             settings = {
                 "model": model,
                 "head": str(head),
-                "prompts": str(prompts or "built in"),
+                "prompts": name_of(prompts),
                 "requests": len(asked),
             }
             settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "idle": idle, "window": window}

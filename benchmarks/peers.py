@@ -22,7 +22,7 @@ from transformers import PreTrainedModel
 from benchmarks.compare import LOOKUP, compare, make_variants
 from benchmarks.machine import describe
 from benchmarks.peer_processes import NOT_INSTALLED, PEERS, drafted, eos_of, peers
-from benchmarks.prompts import choose_prompts
+from benchmarks.prompts import choose_prompts, name_of
 from benchmarks.report import Comparison, runs_table
 from speccompile import Speculator, wrap
 from speccompile.cli.measure import TRANSFORMERS, Run, Summary, Variant, tier_variant
@@ -249,7 +249,7 @@ def main(
                 "tiers": draft_lens,
                 "new_tokens": new_tokens,
                 "weights": form,
-                "prompts": str(prompts),
+                "prompts": name_of(prompts),
                 "count": len(texts),
             }
             report = {"machine": describe(), "peers": versions, "settings": settings, "explain": explanation}

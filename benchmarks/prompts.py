@@ -15,6 +15,11 @@ def choose_prompts(path: Path | None, count: int | None) -> list[Prompt]:
     return prompts if count is None else spread(prompts, count)
 
 
+def name_of(path: Path | None) -> str:
+    """The file of the prompts, as a report names it: its folder belongs to one machine."""
+    return path.name if path else "built in"
+
+
 def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
     """The first ``count`` prompts when the categories take turns, in the order in which they first occur."""
     by_category: dict[str, list[Prompt]] = {}

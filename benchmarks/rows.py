@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
@@ -136,7 +137,7 @@ def main(
             rows = [measure(few, many, draft_len, ids, steps) for draft_len in draft_lens]
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table(rows))
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts or "built in"), "steps": steps, "max_len": max_len}
+            settings = {"model": model, "prompts": name_of(prompts), "steps": steps, "max_len": max_len}
             report = {"machine": describe(), "settings": settings, "rows": rows}
             json_file.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from benchmarks.steps import interleaved, seconds
 from speccompile import Speculator, wrap
@@ -158,7 +159,7 @@ def main(
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table(rows))
         print(f"kernels: {kernels}")
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts or "built in"), "texts": len(texts), "repeats": repeats}
+            settings = {"model": model, "prompts": name_of(prompts), "texts": len(texts), "repeats": repeats}
             settings |= {"max_len": max_len, "parameters": ASKED, "kernels": kernels}
             report = {"machine": describe(), "settings": settings, "rows": rows}
             json_file.write_text(json.dumps(report, indent=1) + "\n")

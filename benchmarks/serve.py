@@ -19,6 +19,7 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.servers import BATCH_TOKENS, serve_batching, serve_engine, serve_in_turn
 from benchmarks.serving import Service, arrivals, fitting_prompts, percentile
 from speccompile import modes, wrap
@@ -170,7 +171,7 @@ def main(
             for difference in found:
                 typer.echo(f"{service.name}, {difference}")
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts or "built in"), "count": len(ids), "rate": rate}
+            settings = {"model": model, "prompts": name_of(prompts), "count": len(ids), "rate": rate}
             settings |= {"seed": seed, "new_tokens": new_tokens, "slots": slots, "mode": mode, "options": options}
             settings |= {"tiers": draft_lens, "policies": policies, "budgets": budgets, "max_len": max_len}
             json_file.write_text(json.dumps({"settings": settings} | report(names, services, rows), indent=1) + "\n")

@@ -19,6 +19,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts, percentile, unlike
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
@@ -151,7 +152,7 @@ def main(
                     rows.append({"mode": mode} | measure(spec, running, arriving, limit, steps))
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table(rows))
         if json_file is not None:
-            settings = {"model": model, "prompts": str(prompts or "built in"), "steps": steps, "tiers": draft_lens}
+            settings = {"model": model, "prompts": name_of(prompts), "steps": steps, "tiers": draft_lens}
             report = {"machine": describe(), "settings": settings, "rows": rows}
             json_file.write_text(json.dumps(report, indent=1) + "\n")
 

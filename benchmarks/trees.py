@@ -21,6 +21,7 @@ from rich.table import Table
 from benchmarks.adaptive import Continued
 from benchmarks.drafters import NONE, PIPED_WIDTH, Way, report, show, warm_up
 from benchmarks.machine import describe
+from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from benchmarks.steps import interleaved, seconds, step
 from speccompile import Speculator, Tree, wrap
@@ -118,7 +119,7 @@ def main(
         different = show(result, target, ids, runs)
         Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(step_table(times))
         if json_file is not None:
-            settings: dict[str, Any] = {"model": model, "mode": mode, "draft": draft, "prompts": str(prompts)}
+            settings: dict[str, Any] = {"model": model, "mode": mode, "draft": draft, "prompts": name_of(prompts)}
             settings |= {"nodes": nodes, "depth": depth, "short": short, "count": len(ids)}
             settings |= {"new_tokens": new_tokens, "max_len": max_len}
             whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}

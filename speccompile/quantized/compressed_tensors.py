@@ -92,10 +92,12 @@ def _check_targets(targets: Any, name: str, source: Source) -> None:
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise source.damaged(f"targets of its {name} must be a list of strings")
     for target in targets:
+        if not target.startswith(REGEX):
+            continue
         try:
             re.compile(target.removeprefix(REGEX))
         except re.error as error:
-            raise source.damaged(f"{target!r} of its {name} is no regular expression ({error})") from None
+            raise source.damaged(f"target {target!r} of its {name} is not a regular expression ({error})") from None
 
 
 def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:

@@ -185,9 +185,11 @@ def compiled_function(artifact: CompiledArtifact) -> tuple[Callable[[list[torch.
 
 
 def direct_call(compiled: Callable[[list[torch.Tensor]], Any]) -> Callable[[Sequence[torch.Tensor]], Any]:
-    """``compiled`` without the Python that Inductor writes around its C++: that copies the list of inputs, which takes
-    a twentieth of what a layer of a small model takes. It is called as it is where there is no C++ around the
-    kernels."""
+    """Calls the C++ of ``compiled`` without the Python function that Inductor writes around it.
+
+    That function copies the list of inputs, which takes 5% of the time of a small model's layer. Where Inductor wrote
+    no C++ around the kernels, ``compiled`` itself is called.
+    """
     entry = getattr(compiled, "__globals__", {}).get("inductor_entry")
     if entry is None:
         return lambda inputs: compiled(list(inputs))

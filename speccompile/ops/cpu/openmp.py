@@ -1,7 +1,8 @@
 """OpenMP's regions in the C++ that Inductor writes, where they have one thread.
 
-A step in the pool (``csrc/base/ops/share.cpp``) leaves OpenMP one thread. libgomp makes a team of that as well, and at
-each of its barriers a system call that wakes nobody: of a layer's five regions that takes longer than the arithmetic.
+While a step runs in the pool (``csrc/base/ops/share.cpp``), OpenMP has one thread. libgomp still creates a team for
+each region and makes a system call at each barrier. A layer has about five regions: for a small model that takes longer
+than their arithmetic.
 """
 
 from __future__ import annotations

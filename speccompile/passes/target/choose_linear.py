@@ -63,12 +63,14 @@ class PackLinears(Pass):
             if port.role != "weight" or port.value is None:
                 continue
             quantized = self.packs.find_quantized(port.value)
-            if not (
-                quantized is not None
-                or any(_is_linear(user, node) for user in users)
-                or self._is_rounded_embedding(graph, node, port)
-            ):
-                continue
+            if quantized is None and not any(_is_linear(user, node) for user in users):
+                if not _is_table(graph, node):
+                    continue
+                if not self.packs.form_of(str(port.path), of_vocabulary=True).rounds:
+                    # It needs no pack, since a step reads few of its rows.
+                    rows, size = port.shape
+                    self.packs.tables[str(port.path)] = rows, size
+                    continue
             transposed = {user.target is aten.addmm.default for user in users}
             if len(transposed) > 1 or not all(_can_pack(user, node) for user in users) or not _is_packable(port):
                 if quantized is not None:
@@ -83,21 +85,6 @@ class PackLinears(Pass):
             done += len(users)
         forms = f" ({self.packs.describe()})" if self.packs.rounds else ""
         return Changes(done, f"{done} over packed weights{forms}" + (f", {kept} stock" if kept else ""))
-
-    def _is_rounded_embedding(self, graph: StepGraph, node: fx.Node, port: Port) -> bool:
-        """Whether tokens read it as a table, nothing else does, and its form rounds. With its own values it needs no
-        pack, since a step reads few of its rows."""
-        is_table = bool(node.users) and all(
-            user.target is aten.embedding.default and _are_tokens(user.args[1], graph.anchors.tokens)
-            for user in node.users
-        )
-        if not is_table:
-            return False
-        rounds = self.packs.form_of(str(port.path), of_vocabulary=True).rounds
-        if not rounds:
-            rows, size = port.shape
-            self.packs.tables[str(port.path)] = rows, size
-        return rounds
 
     def _pack(self, graph: StepGraph, node: fx.Node, port: Port, transposed: bool, ordered: _Ordered) -> None:
         assert port.value is not None and port.path is not None
@@ -177,6 +164,14 @@ def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
     # What is broadcast, or added row by row, is not a bias to the ops.
     _, bias = _operands(user)
     return bias is None or bias.meta["val"].shape == user.meta["val"].shape[-1:]
+
+
+def _is_table(graph: StepGraph, weight: fx.Node) -> bool:
+    """Whether tokens read its rows, and nothing else reads it."""
+    return bool(weight.users) and all(
+        user.target is aten.embedding.default and _are_tokens(user.args[1], graph.anchors.tokens)
+        for user in weight.users
+    )
 
 
 def _are_tokens(ids: object, tokens: fx.Node) -> bool:
