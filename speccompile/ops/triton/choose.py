@@ -77,7 +77,7 @@ def choose_partial(  # type: ignore[no-untyped-def]
     best_id,
     score_row,
     score_place,
-    stream,
+    noise_stream,
     first_id,
     vocab,
     NOISE: tl.constexpr,
@@ -98,7 +98,7 @@ def choose_partial(  # type: ignore[no-untyped-def]
         since = None
         if start is not None:
             since = tl.load(start + row)
-        key = key_of(tl.load(seed + row), stream, tl.load(positions + row * width + place), since)
+        key = key_of(tl.load(seed + row), noise_stream, tl.load(positions + row * width + place), since)
     for offset in range(0, SPAN, BLOCK):
         ids = split * SPAN + offset + lane
         value = tl.load(scores + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
@@ -177,7 +177,7 @@ def choose_launches(
             "start": start,
             "score_row": scores.stride(0),
             "score_place": scores.stride(1),
-            "stream": stream,
+            "noise_stream": stream,
             "first_id": first_id,
             "vocab": vocab,
             "NOISE": temperature is not None,

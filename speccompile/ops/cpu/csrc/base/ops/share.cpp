@@ -9,7 +9,7 @@ extern "C" __attribute__((weak)) int MKL_Set_Num_Threads_Local(int threads);
 
 namespace speccompile {
 
-constinit thread_local int64_t pool_threads = 0;
+SPECCOMPILE_CONSTINIT thread_local int64_t pool_threads = 0;
 
 namespace {
 

@@ -12,10 +12,19 @@
 
 #define SPECCOMPILE_EXPORT extern "C" SPECCOMPILE_SHARED
 
+// torch 2.11 compiles C++17, which lacks `constinit`. Without it each use of a thread_local of another file is a call.
+#if defined(__cpp_constinit)
+#define SPECCOMPILE_CONSTINIT constinit
+#elif defined(__clang__)
+#define SPECCOMPILE_CONSTINIT [[clang::require_constant_initialization]]
+#else
+#define SPECCOMPILE_CONSTINIT __constinit
+#endif
+
 namespace speccompile {
 
 // Threads of our pool that ops of the calling thread run on; 0 where OpenMP's do.
-SPECCOMPILE_SHARED extern constinit thread_local int64_t pool_threads;
+SPECCOMPILE_CONSTINIT SPECCOMPILE_SHARED extern thread_local int64_t pool_threads;
 
 inline int64_t thread_count() {
   return pool_threads ? pool_threads : static_cast<int64_t>(torch::stable::get_num_threads());
