@@ -1,59 +1,79 @@
-"""``python -m benchmarks.gpu``: all of it within a budget of seconds, as tables and as JSON."""
+"""``python -m benchmarks.gpu``: tests and measurements on a GPU, what matters most first, a process for each group."""
 
 from __future__ import annotations
 
-import json
-import re
+import os
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import torch
 import typer
-from rich.console import Console
 
-from benchmarks.gpu.budget import Budget, Figures, measure
-from benchmarks.gpu.machine import describe, device_name
-from benchmarks.gpu.plan import FULL, SMOKE, parts
-from benchmarks.gpu.report import tables
+from benchmarks.gpu.jobs import Job, run_jobs
+from benchmarks.gpu.plan import GROUPS, Group
 
-PIPED_WIDTH = 120
-RESULTS = Path(__file__).resolve().parents[1] / "results"
+#: The tests that need a GPU: kernels against their references, graphs, and sequences.
+TESTS = {
+    "test kernels": ("tests/ops/triton/on_gpu",),
+    "test graphs": ("tests/lowering/cuda/test_cuda_graphs.py",),
+    "test sequences": ("tests/end_to_end/test_gpu_texts.py", "tests/end_to_end/test_gpu_recurrent_texts.py"),
+}
+_PROCESSES = 8
 
 
 def main(
-    smoke: Annotated[bool, typer.Option("--smoke", help="A tiny model on the CPU: whether all of this runs.")] = False,
-    seconds: Annotated[float, typer.Option(help="For all parts together.")] = 480.0,
-    until: Annotated[float | None, typer.Option(help="Seconds since 1970 at which all has to be over.")] = None,
-    only: Annotated[str, typer.Option(help="Leave out parts whose names do not contain this.")] = "",
-    json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
+    output: Annotated[Path, typer.Option(help="The folder for results.json and log.txt.")] = Path("build/gpu-check"),
+    seconds: Annotated[float, typer.Option(help="For all together.")] = 525.0,
+    only: Annotated[str, typer.Option(help="Names of jobs, separated by commas; empty is all.")] = "",
+    rehearse: Annotated[
+        bool, typer.Option("--rehearse", help="A tiny model on the CPU: whether all of it runs.")
+    ] = False,
 ) -> None:
-    """Measure steps, swaps, memory and whole loops on a GPU."""
-    if not smoke and not torch.cuda.is_available():
-        typer.echo("no CUDA GPU was found: nothing to measure; --smoke runs everything on the CPU", err=True)
-        raise typer.Exit(2)
-    device = torch.device("cpu" if smoke else "cuda", None if smoke else 0)
-    settings = SMOKE if smoke else FULL
-    name = re.sub(r"[^a-z0-9]+", "-", device_name(device).lower()).strip("-")
-    if json_file is None and not smoke:
-        json_file = RESULTS / f"{name}-gpu.json"
-    report: dict[str, Any] = {"machine": describe(device), "settings": settings.as_json(), "parts": {}}
+    """Test and measure on a GPU. Without one, all parts run on the CPU with a tiny model, and their figures mean
+    nothing. Exits with 1 if a job failed or was cut short."""
+    if not rehearse and not torch.cuda.is_available():
+        typer.echo("No CUDA GPU was found: this is a rehearsal on the CPU. Its figures mean nothing.")
+        rehearse = True
+    output.mkdir(parents=True, exist_ok=True)
+    jobs = all_jobs(output, rehearse)
+    wanted = [name.strip() for name in only.split(",") if name.strip()]
+    unknown = set(wanted) - {job.name for job in jobs}
+    if unknown:
+        names = ", ".join(job.name for job in jobs)
+        raise typer.BadParameter(f"there is no job {sorted(unknown)}; the jobs are {names}", param_hint="--only")
+    chosen = [job for job in jobs if not wanted or job.name in wanted]
+    if not run_jobs(chosen, output, time.time() + seconds, typer.echo):
+        raise typer.Exit(1)
 
-    def save(measured: dict[str, Figures]) -> None:
-        report["parts"] = measured
-        last = next(reversed(measured))
-        typer.echo(f"{last}: {measured[last]['seconds']:.1f} s", err=True)
-        if json_file is not None:
-            json_file.write_text(json.dumps(report, indent=1) + "\n")
 
-    left = seconds if until is None else min(seconds, until - time.time())
-    chosen = [part for part in parts(settings, device) if only in part.name]
-    measured = measure(chosen, Budget(left), save)
-    console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
-    for table in tables(measured):
-        console.print(table)
-    console.print(json.dumps(report["machine"]), soft_wrap=True, highlight=False)
+def all_jobs(output: Path, rehearse: bool) -> list[Job]:
+    """In the order of their worth: first whether sequences are right and how fast K=0 is, then the kernels, then the
+    rest."""
+    first, *others = [_measurement(group, output, rehearse) for group in GROUPS]
+    kernels, graphs, sequences = [_tests(name, arguments) for name, arguments in TESTS.items()]
+    return [first, kernels, sequences, *others[:3], graphs, *others[3:]]
+
+
+def _measurement(group: Group, output: Path, rehearse: bool) -> Job:
+    def command(until: float) -> Sequence[str]:
+        arguments = [group.name, "--output", str(output), "--until", str(until), *(["--rehearse"] if rehearse else [])]
+        return [sys.executable, "-m", "benchmarks.gpu.group", *arguments]
+
+    return Job(group.name, command, group.least, group.most)
+
+
+def _tests(name: str, arguments: Sequence[str]) -> Job:
+    """A process for each file: an illegal access makes the context of its process useless for good."""
+
+    def command(until: float) -> Sequence[str]:
+        processes = min(_PROCESSES, os.cpu_count() or 1)
+        options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
+        return [sys.executable, "-m", "pytest", *options, "-o", "faulthandler_timeout=90", *arguments]
+
+    return Job(name, command, 20, 150)
 
 
 if __name__ == "__main__":

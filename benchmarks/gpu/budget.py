@@ -85,7 +85,7 @@ def measure(parts: Sequence[Part], budget: Budget, save: Callable[[dict[str, Fig
                 figures["not measured"] = "cut short: its time was over"
             except Exception as error:
                 traceback.print_exc()
-                figures["not measured"] = f"{type(error).__name__}: {error}".splitlines()[0]
+                figures["failed"] = figures["not measured"] = f"{type(error).__name__}: {error}".splitlines()[0]
             # What a failed part held on the device is not to be missing for the next one.
             gc.collect()
             if torch.cuda.is_available():

@@ -2,213 +2,249 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import torch
-from transformers import LlamaForCausalLM
 
 from benchmarks.gpu.budget import Figures, Part
-from benchmarks.gpu.floor import copy_bandwidth
+from benchmarks.gpu.engine import REQUESTS, measure_engine
 from benchmarks.gpu.loops import measure_loops
 from benchmarks.gpu.memory import measure_memory
 from benchmarks.gpu.phases import measure_phases
+from benchmarks.gpu.profile import profile_steps
 from benchmarks.gpu.rates import AtRate
-from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape, make_model
+from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.steps import measure_shares, measure_steps
 from benchmarks.gpu.swaps import measure_swaps
-from speccompile import Speculator, wrap
-from speccompile.errors import InvalidPolicy
+from benchmarks.gpu.texts import compare_texts
+from benchmarks.gpu.wrapped import FromModel, WrappedModel
+from speccompile.heads import Eagle3Head
+
+#: The parts of a group, which share models.
+Parts = Callable[[Settings, torch.device], list[Part]]
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Sizes of all parts. ``compiled`` are options of ``torch.compile`` for the loops beside ours."""
+class Group:
+    """Parts that one process measures.
 
-    large: Shape
-    small: Shape
-    dtype: torch.dtype
-    backend: str
-    draft_lens: tuple[int, ...]
-    row_counts: tuple[int, ...]
-    max_len: int
-    context: int
-    rounds: int
-    copied_bytes: int
-    swaps: int
-    loop_draft_len: int
-    new_tokens: tuple[int, int]
-    drafted_tokens: tuple[int, int]
-    phase_rows: int
-    phase_tokens: int
-    phase_prompt: int
-    compiled: dict[str, Any] = field(default_factory=dict)
+    Args:
+        least: seconds without which it is not begun.
+        most: seconds after which the process is ended.
+    """
 
-    def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"dtype": str(self.dtype).removeprefix("torch.")}
+    name: str
+    least: float
+    most: float
+    parts: Parts
 
 
-FULL = Settings(
-    large=LLAMA_8B,
-    small=SMOLLM2,
-    dtype=torch.bfloat16,
-    backend="auto",
-    draft_lens=(0, 1, 3, 7, 15),
-    row_counts=(1, 8, 32),
-    max_len=1024,
-    context=512,
-    rounds=15,
-    copied_bytes=4 << 30,
-    swaps=10_000,
-    loop_draft_len=7,
-    new_tokens=(16, 80),
-    drafted_tokens=(16, 400),
-    phase_rows=8,
-    phase_tokens=3200,
-    phase_prompt=16,
-    compiled={"mode": "reduce-overhead"},
-)
-SMOKE = Settings(
-    large=TINY,
-    small=TINY,
-    dtype=torch.float32,
-    backend="eager",
-    draft_lens=(0, 1),
-    row_counts=(1, 2),
-    max_len=40,
-    context=20,
-    rounds=1,
-    copied_bytes=1 << 20,
-    swaps=100,
-    loop_draft_len=1,
-    new_tokens=(2, 4),
-    drafted_tokens=(2, 4),
-    phase_rows=2,
-    phase_tokens=16,
-    phase_prompt=4,
-    compiled={"backend": "eager"},
-)
+def _first(settings: Settings, device: torch.device) -> list[Part]:
+    """Whether sequences are right, and what share of the bandwidth K=0 reaches."""
+    large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens)
 
+    def bandwidth(figures: Figures) -> None:
+        figures["bytes_per_second"] = large.bandwidth
 
-class WrappedModel:
-    """A model of one shape and its speculator, for the parts that share them."""
-
-    def __init__(self, shape: Shape, settings: Settings, device: torch.device) -> None:
-        self._shape, self._settings, self._device = shape, settings, device
-        self._model: LlamaForCausalLM | None = None
-        self._spec: Speculator | None = None
-        self.policy: Any | None = None
-
-    @property
-    def model(self) -> LlamaForCausalLM:
-        if self._model is None:
-            settings = self._settings
-            self._model = make_model(self._shape, self._device, settings.dtype, settings.max_len)
-        return self._model
-
-    @property
-    def spec(self) -> Speculator:
-        """Raises RuntimeError: the part that makes it did not."""
-        if self._spec is None:
-            raise RuntimeError("there is no speculator: the wrap failed")
-        return self._spec
-
-    @property
-    def sizes(self) -> dict[str, Any]:
-        settings = self._settings
-        return {"max_batch": max(settings.row_counts), "max_len": settings.max_len, "backend": settings.backend}
-
-    def wrap(self, figures: Figures) -> None:
-        if self._spec is not None:
-            return
-        tiers = self._settings.draft_lens
-        rule = AtRate()
-        try:
-            self._spec = wrap(self.model, "ngram", tiers=tiers, acceptance=rule, policy="cost", **self.sizes)
-            self.policy = self._spec.engine.policy
-        except InvalidPolicy:
-            # There is none that adapts.
-            self._spec = wrap(self.model, "ngram", tiers=tiers, acceptance=rule, **self.sizes)
-        self._spec.set_tier(max(tiers))
-        figures["backend"] = f"{self._spec.backend.name}: {self._spec.backend.reason}"
-        figures["build_seconds"] = self._spec.build_seconds
-        figures["arena_bytes"] = self._spec.arena.nbytes
-
-
-def parts(settings: Settings, device: torch.device) -> list[Part]:
-    """All of them, in order."""
-    large = WrappedModel(settings.large, settings, device)
-    small = large if settings.small == settings.large else WrappedModel(settings.small, settings, device)
-    bandwidth: list[float] = []
-
-    def copy(figures: Figures) -> None:
-        bandwidth.append(copy_bandwidth(device, settings.copied_bytes))
-        figures["bytes_per_second"] = bandwidth[0]
-
-    def steps(of: WrappedModel, figures: Figures) -> None:
-        measure_steps(
-            of.spec,
-            figures,
-            row_counts=settings.row_counts,
-            context=settings.context,
-            rounds=settings.rounds,
-            bandwidth=bandwidth[0],
-        )
-
-    def shares(of: WrappedModel, figures: Figures) -> None:
-        measure_shares(
-            of.spec,
-            figures,
-            row_counts=settings.row_counts[:2],
-            draft_lens=tuple(dict.fromkeys((settings.draft_lens[0], *settings.draft_lens[-2:]))),
-            context=settings.context,
-            rounds=settings.rounds,
-        )
-
-    def swaps(of: WrappedModel, figures: Figures) -> None:
-        measure_swaps(of.spec, figures, count=settings.swaps, rows=1, context=settings.context, rounds=settings.rounds)
-
-    def memory(of: WrappedModel, figures: Figures) -> None:
-        measure_memory(of.model, figures, draft_lens=settings.draft_lens, sizes=of.sizes)
-
-    def phases(of: WrappedModel, figures: Figures) -> None:
-        measure_phases(
-            of.spec,
-            figures,
-            rows=settings.phase_rows,
-            tokens=settings.phase_tokens,
-            prompt=settings.phase_prompt,
-            policy=of.policy,
-        )
-
-    def loops(of: WrappedModel, rows: int, figures: Figures) -> None:
-        measure_loops(
-            of.spec,
-            of.model,
-            figures,
-            rows=rows,
-            draft_len=settings.loop_draft_len,
-            rate=0.8,
-            new_tokens=settings.new_tokens,
-            drafted_tokens=settings.drafted_tokens,
-            rounds=max(1, settings.rounds // 5),
-            compiled=settings.compiled,
-        )
-
-    big, little = f"large ({settings.large.name})", f"small ({settings.small.name})"
     return [
-        Part("copy bandwidth", 1, 20, copy),
-        Part(f"{big}: wrap", 10, 240, large.wrap),
-        Part(f"{big}: steps", 5, 60, partial(steps, large)),
-        Part(f"{big}: outside the target", 5, 40, partial(shares, large)),
-        Part(f"{big}: swaps", 2, 20, partial(swaps, large)),
-        Part(f"{big}: phases", 10, 60, partial(phases, large)),
-        Part(f"{little}: wrap", 10, 150, small.wrap),
-        Part(f"{little}: steps", 5, 40, partial(steps, small)),
-        Part(f"{little}: outside the target", 5, 30, partial(shares, small)),
-        Part(f"{little}: swaps", 2, 20, partial(swaps, small)),
-        Part(f"{big}: loops", 20, 200, partial(loops, large, 1)),
-        Part(f"{little}: memory", 10, 120, partial(memory, small)),
-        Part(f"{little}: loops", 20, 200, partial(loops, small, 1)),
+        Part("copy bandwidth", 1, 20, bandwidth),
+        *_named(large, ("wrap", 10, 150, large.wrap), ("steps", 5, 30, partial(_steps, large, (1,)))),
+        *_named(
+            large,
+            ("texts", 5, 40, partial(_texts, large, False)),
+            ("kernels", 5, 30, partial(_kernels, large)),
+            ("engine", 5, 30, partial(_engine, large, ("greedy",))),
+            ("swaps", 2, 20, partial(_swaps, large)),
+        ),
     ]
+
+
+def _texts_of_modes(settings: Settings, device: torch.device) -> list[Part]:
+    """In float32 sequences must be equal."""
+    parts = []
+    for mode in ("none", "ngram", "early_exit"):
+        lens = (0,) if mode == "none" else tuple(length for length in settings.draft_lens if length <= 7)
+        small = WrappedModel(
+            settings.small, settings, device, dtype=torch.float32, mode=mode, tiers=lens, sampling=True
+        )
+        parts += _named(
+            small, ("wrap", 10, 80, small.wrap), ("texts", 5, 40, partial(_texts, small, True)), kind=f"float32, {mode}"
+        )
+    return parts
+
+
+def _sampled(settings: Settings, device: torch.device) -> list[Part]:
+    large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens, sampling=True)
+    engine = partial(_engine, large, tuple(REQUESTS))
+    return _named(large, ("wrap", 10, 100, large.wrap), ("engine", 5, 60, engine), kind="sampled")
+
+
+def _rounded(settings: Settings, device: torch.device) -> list[Part]:
+    """Few layers: rounding all of them would take the time of everything else."""
+    parts: list[Part] = []
+    shape = replace(settings.large, layers=settings.shallow_layers)
+    for form in (None, "int8", "int4"):
+        options = {} if form is None else {"weights": form}
+        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, **options)
+        kind = f"{settings.shallow_layers} layers, {form or 'not rounded'}"
+        parts += _named(
+            model,
+            ("wrap", 10, 60, model.wrap),
+            ("steps", 2, 20, partial(_steps, model, (1,))),
+            ("kernels", 2, 20, partial(_kernels, model)),
+            kind=kind,
+        )
+    return parts
+
+
+def _head(settings: Settings, device: torch.device) -> list[Part]:
+    """A head with random weights: what its drafts cost."""
+
+    head = FromModel(partial(Eagle3Head.random, draft_vocab_size=settings.head_vocab))
+    lens = tuple(sorted({0, *settings.few_lens, settings.few_lens[-1] // 2}))
+    large = WrappedModel(settings.large, settings, device, mode="eagle3_one_model", tiers=lens, draft=head)
+    return _named(
+        large,
+        ("wrap", 10, 100, large.wrap),
+        ("steps", 2, 20, partial(_steps, large, (1,))),
+        ("texts", 5, 40, partial(_texts, large, False)),
+        ("kernels", 5, 30, partial(_kernels, large)),
+        kind="EAGLE-3 head",
+    )
+
+
+def _rows(settings: Settings, device: torch.device) -> list[Part]:
+    """Many rows, and all draft lengths."""
+    return _at_rate(WrappedModel(settings.large, settings, device, **_all_tiers(settings)), "all tiers")
+
+
+def _small(settings: Settings, device: torch.device) -> list[Part]:
+    small = WrappedModel(settings.small, settings, device, **_all_tiers(settings))
+
+    def memory(figures: Figures) -> None:
+        measure_memory(small.model, figures, draft_lens=settings.draft_lens, sizes=small.sizes)
+
+    parts = _at_rate(small, "all tiers")
+    return [*parts, *_named(small, ("memory", 10, 100, memory), kind="all tiers")]
+
+
+def _loops(settings: Settings, device: torch.device) -> list[Part]:
+    """Whole loops beside ours, by hand and by transformers."""
+    parts: list[Part] = []
+    for shape in dict.fromkeys((settings.small, settings.large)):
+        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, acceptance=AtRate())
+        parts += _named(model, ("wrap", 10, 60, model.wrap), ("loops", 20, 120, partial(_beside, model)), kind="loops")
+    return parts
+
+
+#: In the order of their worth.
+GROUPS = (
+    Group("first", 20, 240, _first),
+    Group("texts", 20, 120, _texts_of_modes),
+    Group("sampled", 20, 120, _sampled),
+    Group("rounded", 20, 120, _rounded),
+    Group("head", 20, 120, _head),
+    Group("small", 20, 150, _small),
+    Group("rows", 30, 240, _rows),
+    Group("loops", 30, 240, _loops),
+)
+
+
+def _all_tiers(settings: Settings) -> dict[str, Any]:
+    rows = max(settings.row_counts)
+    return {"tiers": settings.draft_lens, "max_batch": rows, "acceptance": AtRate(), "policy": "cost"}
+
+
+def _at_rate(model: WrappedModel, kind: str) -> list[Part]:
+    rows = model.settings.row_counts
+    return _named(
+        model,
+        ("wrap", 10, 200, model.wrap),
+        ("steps", 5, 60, partial(_steps, model, rows)),
+        ("outside the target", 5, 40, partial(_shares, model)),
+        ("swaps", 2, 20, partial(_swaps, model)),
+        ("phases", 10, 60, partial(_phases, model)),
+        kind=kind,
+    )
+
+
+def _named(
+    model: WrappedModel, *parts: tuple[str, float, float, Callable[[Figures], None]], kind: str = ""
+) -> list[Part]:
+    title = f"{model.shape.name}, {kind}" if kind else model.shape.name
+    return [Part(f"{title}: {name}", least, most, run) for name, least, most, run in parts]
+
+
+def _steps(of: WrappedModel, rows: tuple[int, ...], figures: Figures) -> None:
+    context, rounds = of.settings.context, of.settings.rounds
+    measure_steps(of.spec, figures, row_counts=rows, context=context, rounds=rounds, bandwidth=of.bandwidth)
+
+
+def _texts(of: WrappedModel, drawn: bool, figures: Figures) -> None:
+    compare_texts(of.spec, of.shape.vocab, figures, new_tokens=of.settings.text_tokens, drawn=drawn)
+
+
+def _kernels(of: WrappedModel, figures: Figures) -> None:
+    profile_steps(of.spec, figures, draft_lens=of.spec.engine.draft_lens, context=of.settings.context)
+
+
+def _engine(of: WrappedModel, requests: tuple[str, ...], figures: Figures) -> None:
+    settings = of.settings
+    measure_engine(
+        of.spec,
+        of.shape.vocab,
+        figures,
+        requests=requests,
+        steps=settings.engine_steps,
+        context=settings.context,
+        rounds=settings.rounds,
+    )
+
+
+def _shares(of: WrappedModel, figures: Figures) -> None:
+    settings = of.settings
+    lens = tuple(dict.fromkeys((settings.draft_lens[0], *settings.draft_lens[-2:])))
+    measure_shares(
+        of.spec,
+        figures,
+        row_counts=settings.row_counts[:2],
+        draft_lens=lens,
+        context=settings.context,
+        rounds=settings.rounds,
+    )
+
+
+def _swaps(of: WrappedModel, figures: Figures) -> None:
+    settings = of.settings
+    measure_swaps(of.spec, figures, count=settings.swaps, rows=1, context=settings.context, rounds=settings.rounds)
+
+
+def _phases(of: WrappedModel, figures: Figures) -> None:
+    settings = of.settings
+    measure_phases(
+        of.spec,
+        figures,
+        rows=settings.phase_rows,
+        tokens=settings.phase_tokens,
+        prompt=settings.phase_prompt,
+        policy=of.policy,
+    )
+
+
+def _beside(of: WrappedModel, figures: Figures) -> None:
+    settings = of.settings
+    measure_loops(
+        of.spec,
+        of.model,
+        figures,
+        rows=1,
+        draft_len=settings.loop_draft_len,
+        rate=0.8,
+        new_tokens=settings.new_tokens,
+        drafted_tokens=settings.drafted_tokens,
+        rounds=max(1, settings.rounds // 5),
+        compiled=settings.compiled,
+    )

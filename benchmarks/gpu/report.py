@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rich import box
 from rich.table import Table
 
 from benchmarks.gpu.budget import Figures
@@ -22,6 +23,9 @@ def tables(measured: Mapping[str, Figures]) -> list[Table]:
         "phases": _phases,
         "copy bandwidth": _facts,
         "wrap": _facts,
+        "texts": _texts,
+        "kernels": _kernels,
+        "engine": _engine,
     }
     found = []
     for name, figures in measured.items():
@@ -59,6 +63,40 @@ def _shares(name: str, figures: Figures) -> Table:
     return table
 
 
+def _texts(name: str, figures: Figures) -> Table:
+    table = _table(name, "tier", "tokens", "compared with", "equal", "first difference", "logit change")
+    for case in figures.get("cases", []):
+        first, change = (case.get(key) for key in ("first_difference", "logit_change"))
+        table.add_row(
+            case["tier"],
+            case["tokens"],
+            case["reference"],
+            case["equal"],
+            "-" if first is None else str(first),
+            "-" if not change else f"{change:.3g}",
+        )
+    return table
+
+
+def _kernels(name: str, figures: Figures) -> Table:
+    table = _table(f"{name}: launches and microseconds of a step", "K", "kernel", "launches", "us", "us each")
+    for case in figures.get("cases", []):
+        table.add_row(str(case["K"]), "all", f"{case['launches']:.0f}", f"{case['microseconds']:.0f}", "")
+        for row in case["kernels"]:
+            each = f"{row['microseconds'] / row['launches']:.1f}"
+            table.add_row("", row["kernel"][:70], f"{row['launches']:.0f}", f"{row['microseconds']:.0f}", each)
+    return table
+
+
+def _engine(name: str, figures: Figures) -> Table:
+    table = _table(name, "K", "request", "ms a step", "tier alone ms", "tokens/s", "acceptance length")
+    for case in figures.get("cases", []):
+        times = (f"{case['milliseconds']:.3f}", f"{case['tier_milliseconds']:.3f}")
+        rates = (f"{case['tokens_per_second']:.1f}", f"{case['acceptance_length']:.2f}")
+        table.add_row(str(case["K"]), case["request"], *times, *rates)
+    return table
+
+
 def _loops(name: str, figures: Figures) -> Table:
     table = _table(f"{name}, {figures.get('rows', 0)} rows", "loop", "ms a token and row", "warm-up s")
     for row in figures.get("loops", []):
@@ -82,7 +120,7 @@ def _phases(name: str, figures: Figures) -> Table:
 def _facts(name: str, figures: Figures) -> Table:
     table = _table(name, "", "value")
     for key, value in figures.items():
-        if key not in ("not measured", "seconds"):
+        if key not in ("not measured", "failed", "seconds"):
             table.add_row(key.replace("_", " "), _number(value))
     return table
 
@@ -96,7 +134,7 @@ def _number(value: Any) -> str:
 
 
 def _table(title: str, *headings: str) -> Table:
-    table = Table(title=title, title_justify="left")
+    table = Table(title=title, title_justify="left", box=box.MARKDOWN)
     for index, heading in enumerate(headings):
         table.add_column(heading, justify="right" if index and heading not in ("why", "value") else "left")
     return table

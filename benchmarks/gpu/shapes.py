@@ -27,11 +27,11 @@ class Shape:
 SMOLLM2 = Shape("SmolLM2-135M", 30, 576, 1536, 9, 3, 49152, True, 100000.0)
 #: meta-llama/Llama-3.1-8B.
 LLAMA_8B = Shape("Llama-3.1-8B", 32, 4096, 14336, 32, 8, 128256, False, 500000.0)
-TINY = Shape("tiny", 2, 64, 128, 4, 2, 256, True)
+TINY = Shape("tiny", 6, 64, 128, 4, 2, 256, True)
 
 
 def make_model(shape: Shape, device: torch.device, dtype: torch.dtype, max_positions: int) -> LlamaForCausalLM:
-    """In eval mode; its text never ends by itself."""
+    """In eval mode; its sequences never end by themselves."""
     config = LlamaConfig(
         num_hidden_layers=shape.layers,
         hidden_size=shape.hidden,
@@ -42,6 +42,8 @@ def make_model(shape: Shape, device: torch.device, dtype: torch.dtype, max_posit
         vocab_size=shape.vocab,
         max_position_embeddings=max_positions,
         tie_word_embeddings=shape.tied,
+        # At the usual 0.02 the layers of a small model add next to nothing, and its sequences repeat one token.
+        initializer_range=1.2 * shape.hidden**-0.5,
         rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
         bos_token_id=None,
         eos_token_id=None,

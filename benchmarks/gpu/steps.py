@@ -63,11 +63,13 @@ def many(run: Callable[[], object]) -> Callable[[], None]:
 def measure_steps(
     spec: Speculator, figures: Figures, *, row_counts: tuple[int, ...], context: int, rounds: int, bandwidth: float
 ) -> None:
-    """Every tier at every row count, all drafts accepted; tiers of one row count take turns."""
+    """Every tier at every row count; tiers of one row count take turns. All drafts are accepted where the rule is
+    :class:`~benchmarks.gpu.rates.AtRate`, else those that the mode has."""
     figures["cases"] = cases = []
     embedding, head = spec_weights(spec)
     fill(spec)
-    spec.arena[RATE].fill_(1.0)
+    if RATE in spec.arena:
+        spec.arena[RATE].fill_(1.0)
     for rows in row_counts:
         tiers = {draft_len: tier_of(spec, draft_len, rows) for draft_len in sorted(spec.engine.draft_lens)}
         # As the last of the steps in a row begins.

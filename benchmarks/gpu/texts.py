@@ -1,0 +1,77 @@
+"""Sequences of each tier: equal to the model's own, or where they part, and how close to a tie that was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from benchmarks.gpu.budget import Figures
+from speccompile import Speculator
+
+#: Requests that draw, beside greedy ones.
+DRAWN: dict[str, dict[str, Any]] = {
+    "temperature": {"temperature": 0.9},
+    "temperature, top-k, top-p": {"temperature": 0.9, "top_k": 50, "top_p": 0.9},
+}
+
+
+def prompts_of(vocab: int, seed: int = 1) -> list[list[int]]:
+    """A random prompt, and one that repeats itself, so that lookups draft."""
+    random = torch.randint(1, vocab, (24,), generator=torch.Generator().manual_seed(seed)).tolist()
+    return [random, random[:6] * 4]
+
+
+def compare_texts(spec: Speculator, vocab: int, figures: Figures, *, new_tokens: int, drawn: bool) -> None:
+    """Greedy: every tier against ``model.generate`` and against K=0. Drawn: every tier against K=0, by one seed."""
+    figures["cases"] = cases = []
+    prompts = prompts_of(vocab)
+    for draft_len in spec.engine.draft_lens:
+        spec.set_tier(draft_len)
+        for reference in ("transformers", "plain"):
+            if reference == "plain" and draft_len == 0:
+                continue
+            report = spec.check(prompts, max_new_tokens=new_tokens, reference=reference)  # type: ignore[arg-type]
+            cases.append(
+                {
+                    "tier": f"K={draft_len}",
+                    "tokens": "greedy",
+                    "reference": "model.generate" if reference == "transformers" else "K=0",
+                    "equal": f"{report.prompts - len(report.differences)} of {report.prompts}",
+                    "first_difference": min((each.position for each in report.differences), default=None),
+                    "logit_change": report.largest_logit_change,
+                }
+            )
+    for name, options in DRAWN.items() if drawn else ():
+        texts = {
+            draft_len: _drawn(spec, prompts, draft_len, new_tokens, options) for draft_len in spec.engine.draft_lens
+        }
+        plain = texts.pop(0)
+        for draft_len, found in texts.items():
+            parts = [_first_difference(one, other) for one, other in zip(found, plain, strict=True)]
+            differing = [place for place in parts if place is not None]
+            cases.append(
+                {
+                    "tier": f"K={draft_len}",
+                    "tokens": name,
+                    "reference": "K=0",
+                    "equal": f"{len(parts) - len(differing)} of {len(parts)}",
+                    "first_difference": min(differing, default=None),
+                }
+            )
+
+
+def _drawn(
+    spec: Speculator, prompts: list[list[int]], draft_len: int, new_tokens: int, options: dict[str, Any]
+) -> list[list[int]]:
+    spec.set_tier(draft_len)
+    return [
+        spec.engine.submit(prompt, max_new_tokens=new_tokens, do_sample=True, seed=5, eos_token_id=[], **options)
+        .result()
+        .token_ids
+        for prompt in prompts
+    ]
+
+
+def _first_difference(one: list[int], other: list[int]) -> int | None:
+    return next((place for place, (a, b) in enumerate(zip(one, other, strict=True)) if a != b), None)
