@@ -11,6 +11,7 @@ import torch
 
 from benchmarks.gpu.budget import Figures, Part
 from benchmarks.gpu.engine import REQUESTS, measure_engine
+from benchmarks.gpu.linears import measure_linears
 from benchmarks.gpu.loops import measure_loops
 from benchmarks.gpu.memory import measure_memory
 from benchmarks.gpu.phases import measure_phases
@@ -49,8 +50,13 @@ def _first(settings: Settings, device: torch.device) -> list[Part]:
     def bandwidth(figures: Figures) -> None:
         figures["bytes_per_second"] = large.bandwidth
 
+    def linears(figures: Figures) -> None:
+        given = {"rows": (1, 8), "bandwidth": large.bandwidth, "rounds": settings.rounds}
+        measure_linears(settings.large, device, settings.dtype, figures, **given)
+
     return [
         Part("copy bandwidth", 1, 20, bandwidth),
+        Part("linears", 2, 20, linears),
         *_named(large, ("wrap", 10, 150, large.wrap), ("steps", 5, 30, partial(_steps, large, (1,)))),
         *_named(
             large,

@@ -26,6 +26,7 @@ def tables(measured: Mapping[str, Figures]) -> list[Table]:
         "texts": _texts,
         "kernels": _kernels,
         "engine": _engine,
+        "linears": _linears,
     }
     found = []
     for name, figures in measured.items():
@@ -85,6 +86,14 @@ def _kernels(name: str, figures: Figures) -> Table:
         for row in case["kernels"]:
             each = f"{row['microseconds'] / row['launches']:.1f}"
             table.add_row("", row["kernel"][:70], f"{row['launches']:.0f}", f"{row['microseconds']:.0f}", each)
+    return table
+
+
+def _linears(name: str, figures: Figures) -> Table:
+    table = _table(name, "product", "rows", "us", "of the copy bandwidth")
+    for case in figures.get("cases", []):
+        times = (f"{case['microseconds']:.1f}", f"{100 * case['share']:.0f} %")
+        table.add_row(case["product"], str(case["rows"]), *times)
     return table
 
 

@@ -36,7 +36,26 @@ def clean_graph(graph: fx.Graph) -> None:
                 linear = _noted(graph.call_function(aten.linear.default, (node.args[0], matrix)), node)
             node.replace_all_uses_with(linear)
             graph.erase_node(node)
+    _free_unread_inputs(graph)
     graph.eliminate_dead_code()
+
+
+def _free_unread_inputs(graph: fx.Graph) -> None:
+    """Read a size from the first input that has it, where export reads it from an input that nothing else uses.
+
+    Export chooses any input of that size (torch 2.11), also one that only recurrent models need.
+    """
+    inputs = [node for node in graph.nodes if node.op == "placeholder" and isinstance(node.meta["val"], torch.Tensor)]
+    first: dict[Any, tuple[fx.Node, int]] = {}
+    for node in inputs:
+        for dim, size in enumerate(node.meta["val"].shape):
+            if isinstance(size, torch.SymInt):
+                first.setdefault(size.node.expr, (node, dim))
+    for unread in inputs:
+        if all(user.target is aten.sym_size.int for user in unread.users):
+            for user in list(unread.users):
+                size = unread.meta["val"].shape[cast(int, user.args[1])]
+                user.args = first[size.node.expr]
 
 
 def _is_transposed_linear(node: fx.Node) -> bool:

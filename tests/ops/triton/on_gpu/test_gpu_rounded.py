@@ -30,8 +30,8 @@ def test_rounded_linears(form: str, rows: int) -> None:
     torch.testing.assert_close(got.cpu(), wanted, rtol=1e-4, atol=1e-3)
     # A row has the same bits in any company.
     assert torch.equal(rounded_linear(x[:1].cuda(), *there, None, features), got[:1])
-    joined = rounded_linears(x.cuda(), *([part] * 2 for part in there), [bias.cuda(), None], [features] * 2)
-    for found, added in zip(joined, (bias, 0.0), strict=True):
+    joined = rounded_linears(x.cuda(), *([part] * 2 for part in there), [bias.cuda(), -bias.cuda()], [features] * 2)
+    for found, added in zip(joined, (bias, -bias), strict=True):
         torch.testing.assert_close(found.cpu(), wanted + added, rtol=1e-4, atol=1e-3)
     ids = torch.arange(rows) * 7
     assert torch.equal(rounded_embedding(*there, ids.cuda(), depth).cpu(), values[ids])
