@@ -94,7 +94,9 @@ def _rounded(settings: Settings, device: torch.device) -> list[Part]:
     shape = replace(settings.large, layers=settings.shallow_layers)
     for form in (None, "int8", "int4"):
         options = {} if form is None else {"weights": form}
-        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, **options)
+        # A rehearsal needs the compiled C++ ops.
+        backend = "inductor" if form is not None and device.type == "cpu" else settings.backend
+        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, backend=backend, **options)
         kind = f"{settings.shallow_layers} layers, {form or 'not rounded'}"
         parts += _named(
             model,

@@ -31,6 +31,7 @@ class WrappedModel:
     Args:
         dtype: of the weights; None is that of the settings.
         max_batch: slots of the speculator.
+        backend: None is that of the settings.
         options: further arguments of ``wrap``.
     """
 
@@ -43,11 +44,12 @@ class WrappedModel:
         dtype: torch.dtype | None = None,
         max_batch: int = 1,
         mode: str = "ngram",
+        backend: str | None = None,
         **options: Any,
     ) -> None:
         self.shape, self.settings, self.device = shape, settings, device
         self._dtype = settings.dtype if dtype is None else dtype
-        self.sizes = {"max_batch": max_batch, "max_len": settings.max_len, "backend": settings.backend}
+        self.sizes = {"max_batch": max_batch, "max_len": settings.max_len, "backend": backend or settings.backend}
         self._mode, self._options = mode, options
         self._spec: Speculator | None = None
         #: What chooses draft lengths after a wrap, before a part has set a tier.

@@ -1,59 +1,111 @@
-"""The GPU benchmark, on the CPU: all of it runs, and what does not fit is reported."""
+"""The GPU check, on a CPU: every part runs, and what fails or does not fit leaves the results before it."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.gpu.__main__ import main
+from benchmarks.gpu.__main__ import TESTS, all_jobs, main
 from benchmarks.gpu.budget import Budget, Figures, Part, measure
 from benchmarks.gpu.by_hand import ByHand
+from benchmarks.gpu.group import main as measure_group
+from benchmarks.gpu.jobs import LOG, Job, run_jobs
+from benchmarks.gpu.plan import GROUPS
 from benchmarks.gpu.report import tables
-from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, make_model
+from benchmarks.gpu.results import Results
+from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape, make_model
+
+ROOT = Path(__file__).parents[2]
+#: Its weights are rounded by compiled C++ ops, which takes half a minute; ``make gpu-check`` rehearses it.
+COMPILED = "rounded"
 
 
-def test_everything_runs_on_a_tiny_model(tmp_path: Path) -> None:
-    import typer
+@pytest.mark.parametrize("group", [group.name for group in GROUPS if group.name != COMPILED])
+def test_every_part_runs_on_a_tiny_model(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    measure_group(group, tmp_path, time.time() + 300, rehearse=True)
+    found = Results(tmp_path).read()
+    missing = {figures["not measured"] for figures in found["parts"].values() if "not measured" in figures}
+    assert missing <= {"there are no kernels of a GPU", "there is no device memory"}
+    assert found["settings"]["large"]["name"] == "tiny" and found["machine"]["versions"]["torch"] == torch.__version__
+    out = capsys.readouterr().out
+    if group == "first":
+        assert [(case["rows"], case["K"]) for case in found["parts"]["tiny: steps"]["cases"]] == [(1, 0), (1, 1)]
+        assert all(case["equal"] == "2 of 2" for case in found["parts"]["tiny: texts"]["cases"])
+        assert found["parts"]["tiny: swaps"]["same_addresses"] is True
+        assert "of the floor's speed" in out and "tokens/s" in out
+    if group == "texts":
+        cases = [case for figures in found["parts"].values() for case in figures.get("cases", [])]
+        assert len(cases) == 11 and all(case["equal"] == "2 of 2" for case in cases)
+    if group == "loops":
+        assert len(found["parts"]["tiny, loops: loops"]["loops"]) == 5
+        assert "compiled loop by hand" in out
 
-    app = typer.Typer()
-    app.command()(main)
-    file = tmp_path / "gpu.json"
-    result = CliRunner().invoke(app, ["--smoke", "--json", str(file)], catch_exceptions=False)
-    assert result.exit_code == 0, result.output
-    parts = json.loads(file.read_text())["parts"]
-    failed = {name: figures["not measured"] for name, figures in parts.items() if "not measured" in figures}
-    assert failed == {"small (tiny): memory": "there is no device memory"}
-    assert [(case["rows"], case["K"]) for case in parts["large (tiny): steps"]["cases"]] == [
-        *[(1, 0), (1, 1), (2, 0), (2, 1)]
-    ]
-    assert all(case["floor_milliseconds"] > 0 for case in parts["large (tiny): steps"]["cases"])
-    assert parts["large (tiny): swaps"]["same_addresses"] is True
-    assert len(parts["large (tiny): loops"]["loops"]) == 5
-    for text in ("of the floor's speed", "compiled loop by hand", "low again", "there is no device memory"):
-        assert text in result.output
 
-
-def test_without_a_gpu_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    import typer
-
+def test_without_a_gpu_it_is_a_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    seen: list[str] = []
+
+    def noted(jobs: list[Job], *_: object) -> bool:
+        seen.extend(part for job in jobs for part in job.command(time.time()))
+        return True
+
+    monkeypatch.setattr("benchmarks.gpu.__main__.run_jobs", noted)
     app = typer.Typer()
     app.command()(main)
-    result = CliRunner().invoke(app, [])
-    assert result.exit_code == 2 and "no CUDA GPU was found" in result.output
+    result = CliRunner().invoke(app, ["--output", str(tmp_path), "--only", "first"], catch_exceptions=False)
+    assert result.exit_code == 0 and "this is a rehearsal on the CPU" in result.output
+    assert "--rehearse" in seen
+    unknown = CliRunner().invoke(app, ["--output", str(tmp_path), "--only", "frist"])
+    assert unknown.exit_code == 2 and "frist" in unknown.output
+
+
+def test_the_first_job_is_the_first_group_and_all_tests_exist(tmp_path: Path) -> None:
+    names = [job.name for job in all_jobs(tmp_path, rehearse=True)]
+    assert names[0] == "first" and set(names) == {group.name for group in GROUPS} | set(TESTS)
+    assert all((ROOT / path).exists() for paths in TESTS.values() for path in paths)
+    marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
+    run = {
+        path for paths in TESTS.values() for name in paths for path in marked if (ROOT / name) in (path, path.parent)
+    }
+    assert marked - run == {Path(__file__)}, "a test for a GPU is in none of the jobs"
+
+
+def python(code: str) -> list[str]:
+    return [sys.executable, "-c", code]
+
+
+def test_what_a_killed_job_had_is_kept_and_the_next_one_runs(tmp_path: Path) -> None:
+    add = f"from pathlib import Path; from benchmarks.gpu.results import Results; Results(Path({str(tmp_path)!r})).add"
+    slow = f"{add}('parts', {{'a': {{'value': 1}}}}); print('begun', flush=True); import time; time.sleep(60)"
+    jobs = [
+        Job("slow", lambda until: python(slow), 0, 8),
+        Job("broken", lambda until: python("raise SystemExit(3)"), 0, 20),
+        Job("large", lambda until: python("print('never')"), 1000, 2000),
+        Job("fine", lambda until: python(f"{add}('parts', {{'b': {{'value': 2}}}})"), 0, 20),
+    ]
+    told: list[str] = []
+    assert not run_jobs(jobs, tmp_path, time.time() + 100, told.append)
+    found = Results(tmp_path).read()
+    assert found["parts"] == {"a": {"value": 1}, "b": {"value": 2}}
+    outcomes = {name: job["outcome"] for name, job in found["jobs"].items()}
+    assert outcomes["slow"].startswith("cut short after 8 s") and outcomes["broken"] == "failed with exit code 3"
+    assert "it needs 1000 s" in outcomes["large"] and outcomes["fine"] == "ended"
+    log = (tmp_path / LOG).read_text()
+    assert "begun" in log and "=== fine" in log and "never" not in log
+    assert any("begun" in text for text in told)
+    assert json.loads(Results(tmp_path).file.read_text()) == found
 
 
 def test_the_loop_by_hand_is_the_models_own_text() -> None:
     model = make_model(TINY, torch.device("cpu"), torch.float32, 40)
-    with torch.no_grad():
-        for weight in model.parameters():
-            weight.mul_(7)
     ids = torch.randint(1, TINY.vocab, (2, 9), generator=torch.Generator().manual_seed(3))
     wanted = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=12, do_sample=False)
     assert torch.equal(ByHand(model, 2, 40, backend="eager").generate(ids, 12), wanted)
@@ -61,14 +113,14 @@ def test_the_loop_by_hand_is_the_models_own_text() -> None:
 
 
 @pytest.mark.parametrize(("shape", "millions"), [(SMOLLM2, 134.5), (LLAMA_8B, 8030.3)])
-def test_shapes_have_the_published_sizes(shape, millions: float) -> None:  # type: ignore[no-untyped-def]
+def test_shapes_have_the_published_sizes(shape: Shape, millions: float) -> None:
     model = make_model(shape, torch.device("meta"), torch.bfloat16, 64)
     parameters = {id(weight): weight.numel() for weight in model.parameters()}
     assert round(sum(parameters.values()) / 1e6, 1) == millions
     assert model.dtype is torch.bfloat16 and torch.get_default_dtype() is torch.float32
 
 
-def test_what_does_not_fit_is_told() -> None:
+def test_what_does_not_fit_is_reported() -> None:
     def fine(figures: Figures) -> None:
         figures["value"] = 1
 
@@ -91,7 +143,7 @@ def test_what_does_not_fit_is_told() -> None:
     assert measured["copy bandwidth"]["value"] == 1 and "not measured" not in measured["copy bandwidth"]
     # What it had found by then is kept.
     assert measured["a: wrap"]["value"] == 2 and "cut short" in measured["a: wrap"]["not measured"]
-    assert measured["b: wrap"]["not measured"] == "ValueError: no such luck"
+    assert measured["b: wrap"]["failed"] == "ValueError: no such luck"
     assert "it needs 1000 s" in measured["c: wrap"]["not measured"]
     assert [len(names) for names in shown] == [1, 2, 3, 4]
     console = Console(width=120, record=True)
