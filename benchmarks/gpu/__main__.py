@@ -22,10 +22,13 @@ TESTS = {
     "test sequences": ("tests/end_to_end/test_gpu_texts.py", "tests/end_to_end/test_gpu_recurrent_texts.py"),
 }
 _PROCESSES = 8
+_HANG_SECONDS = 90
 
 
 def main(
-    output: Annotated[Path, typer.Option(help="The folder for results.json and log.txt.")] = Path("build/gpu-check"),
+    output: Annotated[Path, typer.Option(help="The folder for results.json and a log of each job.")] = Path(
+        "build/gpu-check"
+    ),
     seconds: Annotated[float, typer.Option(help="For all together.")] = 525.0,
     only: Annotated[str, typer.Option(help="Names of jobs, separated by commas; empty is all.")] = "",
     rehearse: Annotated[
@@ -50,11 +53,10 @@ def main(
 
 
 def all_jobs(output: Path, rehearse: bool) -> list[Job]:
-    """In the order of their worth: first whether sequences are right and how fast K=0 is, then the kernels, then the
-    rest."""
-    first, *others = [_measurement(group, output, rehearse) for group in GROUPS]
-    kernels, graphs, sequences = [_tests(name, arguments) for name, arguments in TESTS.items()]
-    return [first, kernels, sequences, *others[:3], graphs, *others[3:]]
+    """In the order of their worth: first whether sequences are right and how fast K=0 is, then all tests side by side,
+    then the rest."""
+    first, texts, *others = [_measurement(group, output, rehearse) for group in GROUPS]
+    return [first, texts, *[_tests(name, paths) for name, paths in TESTS.items()], *others]
 
 
 def _measurement(group: Group, output: Path, rehearse: bool) -> Job:
@@ -62,18 +64,19 @@ def _measurement(group: Group, output: Path, rehearse: bool) -> Job:
         arguments = [group.name, "--output", str(output), "--until", str(until), *(["--rehearse"] if rehearse else [])]
         return [sys.executable, "-m", "benchmarks.gpu.group", *arguments]
 
-    return Job(group.name, command, group.least, group.most)
+    return Job(group.name, command, group.least, group.most, group.timed)
 
 
-def _tests(name: str, arguments: Sequence[str]) -> Job:
+def _tests(name: str, paths: Sequence[str]) -> Job:
     """A process for each file: an illegal access makes the context of its process useless for good."""
 
     def command(until: float) -> Sequence[str]:
-        processes = min(_PROCESSES, os.cpu_count() or 1)
-        options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
-        return [sys.executable, "-m", "pytest", *options, "-o", "faulthandler_timeout=90", *arguments]
+        files = sum(len(list(Path(path).glob("test_*.py"))) or 1 for path in paths)
+        processes = min(files, _PROCESSES, os.cpu_count() or 1)
+        options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
+        return [sys.executable, "-m", "pytest", *options, "-o", f"faulthandler_timeout={_HANG_SECONDS}", *paths]
 
-    return Job(name, command, 20, 150)
+    return Job(name, command, 20, 150, timed=False)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that follow one another within a budget of seconds: none takes the others' results along."""
+"""Processes within a budget of seconds: one that fails or is cut short leaves the results of the others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,6 @@ from typing import Any
 
 from benchmarks.gpu.results import Results
 
-#: In the folder of a run: what all processes print.
-LOG = "log.txt"
 # From an interrupt to the end by force: pytest prints what it has.
 _GRACE_SECONDS = 10.0
 
@@ -28,68 +26,98 @@ class Job:
         command: receives the time at which it must end, in seconds since 1970, and returns the arguments.
         least: seconds without which it is not begun.
         most: seconds after which it is interrupted.
+        timed: whether it measures times, and so runs alone. Jobs in a row that do not run side by side.
     """
 
     name: str
     command: Callable[[float], Sequence[str]]
     least: float
     most: float
+    timed: bool = True
 
 
 def run_jobs(jobs: Sequence[Job], output: Path, until: float, tell: Callable[[str], None]) -> bool:
-    """Run ``jobs`` in order, until ``until`` seconds since 1970; whether all ended well.
+    """Run ``jobs`` in order, until ``until`` seconds since 1970. Returns whether all ended well.
 
-    What each prints is appended to the log and passed to ``tell`` when it has ended; its outcome is added to the
-    results.
+    A job prints to its own file in ``output`` (:func:`log_of`), which is passed to ``tell`` when it has ended. Its
+    outcome is added to the results.
     """
     results, well = Results(output), True
-    for job in jobs:
-        left = until - time.time()
-        if left < job.least:
-            outcome: dict[str, Any] = {"outcome": f"not begun: {left:.0f} s were left, and it needs {job.least:.0f} s"}
-        else:
-            outcome = _run(job, output / LOG, min(left, job.most), tell)
-        well = well and outcome["outcome"] == "ended"
-        results.add("jobs", {job.name: outcome})
-        tell(f"{job.name}: {outcome['outcome']}, {outcome.get('seconds', 0.0):.0f} s")
+    for together in _steps(jobs):
+        for job, outcome in _run(together, output, until):
+            results.add("jobs", {job.name: outcome})
+            well = well and outcome["outcome"] == "ended"
+            log = log_of(job.name, output)
+            if log.exists():
+                tell(log.read_text(errors="replace").rstrip())
+            tell(f"{job.name}: {outcome['outcome']}, {outcome.get('seconds', 0.0):.0f} s")
     return well
 
 
-def _run(job: Job, log: Path, seconds: float, tell: Callable[[str], None]) -> dict[str, Any]:
-    started = time.monotonic()
-    with log.open("ab") as file:
-        file.write(f"\n=== {job.name}\n".encode())
-        file.flush()
-        begin = file.tell()
-        process = subprocess.Popen(
-            job.command(time.time() + seconds),
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"},
-            start_new_session=True,
-        )
+def log_of(name: str, output: Path) -> Path:
+    """The file of all that the job prints."""
+    return output / f"{name.replace(' ', '-')}.log"
+
+
+def _steps(jobs: Sequence[Job]) -> list[list[Job]]:
+    """Jobs that run side by side."""
+    steps: list[list[Job]] = []
+    for job in jobs:
+        if steps and not job.timed and not steps[-1][0].timed:
+            steps[-1].append(job)
+        else:
+            steps.append([job])
+    return steps
+
+
+def _run(jobs: Sequence[Job], output: Path, until: float) -> list[tuple[Job, dict[str, Any]]]:
+    """The outcome of each of ``jobs``, which run side by side."""
+    found: list[tuple[Job, dict[str, Any]]] = []
+    with contextlib.ExitStack() as stack:
+        running = []
+        for job in jobs:
+            left = until - time.time()
+            if left < job.least:
+                reason = f"not begun: {left:.0f} s were left, and it needs {job.least:.0f} s"
+                found.append((job, {"outcome": reason}))
+            else:
+                running.append((job, stack.enter_context(_Running(job, output, min(left, job.most)))))
+        found += [(job, process.wait()) for job, process in running]
+    return found
+
+
+class _Running:
+    """A process that has begun, and is ended with the ``with``."""
+
+    def __init__(self, job: Job, output: Path, seconds: float) -> None:
+        self._seconds, self._started = seconds, time.monotonic()
+        with log_of(job.name, output).open("wb") as log:
+            self._process = subprocess.Popen(
+                job.command(time.time() + seconds),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> _Running:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # Also when this process is interrupted, and children that it left.
+        self._signal(signal.SIGKILL)
+
+    def wait(self) -> dict[str, Any]:
         try:
-            code = process.wait(seconds)
+            code = self._process.wait(max(0.0, self._started + self._seconds - time.monotonic()))
             outcome = "ended" if code == 0 else f"failed with exit code {code}"
         except subprocess.TimeoutExpired:
-            _end(process)
-            outcome = f"cut short after {seconds:.0f} s"
-        finally:
-            # Also when this process is interrupted.
-            _signal(process, signal.SIGKILL)
-    with log.open("rb") as file:
-        file.seek(begin)
-        tell(file.read().decode(errors="replace").rstrip())
-    return {"outcome": outcome, "seconds": time.monotonic() - started}
+            self._signal(signal.SIGINT)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(_GRACE_SECONDS)
+            outcome = f"cut short after {self._seconds:.0f} s"
+        return {"outcome": outcome, "seconds": time.monotonic() - self._started}
 
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    _signal(process, signal.SIGINT)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_SECONDS)
-
-
-def _signal(process: subprocess.Popen[bytes], number: signal.Signals) -> None:
-    """To the process and its children, if any of them is left."""
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(process.pid, number)
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, number)

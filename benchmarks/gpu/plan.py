@@ -35,12 +35,14 @@ class Group:
     Args:
         least: seconds without which it is not begun.
         most: seconds after which the process is ended.
+        timed: whether it measures times, so that nothing may run beside it.
     """
 
     name: str
     least: float
     most: float
     parts: Parts
+    timed: bool = True
 
 
 def _first(settings: Settings, device: torch.device) -> list[Part]:
@@ -151,7 +153,7 @@ def _loops(settings: Settings, device: torch.device) -> list[Part]:
 #: In the order of their worth.
 GROUPS = (
     Group("first", 20, 240, _first),
-    Group("texts", 20, 120, _texts_of_modes),
+    Group("texts", 20, 150, _texts_of_modes, timed=False),
     Group("sampled", 20, 120, _sampled),
     Group("rounded", 20, 120, _rounded),
     Group("head", 20, 120, _head),

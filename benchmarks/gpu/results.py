@@ -7,12 +7,14 @@ import os
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock
+
 #: In the folder of a run.
 NAME = "results.json"
 
 
 class Results:
-    """The file in ``folder``. Processes that follow one another add to it."""
+    """The file in ``folder``, to which several processes add."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / NAME
@@ -24,8 +26,9 @@ class Results:
 
     def add(self, section: str, values: dict[str, Any]) -> None:
         """Add entries to a section, in the place of entries of the same names."""
-        found = self.read()
-        found.setdefault(section, {}).update(values)
         partial = self.file.with_suffix(".partial")
-        partial.write_text(json.dumps(found, indent=1) + "\n")
-        os.replace(partial, self.file)
+        with FileLock(self.file.with_suffix(".lock")):
+            found = self.read()
+            found.setdefault(section, {}).update(values)
+            partial.write_text(json.dumps(found, indent=1) + "\n")
+            os.replace(partial, self.file)

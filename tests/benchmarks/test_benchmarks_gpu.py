@@ -17,7 +17,7 @@ from benchmarks.gpu.__main__ import TESTS, all_jobs, main
 from benchmarks.gpu.budget import Budget, Figures, Part, measure
 from benchmarks.gpu.by_hand import ByHand
 from benchmarks.gpu.group import main as measure_group
-from benchmarks.gpu.jobs import LOG, Job, run_jobs
+from benchmarks.gpu.jobs import Job, log_of, run_jobs
 from benchmarks.gpu.plan import GROUPS
 from benchmarks.gpu.report import tables
 from benchmarks.gpu.results import Results
@@ -98,10 +98,22 @@ def test_what_a_killed_job_had_is_kept_and_the_next_one_runs(tmp_path: Path) -> 
     outcomes = {name: job["outcome"] for name, job in found["jobs"].items()}
     assert outcomes["slow"].startswith("cut short after 8 s") and outcomes["broken"] == "failed with exit code 3"
     assert "it needs 1000 s" in outcomes["large"] and outcomes["fine"] == "ended"
-    log = (tmp_path / LOG).read_text()
-    assert "begun" in log and "=== fine" in log and "never" not in log
-    assert any("begun" in text for text in told)
+    assert log_of("slow", tmp_path).read_text().startswith("begun\n")
+    assert any(text.startswith("begun") for text in told)
+    assert not log_of("large", tmp_path).exists()
     assert json.loads(Results(tmp_path).file.read_text()) == found
+
+
+def test_jobs_that_measure_no_times_run_side_by_side(tmp_path: Path) -> None:
+    """Each waits for the other's file."""
+    jobs = []
+    for own, other in (("a", "b"), ("b", "a")):
+        code = (
+            f"import time; from pathlib import Path; folder = Path({str(tmp_path)!r}); (folder / {own!r}).touch()\n"
+            f"while not (folder / {other!r}).exists(): time.sleep(0.01)"
+        )
+        jobs.append(Job(own, lambda until, code=code: python(code), 0, 60, timed=False))  # type: ignore[misc]
+    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None)
 
 
 def test_the_loop_by_hand_is_the_models_own_text() -> None:
