@@ -53,6 +53,7 @@ from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
+from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
 
 #: Requests that follow a guide run none of these.
@@ -82,6 +83,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         *_linears(config, packs),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
+        *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
     ]
     return _pipeline(config, passes, facts("outlined"), "the captured model")
