@@ -46,7 +46,7 @@ OF_FACTS: dict[Region, frozenset[str]] = {
         }
     ),
     "draft": frozenset({"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped"}),
-    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound"}),
+    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound", "inputs_joined"}),
     "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
 }
 

@@ -103,6 +103,8 @@ def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names(calls, body, "triton") == {f"speccompile.attention: {kernel}": 1 for kernel in ATTENTION}
     step = names(calls, "step", "triton")
     assert step["speccompile.accept_commit_: accept_commit_rows"] == 1
+    assert step["speccompile.step_inputs: step_inputs_rows"] == 1
+    assert step["speccompile.store_drafts_: store_drafts_rows"] == 1
     assert step["speccompile.match_ngram: match_partial"] == step["speccompile.match_ngram: match_combine"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
 

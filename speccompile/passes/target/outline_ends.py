@@ -15,11 +15,10 @@ from speccompile.graph.body import Body, Part
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of, written
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.native.step_ops import FEW_LAUNCHES
 from speccompile.passes.target.outline import dims_of, input_name, key_of, result_of
 from speccompile.utils.torch_private import OpOverload
 
-#: Steps whose parts are chosen by the number of launches.
-FEW_LAUNCHES = "few_launches"
 #: With fewer calls than this nothing can be fused.
 FEWEST_CALLS = 2
 
