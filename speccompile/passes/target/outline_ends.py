@@ -29,7 +29,7 @@ class OutlineEnds(Pass):
     ``prologue``, and what it computes between its last layer and the lm_head (the final norm) into ``epilogue``.
 
     Rows and width stay symbolic, as in the bodies of layers, so that one artifact serves all tiers and prompt chunks.
-    Sizes, and views of a body's inputs, are computed outside of it.
+    Sizes, views of a body's inputs, and named values, which a step may have from elsewhere, are computed outside of it.
     """
 
     name: ClassVar[str] = "outline_ends"
@@ -42,23 +42,31 @@ class OutlineEnds(Pass):
         layers = set(graph.anchors.layers)
         order = list(graph.graph.nodes)
         places = [place for place, node in enumerate(order) if node in layers]
+        before, after = order[: places[0]], order[places[-1] + 1 :]
+        read = [node for layer in layers for node in layer.all_input_nodes]
+        normed = graph.anchors.final_norm
+        named = [node for node in graph.values.values() if node is not normed]
         # Both are found before either is moved.
         found = {
-            "prologue": _needed(order[: places[0]], [x for layer in layers for x in layer.all_input_nodes]),
-            "epilogue": _needed(order[places[-1] + 1 :], [graph.anchors.final_norm]),
+            "prologue": _needed(before, read, without=named),
+            "epilogue": _needed(after, [normed], without=named),
         }
         moved = [part for part, nodes in found.items() if _outline(graph, cast(Part, part), nodes)]
         return Changes(len(moved), " and ".join(moved))
 
 
-def _needed(among: list[fx.Node], results: Iterable[fx.Node]) -> list[fx.Node]:
-    """Those calls ``among`` these nodes that ``results`` are computed by or from, in order."""
+def _needed(among: list[fx.Node], results: Iterable[fx.Node], *, without: Iterable[fx.Node] = ()) -> list[fx.Node]:
+    """The calls ``among`` these nodes that ``results`` are computed by, in order; not those of them that are ``without``
+    or that these are computed by."""
     inside, found, stack = set(among), set[fx.Node](), list(results)
     while stack:
         node = stack.pop()
         if node in inside and node not in found and node.op == "call_function":
             found.add(node)
             stack.extend(node.all_input_nodes)
+    left_out = [node for node in without if node in found]
+    if left_out:
+        found.difference_update(_needed(among, left_out))
     return [node for node in among if node in found]
 
 

@@ -113,3 +113,16 @@ def test_a_part_that_writes_stays_as_it_is(llama: StepGraph) -> None:
     norm.replace_all_uses_with(written, delete_user_cb=lambda user: user is not written)
     graph.anchors.final_norm = written
     assert "epilogue" not in outlined(graph).bodies
+
+
+def test_a_named_value_can_still_be_given(llama: StepGraph) -> None:
+    """A head's projection of the target's hidden states is computed by the head, or comes from the draft before."""
+    graph = llama.copy()
+    embedding = layer_input(graph, 0)
+    doubled: fx.Node = graph.insert(lambda hidden: hidden * 2, embedding, before=embedding.next)
+    embedding.replace_all_uses_with(doubled, delete_user_cb=lambda user: user is not doubled)
+    graph.name_value("fused", doubled)
+    graph = outlined(graph)
+    assert graph.values["fused"].target is aten.mul.Tensor and layer_input(graph, 0) is graph.values["fused"]
+    # Cosines and sines are left.
+    assert len(graph.bodies["prologue"].results) == 2
