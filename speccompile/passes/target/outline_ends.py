@@ -56,8 +56,8 @@ class OutlineEnds(Pass):
 
 
 def _needed(among: list[fx.Node], results: Iterable[fx.Node], *, without: Iterable[fx.Node] = ()) -> list[fx.Node]:
-    """The calls ``among`` these nodes that ``results`` are computed by, in order; not those of them that are ``without``
-    or that these are computed by."""
+    """The calls ``among`` these nodes that ``results`` are computed by, in order, less those that are ``without`` or
+    that these are computed by."""
     inside, found, stack = set(among), set[fx.Node](), list(results)
     while stack:
         node = stack.pop()
