@@ -30,6 +30,7 @@ from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.drawn_accept import TreeDrawnAccept
+from speccompile.passes.step.join_inputs import JoinInputs
 from speccompile.passes.step.judge_chain import JudgeChain
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
@@ -53,6 +54,7 @@ from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
+from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
 
 #: Requests that follow a guide run none of these.
@@ -82,6 +84,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         *_linears(config, packs),
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
+        *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
     ]
     return _pipeline(config, passes, facts("outlined"), "the captured model")
@@ -106,6 +109,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         *_choice(config, kind),
         Commit(),
         *_after_commit(config, kind),
+        *[JoinInputs()] * (config.kernels.few_launches and not config.passes),
         ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), tier_name(draft_len, rows, kind))

@@ -124,7 +124,8 @@ class Eager:
 class Inductor:
     """The printed step with every outlined body replaced by its compiled artifact.
 
-    The few ops outside of the bodies run as they are: a prototype of them was no faster compiled, on a CPU.
+    Ops outside of the bodies run as they are: on a CPU a prototype of them was no faster compiled, and on CUDA few are
+    left (:class:`speccompile.passes.target.outline_ends.OutlineEnds`).
     """
 
     reason: str

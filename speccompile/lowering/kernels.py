@@ -22,6 +22,7 @@ class Kernels:
     reason: str
     step_ops: bool = False
     rounded: bool = False
+    few_launches: bool = False
 
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
@@ -62,6 +63,7 @@ ON_CUDA = Kernels(
     "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears that are not rounded",
     step_ops=True,
     rounded=True,
+    few_launches=True,
 )
 
 

@@ -16,11 +16,12 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile.graph.body import Body
+from speccompile.graph.body import Body, size_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
 from speccompile.lowering.backends import Inductor
 from speccompile.lowering.inductor import CompiledBodies
+from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.storage import CacheFolder
 from speccompile.utils.torch_private import compiled_function
@@ -315,3 +316,19 @@ def test_weights_are_read_and_not_folded_in() -> None:
         model.model.layers[1].mlp.down_proj.weight.mul_(-3)
     after, expected = texts()
     assert after == expected != before
+
+
+def test_bodies_around_the_layers_compute_the_same(built: Built) -> None:
+    """The first of them has several results."""
+    graph = built.graph.copy()
+    OutlineEnds().run(graph)
+    del graph.bodies["decoder_layer"]
+    for name, function in CompiledBodies(CacheFolder()).functions(graph).items():
+        body = graph.bodies[name]
+        for rows, width in [(1, 1), (2, 4)]:
+            inputs = [
+                torch.randint(8, shape) if dtype is torch.int64 else torch.randn(shape, dtype=dtype)
+                for dims, dtype in zip(body.dims, body.dtypes, strict=True)
+                for shape in [[size_of(dim, {"B": rows, "T": width}) for dim in dims]]
+            ]
+            torch.testing.assert_close(function(*inputs), body.module(*inputs))
