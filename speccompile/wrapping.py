@@ -76,7 +76,8 @@ def wrap(
 
     Args:
         model: a causal LM with a KV cache, in eval mode, on one device; or a PEFT model over one, whose adapter is in
-            its layers (LoRA and its like). It is left as it was, unless ``consume``. Weights may change in place later.
+            its layers (LoRA and its like). It is left as it was, unless ``consume``; on CUDA some of its weights move
+            in memory, and keep their values. Weights may change in place later.
             Hooks, modules, active adapters and settings may not: the next request raises ``ModelChanged`` then, until
             :meth:`Speculator.rebuild` is called.
         mode: How to draft. A name of ``speccompile.modes.available()``; None is ``none``. Of several (``["suffix",

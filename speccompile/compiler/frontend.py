@@ -32,6 +32,8 @@ from speccompile.ops.cpu.consume import ConsumedWeights
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import reading_packs
 from speccompile.passes.target.choose_experts import has_experts
+from speccompile.runtime.target import addresses_in_use
+from speccompile.utils.joined_weights import JoinedWeights
 from speccompile.utils.progress import task
 from speccompile.utils.storage import CacheFolder, Storage
 from speccompile.utils.tracer_isolation import module_twin
@@ -122,7 +124,7 @@ def build_stages(
     note = "exported" if known is None else "read from the store"
     first = Stage(CAPTURE, "the captured model", captured.copy(), time.perf_counter() - started, note)
     with task("run the passes"):
-        _, model_stages = model_pipeline(config, packs).run(captured, first)
+        _, model_stages = model_pipeline(config, packs, JoinedWeights(model, addresses_in_use())).run(captured, first)
         check_weights_named(packs)
         check_calibrated(config, packs)
         maker = StepMaker(model_stages, storage)

@@ -53,9 +53,11 @@ from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
+from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
+from speccompile.utils.joined_weights import JoinedWeights
 
 #: Requests that follow a guide run none of these.
 WITHOUT_GUIDES: tuple[ChunkKind, ...] = ("greedy", "drawn", "inner")
@@ -64,8 +66,11 @@ WITHOUT_GUIDES: tuple[ChunkKind, ...] = ("greedy", "drawn", "inner")
 _TREE_RULES: dict[Kind, Callable[[Tree], Pass]] = {"greedy": TreeGreedyAccept, "drawn": TreeDrawnAccept}
 
 
-def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
-    """Passes over the captured model alone; all tiers start from the graph that they leave."""
+def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeights | None = None) -> Pipeline:
+    """Passes over the captured model alone; all tiers start from the graph that they leave.
+
+    ``joined`` moves its weights; None moves none.
+    """
     native = config.kernels.native
     if not config.attends:
         attention: Pass = NoAttention()
@@ -82,6 +87,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks) -> Pipeline:
         *[ChooseExperts(native)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
         *_linears(config, packs),
+        *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,

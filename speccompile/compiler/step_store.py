@@ -148,6 +148,6 @@ def _seen(graph: StepGraph) -> list[str]:
         repr([(node.name, node.meta.get("layer")) for node in graph.graph.nodes]),
         repr(sorted(graph.facts)),
         repr([sorted(graph.sizes.items()), graph.route, graph.device, graph.layout]),
-        repr([(port.name, port.path, port.own) for port in graph.ports.values()]),
+        repr([(port.name, port.path, port.own, port.parts) for port in graph.ports.values()]),
         repr([(body.name, body.dims, body.dtypes, sorted(body.mutates)) for body in graph.bodies.values()]),
     ]

@@ -22,6 +22,8 @@ class Port:
         path: a weight's name in the model; None for a constant that the code of the model or of a logits processor
             holds.
         own: the value is a copy.
+        parts: paths of the weights that are views of the value, one after the other along its first dimension; empty
+            unless it is a joined weight, which has no path.
         held: the attribute of a module that holds a constant.
         value: the weight itself, or the arena's tensor once a tier is bound; None where a pass has consumed the weight
             (:meth:`release`).
@@ -37,6 +39,7 @@ class Port:
     distinct: bool = False
     path: str | None = None
     own: bool = False
+    parts: tuple[str, ...] = ()
     held: str | None = None
     value: torch.Tensor | None = field(default=None, repr=False, compare=False)
 

@@ -149,7 +149,7 @@ class StepGraph:
     @property
     def constants(self) -> list[torch.Tensor]:
         """The tensors that the graph reads and that are neither parameters nor buffers of the model."""
-        ports = [port for port in self.ports.values() if port.role == "weight" and port.path is None]
+        ports = [port for port in self.ports.values() if port.role == "weight" and not (port.path or port.parts)]
         return [port.value for port in ports if port.value is not None]
 
     @property

@@ -217,25 +217,42 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     for returned, result in zip(cast(Any, module.graph.output_node().args[0]), results, strict=True):
         returned.meta["val"] = returned.meta["example_value"] = result
     try:
-        # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
-        # layer of every step takes longer than some kernels.
-        options: dict[str, Any] = {"size_asserts": False}
         in_parts: dict[OpOverload, Callable[..., Any]] = {}
         if traits_of(device).cpp_ops:
-            # Python between the kernels takes longer than some of them, too.
-            options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
-            # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others
-            # on this machine would be taken, and write beside its memory.
-            # OpenMP's threads are as many as the step asks for when it runs.
-            options["cpp.dynamic_threads"] = True
-            options["cpp.simdlen"] = pick_vec_isa().bit_width()
             # Of adapters on torch's own ops: C++ that calls an op in Python which returns a list crashes (torch 2.13).
             in_parts = {torch.ops.speccompile.lora.default: lora.reference}
-        with torch.no_grad(), inductor_config.patch(options), decomposed(in_parts), _without_hints(), traced_alone():
+        with (
+            torch.no_grad(),
+            inductor_config.patch(settings(device)),
+            decomposed(in_parts),
+            _without_hints(),
+            traced_alone(),
+        ):
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"
         raise LoweringError(message, body=body.name, reason=error_line(error)) from error
+
+
+def settings(device: torch.device) -> dict[str, Any]:
+    """Inductor's settings for bodies on ``device``, where they are not its defaults."""
+    traits = traits_of(device)
+    # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every layer
+    # of every step takes longer than some kernels.
+    options: dict[str, Any] = {"size_asserts": False}
+    if traits.cpp_ops:
+        # Python between the kernels takes longer than some of them, too.
+        options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
+        # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others on
+        # this machine would be taken, and write beside its memory.
+        # OpenMP's threads are as many as the step asks for when it runs.
+        options["cpp.dynamic_threads"] = True
+        options["cpp.simdlen"] = pick_vec_isa().bit_width()
+    if traits.triton_ops:
+        # One launch for kernels that do not depend on one another: the rotary embedding of queries, and that of keys
+        # with the write of KV, which have other sizes.
+        options["combo_kernels"] = True
+    return options
 
 
 @contextlib.contextmanager

@@ -16,13 +16,15 @@ from speccompile.utils.warn import warn_caller
 class Kernels:
     """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
-    weights have a kernel of ours, also where others are torch's own. ``reason`` says why, for ``explain()``."""
+    weights have a kernel of ours, also where others are torch's own. ``joins_weights``: torch's linears that read one
+    input are one product (:mod:`speccompile.passes.target.join_weights`). ``reason`` says why, for ``explain()``."""
 
     native: bool
     reason: str
     step_ops: bool = False
     rounded: bool = False
     few_launches: bool = False
+    joins_weights: bool = False
 
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
@@ -64,6 +66,7 @@ ON_CUDA = Kernels(
     step_ops=True,
     rounded=True,
     few_launches=True,
+    joins_weights=True,
 )
 
 

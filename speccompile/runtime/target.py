@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -76,9 +77,15 @@ class Target:
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
         self._watched, self._drafter = WatchedTensors([*weights.values(), *constants]), WatchedTensors(drafter)
         self.packs = packs
+        _alive.add(self)
         # The drafter's state after a change that leaves all KV in use, and what it stands for.
         self._changed_drafter: tuple[State, State] | None = None
         self._packed_state = self._read_state()
+
+    @property
+    def addresses(self) -> set[int]:
+        """Where the weights lie that the executables read, those of the drafter among them."""
+        return {address for *_, address in self._weights} | self._drafter.addresses
 
     @property
     def settings(self) -> Settings:
@@ -227,6 +234,15 @@ class Target:
                 raise InvalidInput(name="the prompt", reason=f"{reason}{processor.least}")
 
 
+#: Those that speculators of this process have, until these are closed.
+_alive: weakref.WeakSet[Target] = weakref.WeakSet()
+
+
+def addresses_in_use() -> set[int]:
+    """Where the weights lie that executables of open speculators read."""
+    return {address for target in list(_alive) for address in target.addresses}
+
+
 def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
     """Token ids in whose place a model puts embeddings of images, video or audio, with the config's name of each.
 
@@ -246,6 +262,11 @@ class WatchedTensors:
         self._tensors = list(tensors)
         samples = [_sample(tensor.detach()) for tensor in self._tensors if _has_dense_storage(tensor.detach())]
         self._samples = [[sample for sample in samples if sample.dtype == dtype] for dtype in _dtypes(samples)]
+
+    @property
+    def addresses(self) -> set[int]:
+        """Where the tensors lie."""
+        return {tensor.data_ptr() for tensor in self._tensors}
 
     def state(self) -> State:
         """Torch's own marks of a change, and some values of each."""

@@ -10,6 +10,7 @@ from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
 from speccompile.lowering.collective_list import collectives_called
 from speccompile.passes.target.choose_experts import ChooseExperts
+from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
@@ -86,8 +87,9 @@ def _weights(build: Build) -> str:
     if packs.consumed is not None:
         size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
         return f"consumed: {size}, which the model itself unpacks whenever it reads them"
+    joined = f"; {build.model[JoinWeights.name].note}" if JoinWeights.name in build.model else ""
     if not packs:
-        return "the model's own, in one copy"
+        return "the model's own, in one copy" + joined
     # Tied weights are packed once.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
     quantized = [pack for pack in packs if pack.format]
@@ -104,7 +106,7 @@ def _weights(build: Build) -> str:
     if others:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
     saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
-    return "; ".join(lines) + saves
+    return "; ".join(lines) + saves + joined
 
 
 def _dequantised(build: Build) -> str:

@@ -24,7 +24,7 @@ from speccompile.lowering.inductor import CompiledBodies
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.storage import CacheFolder
-from speccompile.utils.torch_private import compiled_function
+from speccompile.utils.torch_private import compiled_function, inductor_config
 from support.tiny import tiny_llama
 
 CPU = torch.device("cpu")
@@ -298,6 +298,15 @@ def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.M
         _, written = compiled_function(inductor._compile(built.body, CPU))
         assert ("at::vec::" in written) == (capability == "")
     built.compiled[:] = before
+
+
+def test_independent_kernels_are_one_launch_on_cuda() -> None:
+    """They include the rotary embedding of queries, and that of keys with the write of KV."""
+    on_cuda, on_cpu = inductor.settings(torch.device("cuda")), inductor.settings(CPU)
+    assert on_cuda == {"size_asserts": False, "combo_kernels": True}
+    assert "combo_kernels" not in on_cpu
+    with inductor_config.patch(on_cuda):
+        assert inductor_config.combo_kernels
 
 
 def test_weights_are_read_and_not_folded_in() -> None:

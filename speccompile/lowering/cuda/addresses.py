@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from speccompile.errors import CapturedElsewhere, StaleGraph
+from speccompile.graph.port import Port
 from speccompile.lowering.tier import Tier
 from speccompile.utils.torch_private import TorchDispatchMode, pytree
 
@@ -31,13 +32,29 @@ def check_addresses(tier: Tier, captured: Sequence[TensorAddress], weights: Mapp
     for port, bound, before in zip(tier.ports, tier.arguments, captured, strict=True):
         if port.role == "state":
             tensor = tier.arena[port.name]
+        elif port.parts:
+            _check_parts(tier, port, before[0], weights)
+            continue
         elif port.path is not None and not port.own:
             tensor = weights.get(port.path, bound.new_empty(0))
         else:
             tensor = bound
         if address_of(tensor) != before:
-            name, then, now = port.path or port.name, hex(before[0]), hex(tensor.data_ptr())
-            raise StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
+            raise _stale(tier, port, port.path or port.name, before[0], tensor)
+
+
+def _check_parts(tier: Tier, port: Port, begin: int, weights: Mapping[str, torch.Tensor]) -> None:
+    """Raises StaleGraph: a part of a joined weight lies elsewhere than after the parts before it."""
+    for path in port.parts:
+        part = weights.get(path, torch.empty(0))
+        if part.data_ptr() != begin or not part.is_contiguous():
+            raise _stale(tier, port, path, begin, part)
+        begin += part.nbytes
+
+
+def _stale(tier: Tier, port: Port, name: str, before: int, tensor: torch.Tensor) -> StaleGraph:
+    then, now = hex(before), hex(tensor.data_ptr())
+    return StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
 
 
 class Reads(TorchDispatchMode):

@@ -2,7 +2,7 @@
 
 After Dao et al., "Flash-Decoding for long-context inference" (2023). Two kernels: each program of the first
 (``attention_partial.py``) takes a tile of queries over a fixed stretch of the cache and leaves partial results in a
-workspace, the second (``attention_combine.py``) combines them.
+workspace, the second (``attention_combine.py``) combines them. A plan of one split needs the first kernel only.
 
 The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache, which
 do not depend on what is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a
@@ -33,14 +33,15 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 def attention_launches(
     call: AttentionCall, *, out: torch.Tensor, workspace: torch.Tensor, plan: AttentionPlan
-) -> tuple[Launch, Launch]:
-    """The two launches.
+) -> tuple[Launch, ...]:
+    """The launches: two, or one for a plan of one split.
 
     Args:
         out: ``[B, T, H, Dv]``, contiguous.
         workspace: float32, at least ``workspace_size`` elements, in any state.
     """
-    return partial_launch(call, workspace, plan), combine_launch(call, out, workspace, plan)
+    partial = partial_launch(call, out, workspace, plan)
+    return (partial,) if plan.splits == 1 else (partial, combine_launch(call, out, workspace, plan))
 
 
 def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> torch.Tensor:

@@ -100,7 +100,9 @@ def partial_attention(  # type: ignore[no-untyped-def]
     slots,
     positions,
     parents,
+    sinks,
     workspace,
+    out,
     q_row,
     q_place,
     q_head,
@@ -131,7 +133,8 @@ def partial_attention(  # type: ignore[no-untyped-def]
 ):
     """Program (tile, group + GROUPS * split, row): its queries over blocks ``split * BLOCKS ...`` of the row's slot.
 
-    Scores are in units of log 2: ``scale`` includes that factor, or ``cap`` where there is a soft cap.
+    Scores are in units of log 2: ``scale`` includes that factor, or ``cap`` where there is a soft cap. Without a
+    ``workspace`` there is one split, and results go to ``out``.
     """
     group = tl.program_id(1) % GROUPS
     split = tl.program_id(1) // GROUPS
@@ -170,7 +173,7 @@ def partial_attention(  # type: ignore[no-untyped-def]
 
     top = tl.full((QUERIES,), NOTHING, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
-    out = tl.zeros((QUERIES, PADDED_VALUE_DIM), tl.float32)
+    part = tl.zeros((QUERIES, PADDED_VALUE_DIM), tl.float32)
     # Blocks with nodes of a tree have their own loop: with another one inside it is not pipelined. In float32 the
     # registers do not suffice for two.
     nodes = end
@@ -179,31 +182,41 @@ def partial_attention(  # type: ignore[no-untyped-def]
         if TWO_LOOPS:
             nodes = tl.minimum(tl.maximum(root // KEYS, begin), end)
     for block in range(begin, nodes):
-        top, total, out = _attend(
-            block, top, total, out, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+        top, total, part = _attend(
+            block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap,
             tile_first, tile_stop, first, own, place, root, width, positions, None,
             DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
         )  # fmt: skip
     if parents is not None:
         for block in range(nodes, end):
-            top, total, out = _attend(
-                block, top, total, out, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+            top, total, part = _attend(
+                block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap,
                 tile_first, tile_stop, first, own, place, root, width, positions, parents + row * width,
                 DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
             )  # fmt: skip
 
     HEADS: tl.constexpr = GROUPS * PER_GROUP
-    all_queries = tl.num_programs(2).to(tl.int64) * splits * width * HEADS
     at = (row * splits + split) * width * HEADS + place * HEADS + head
-    tl.store(
-        workspace + at[:, None] * VALUE_DIM + value[None, :], out, mask=real[:, None] & (value < VALUE_DIM)[None, :]
-    )
-    tl.store(workspace + all_queries * VALUE_DIM + at, top, mask=real)
-    tl.store(workspace + all_queries * (VALUE_DIM + 1) + at, total, mask=real)
+    kept = real[:, None] & (value < VALUE_DIM)[None, :]
+    if workspace is None:
+        if sinks is not None:
+            sink = tl.load(sinks + head).to(tl.float32) * 1.4426950408889634  # log2(e)
+            highest = tl.maximum(top, sink)
+            weight = tl.exp2(top - highest)
+            part *= weight[:, None]
+            total = total * weight + tl.exp2(sink - highest)
+        result = part / total[:, None]
+        tl.store(out + at[:, None] * VALUE_DIM + value[None, :], result.to(out.dtype.element_ty), mask=kept)
+    else:
+        all_queries = tl.num_programs(2).to(tl.int64) * splits * width * HEADS
+        tl.store(workspace + at[:, None] * VALUE_DIM + value[None, :], part, mask=kept)
+        tl.store(workspace + all_queries * VALUE_DIM + at, top, mask=real)
+        tl.store(workspace + all_queries * (VALUE_DIM + 1) + at, total, mask=real)
 
 
-def partial_launch(call: AttentionCall, workspace: torch.Tensor, plan: AttentionPlan) -> Launch:
-    """Leaves partial results in ``workspace``, as :func:`partial_attention` lays them out."""
+def partial_launch(call: AttentionCall, out: torch.Tensor, workspace: torch.Tensor, plan: AttentionPlan) -> Launch:
+    """Leaves partial results in ``workspace``, as :func:`partial_attention` lays them out. With one split it writes
+    ``out`` ``[B, T, H, Dv]``, contiguous, and does not need a workspace."""
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
     rows, _, heads, groups, dim, value_dim, capacity = call.sizes
     two_loops = q.dtype.itemsize == 2
@@ -212,7 +225,9 @@ def partial_launch(call: AttentionCall, workspace: torch.Tensor, plan: Attention
         (plan.tiles, groups * plan.splits, rows),
         {
             **call.for_both(),
-            "workspace": workspace,
+            "sinks": call.sinks if plan.splits == 1 else None,
+            "workspace": None if plan.splits == 1 else workspace,
+            "out": out if plan.splits == 1 else None,
             "splits": plan.splits,
             "q": q,
             "k_cache": k_cache,

@@ -74,5 +74,8 @@ def plan_attention(
 
 
 def workspace_size(plan: AttentionPlan, rows: int, width: int, heads: int, value_dim: int) -> int:
-    """float32 elements that partial results take: for each split and query a vector, a maximum and a sum."""
+    """float32 elements that partial results take: for each split and query a vector, a maximum and a sum. A plan of one
+    split leaves none."""
+    if plan.splits == 1:
+        return 0
     return rows * plan.splits * width * heads * (value_dim + 2)

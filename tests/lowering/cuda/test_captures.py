@@ -21,6 +21,7 @@ from speccompile.graph_capture.model_info import named_tensors
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.lowering.cuda import captures as captures_module
 from speccompile.lowering.cuda.captures import CHECK, Captured, Captures, Footprint
+from speccompile.lowering.kernels import ON_CUDA
 from speccompile.lowering.tier import Executables, Tier
 from support.cuda_standin import REFUSED, SPOILED, Replays, StandIn, with_line
 from support.engines import VOCAB, Bench, prompt
@@ -302,6 +303,18 @@ def test_a_weight_with_another_storage_is_found() -> None:
     ):
         made.run()
     assert device.graphs[0].launches == launches
+
+
+def test_a_part_of_a_joined_weight_with_another_storage_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    bench = Bench(tiny_llama(vocab=VOCAB), mode="none", tiers=(0,), max_batch=1)
+    made = captured(bench.build.executables.tiers[0, 1, "greedy"], StandIn(), bench.model, check=True)
+    assert "model_layers_1_mlp_gate_up_proj_weight" in made.argument_names
+    made.run()
+    weight = bench.model.model.layers[1].mlp.up_proj.weight
+    weight.data = weight.data.clone()
+    with raises(StaleGraph, role="weight", name="model.layers.1.mlp.up_proj.weight", then=re.compile("0x")):
+        made.run()
 
 
 def test_a_state_tensor_that_was_replaced_is_found() -> None:

@@ -60,8 +60,9 @@ def attention_of(
     everything: bool = False,
     rows: int = 4,
     fixed_order: bool = False,
-) -> tuple[Launch, Launch]:
-    heads, groups, capacity = 32, 8, 4096
+    capacity: int = 4096,
+) -> tuple[Launch, ...]:
+    heads, groups = 32, 8
     value_dim = value_dim or dim
     plan = plan_attention(rows, width, heads, groups, dim, value_dim, capacity, dtype, fixed_order)
     options: dict[str, Any] = {}
@@ -107,12 +108,27 @@ def test_attention(
     dtype: torch.dtype, width: int, dims: tuple[int, ...], everything: bool, record_property: Note
 ) -> None:
     shape = f"{str(dtype)[6:]} T={width} D={'/'.join(map(str, dims))}" + " with all options" * everything
-    partial, combine = (
+    partial, *combine = (
         fits(launch, record_property, shape) for launch in attention_of(width, dtype, *dims, everything=everything)
     )
     # Half precision goes to the tensor cores; float32 must not, where it would be cut to 10 bits.
     assert ("mma" in partial.ptx) == (dtype.itemsize == 2)
-    assert "mma" not in combine.ptx
+    # Tiles of a chunk are programs enough without splits.
+    assert len(combine) == (width < 512) and not any("mma" in item.ptx for item in combine)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "dims"),
+    [*[(torch.bfloat16, dims) for dims in ((64,), (128,), (256,), (192, 128))], (torch.float32, (128,))],
+    ids=str,
+)
+@pytest.mark.parametrize("everything", [False, True], ids=["plain", "all"])
+def test_attention_of_one_split(
+    dtype: torch.dtype, dims: tuple[int, ...], everything: bool, record_property: Note
+) -> None:
+    shape = f"{str(dtype)[6:]} D={'/'.join(map(str, dims))}" + " with all options" * everything
+    (launch,) = attention_of(8, dtype, *dims, everything=everything, capacity=32)
+    fits(launch, record_property, shape)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
@@ -330,6 +346,6 @@ def test_one_machine_code_of_experts_serves_every_width() -> None:
 
 def test_a_spill_is_seen() -> None:
     """32 registers are too few for it: the report is not 0 whatever is compiled."""
-    partial, _ = attention_of(8, torch.bfloat16, 128)
+    partial, *_ = attention_of(8, torch.bfloat16, 128)
     squeezed = Launch(partial.kernel, partial.grid, partial.arguments, partial.warps, partial.stages, most_registers=32)
     assert compile_launch(squeezed).stack > SPILLED

@@ -39,7 +39,8 @@ class Case:
         return reference(self.q, self.k_cache, self.v_cache, self.slots, self.positions, self.scale, **self.options)
 
     def run(self, queries: int = 16, keys: int = 16, blocks: int = 1) -> tuple[torch.Tensor, torch.Tensor]:
-        """The result and the stats ``[2, B, splits, T, H]`` that partial results left (NaN where nothing was)."""
+        """The result and the stats ``[2, B, splits, T, H]`` that partial results left (NaN where nothing was); of one
+        split there are none."""
         rows, width, heads, _ = self.q.shape
         capacity, groups, value_dim = self.v_cache.shape[1:]
         tiles = -(-width * heads // groups // queries)
@@ -49,7 +50,8 @@ class Case:
         tensors = self.q, self.k_cache, self.v_cache, self.slots, self.positions, self.scale
         call = AttentionCall(*tensors, **self.options)
         run_all(attention_launches(call, out=out, workspace=workspace, plan=plan), self.q)
-        return out, workspace[out.numel() * plan.splits :].view(2, rows, plan.splits, width, heads)
+        stats = workspace[out.numel() * plan.splits :]
+        return out, stats if plan.splits == 1 else stats.view(2, rows, plan.splits, width, heads)
 
 
 def random_parents(rows: int, width: int, generator: torch.Generator) -> torch.Tensor:
@@ -171,6 +173,23 @@ def test_the_launcher_with_plans_of_its_own(dtype: torch.dtype, fixed_order: boo
     case = make(rows=3, starts=[0, 126, 297], width=6, per_group=3, dim=64, capacity=300 + 3, dtype=dtype, window=130)
     arguments = case.q, case.k_cache, case.v_cache, case.slots, case.positions, case.scale
     assert_close(attention(*arguments, **case.options, fixed_order=fixed_order), case)
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"sinks": True}, {"window": 7, "softcap": 5.0}, {"tree": True, "sinks": True}], ids=str
+)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_one_split_needs_no_workspace_and_one_launch(options: dict[str, Any], dtype: torch.dtype) -> None:
+    """In bits it is what the combining kernel makes of one split that holds all live keys."""
+    case = make(rows=3, starts=[0, 9, 23], width=6, per_group=3, dim=24, capacity=64, dtype=dtype, **options)
+    whole, stats = case.run(blocks=4)
+    assert_close(whole, case)
+    assert stats.numel() == 0
+    longer = [
+        torch.nn.functional.pad(cache, (0, 0, 0, 0, 0, 64), value=torch.nan) for cache in (case.k_cache, case.v_cache)
+    ]
+    split, stats = replace(case, k_cache=longer[0], v_cache=longer[1]).run(blocks=4)
+    assert stats.shape[2] == 2 and torch.equal(whole, split)
 
 
 @pytest.mark.parametrize("options", [{}, {"window": 7}, {"chunk": 9, "sinks": True}], ids=str)
