@@ -15,7 +15,14 @@ from transformers import LlamaForCausalLM
 
 from speccompile import modes
 from speccompile.acceptance import choose_rule
-from speccompile.compiler.option_checks import check_backend, check_trees, check_unsharded, check_weights
+from speccompile.adapters.options import Adapters
+from speccompile.compiler.option_checks import (
+    check_adapters,
+    check_backend,
+    check_trees,
+    check_unsharded,
+    check_weights,
+)
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.sharding import NO_DIGEST
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
@@ -148,3 +155,13 @@ def test_a_mode_without_a_head_does_not_learn(model: LlamaForCausalLM) -> None:
     reason = "mode 'ngram' has no head that can be trained; eagle3 and eagle3_one_model have"
     with raises(InvalidOption, where="wrap", name="learn", value=LEARN, reason=reason):
         planned(model, "ngram", learn=LEARN, **SIZES)
+
+
+def test_ranks_that_cudas_kernel_has_no_memory_for_are_refused_there() -> None:
+    on_cpu = inspect_model(tiny_llama())
+    on_cuda = dataclasses.replace(on_cpu, device=torch.device("cuda", 0))
+    largest, larger = (WrapOptions(adapters=Adapters(1, max_rank=rank)) for rank in (256, 257))
+    check_adapters(largest, None, on_cuda)
+    check_adapters(larger, None, on_cpu)
+    with raises(InvalidOption, name="adapters", reason="max_rank must be at most 256 on cuda"):
+        check_adapters(larger, None, on_cuda)
