@@ -122,9 +122,7 @@ def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedM
     if network.weights == "same":
         return
     reason = ""
-    if config.kernels.rounded:
-        reason = "a drafter's weights are rounded on a CPU alone"
-    elif not config.kernels.native:
+    if not (config.kernels.native or config.kernels.rounded):
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
     elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"

@@ -30,7 +30,7 @@ from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import SaveHiddenStates
-from speccompile.lowering.kernels import ON_CUDA, Kernels
+from speccompile.lowering.kernels import ON_CUDA, STOCK, Kernels
 from speccompile.modes.base import Mode
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.ranks.ranks import Ranks
@@ -107,11 +107,13 @@ def test_quantised_weights_are_not_consumed(model: LlamaForCausalLM) -> None:
         check_weights(options, CPP_OPS, "eager", inspect_model(model))
 
 
-def test_a_drafters_weights_are_rounded_on_a_cpu_alone(
+def test_a_drafters_weights_are_rounded_where_a_kernel_reads_them(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose_kernels(monkeypatch, ON_CUDA)
-    reason = "a drafter's weights are rounded on a CPU alone"
+    planned(model, "draft_target", draft="self:int8", **SIZES)
+    choose_kernels(monkeypatch, STOCK)
+    reason = re.compile("it needs the C\\+\\+ ops, and linears run on torch's own")
     with raises(InvalidOption, where="mode 'draft_target'", name="draft", value="self:int8", reason=reason):
         planned(model, "draft_target", draft="self:int8", **SIZES)
 
