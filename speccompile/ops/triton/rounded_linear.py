@@ -237,7 +237,8 @@ def rounded_linears(
     input_scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
     results = [x.new_empty((*x.shape[:-1], count)) for count in features]
     out = [result.view(rows, -1) for result in results]
-    given = [bias.contiguous() for bias in biases] or [None] * len(features)
+    given: list[torch.Tensor | None] = [bias.contiguous() for bias in biases]
+    given = given or [None] * len(features)
     launches = [round_launch(flat, numbers, input_scales)]
     for run in runs_of(packed, scales):
         launches.append(multiply_launch(numbers, input_scales, packed[run], scales[run], given[run], out[run]))
