@@ -15,6 +15,7 @@ from speccompile.acceptance import Rule
 from speccompile.adapters.options import Adapters
 from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.build import build
+from speccompile.compiler.memory import memory_named
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.compiler.package import check_fits, read_package, read_wrap_options
 from speccompile.compiler.plan import Plan, make_plan, warn_of_positions
@@ -302,7 +303,7 @@ def _built(
     try:
         CacheFolder().drop_unread()
         with consuming(model, plan.options.consume) as consumed:
-            with replacing(plan.config.choice):
+            with replacing(plan.config.choice), memory_named(model, plan.info):
                 built = build(model, plan.info, plan.config, storage, consumed)
             warn_of_positions(model, plan.info, plan.config.max_len)
             parts = (model, built, plan.policy, plan.options, writer)

@@ -11,6 +11,7 @@ import typer
 
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
 from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
+from speccompile.utils.device_names import check_device_name
 from speccompile.utils.hub import check_reachable
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
@@ -87,18 +88,25 @@ def check_backend(name: str) -> None:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 
 
-def check_wrap(model: str, options: WrapOptions) -> None:
-    """Check the name of a model and the options of its wrap.
+def check_wrap(model: str, options: WrapOptions, device: str | None) -> None:
+    """Check the name of a model, the options of its wrap, and the name of its device.
 
     Raises:
-        PretrainedError, UnknownMode, UnknownOption, UnknownBackend.
+        PretrainedError, UnknownMode, UnknownOption, UnknownBackend, UnknownDevice.
     """
+    check_device(device)
     mode = "none" if options.mode is None else options.mode
     for name in [mode] if isinstance(mode, str) else mode:
         check_mode(name)
     check_options(mode, options.mode_options.keys())
     check_backend(options.backend)
     check_model(model)
+
+
+def check_device(name: str | None) -> None:
+    """Raises: UnknownDevice."""
+    if name is not None:
+        check_device_name(name)
 
 
 def check_model(name: str) -> None:
@@ -142,6 +150,10 @@ SomeTiers = Annotated[
     str | None, typer.Option(help=f"{_TIERS_HELP} {TIERS}, or as many as the drafter has, if left out.")
 ]
 Backend = Annotated[str, option_of(WrapOptions, "backend", more=f"{', '.join(_BACKENDS[:-1])} or {_BACKENDS[-1]}.")]
+Device = Annotated[
+    str | None,
+    typer.Option("--device", help="cpu, cuda, or cuda:N for the GPU of number N. A GPU is used if there is one."),
+]
 MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
 _WEIGHTS_HELP = "same, int8, int4, or stored: the integers of a quantised checkpoint, which are dequantised otherwise."
 Weights = Annotated[str, option_of(WrapOptions, "weights", more=_WEIGHTS_HELP)]

@@ -11,15 +11,16 @@ import typer
 from transformers import PreTrainedTokenizerBase
 
 from speccompile import calibrate
+from speccompile.cli.devices import choose_device
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.training import read_texts
 
 
-def run(name: str, paths: Sequence[Path], output: Path, tokens: int) -> None:
+def run(name: str, paths: Sequence[Path], output: Path, tokens: int, device: str | None) -> None:
     """See ``speccompile calibrate --help``."""
     with session():
-        model, tokenizer = load(name)
+        model, tokenizer = load(name, choose_device(device))
         found = calibrate(model, _in_turns([_texts(path, tokenizer) for path in paths]), tokens=tokens)
         found.save(output)
         typer.echo(f"{len(found.importance)} weights over {found.tokens} tokens, in {output}")

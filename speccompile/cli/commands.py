@@ -16,6 +16,7 @@ from speccompile.cli.arguments import (
     TIERS,
     Backend,
     CalibrationFile,
+    Device,
     MaxBatch,
     MaxLen,
     Mode,
@@ -75,6 +76,7 @@ def demo(
     mode: Mode = DEFAULT_MODE,
     tiers: Tiers = TIERS,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
     head: Annotated[
         Path | None, typer.Option(exists=True, file_okay=False, help="Also an EAGLE-3 head: a folder.")
     ] = None,
@@ -82,11 +84,11 @@ def demo(
     """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
     with one_line_errors():
         options = WrapOptions(mode=mode, tiers=parse_tiers(tiers), backend=backend, prefix_reuse=False)
-        check_wrap(model, options)
+        check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import demo
 
-    demo.run(model, options, head=head, prompts=prompts, new_tokens=new_tokens)
+    demo.run(model, options, device, head=head, prompts=prompts, new_tokens=new_tokens)
 
 
 @app.command("generate")
@@ -119,6 +121,7 @@ def generate(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
     max_len: MaxLen = None,
     chat: Annotated[
         bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
@@ -139,7 +142,7 @@ def generate(
             max_len=max_len,
             mode_options=parse_options(option or []),
         )
-        check_wrap(model, options)
+        check_wrap(model, options, device)
         check_tokenizer(model)
         if not prompt:
             raise EmptyPrompt(row=0)
@@ -156,7 +159,7 @@ def generate(
     decoding: dict[str, Any] = {"max_new_tokens": max_new_tokens, **sampling}
     if do_sample is not None or sampling:
         decoding["do_sample"] = True if sampling else do_sample
-    generate.run(model, prompt, options, decoding, chat=chat, stored=weights == STORED)
+    generate.run(model, prompt, options, device, decoding, chat=chat, stored=weights == STORED)
 
 
 @app.command("serve")
@@ -180,6 +183,7 @@ def serve(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
     warm: Annotated[
         bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
     ] = False,
@@ -223,13 +227,14 @@ def serve(
             max_guide_megabytes=max_guide_megabytes,
             shutdown_seconds=shutdown_seconds,
         )
-        check_wrap(model, options)
+        check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import serve
 
     serve.run(
         model,
         options,
+        device,
         serving,
         host=host,
         port=port,
@@ -272,6 +277,7 @@ def inspect(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
     option: ModeOptions = None,
 ) -> None:
     """Show what a model becomes, what each step costs, and what its drafts are worth."""
@@ -289,12 +295,13 @@ def inspect(
         )
         if tier is not None and tier not in options.draft_lens:
             raise UnknownTier(tier=tier, built=", ".join(map(str, options.draft_lens)))
-        check_wrap(model, options)
+        check_wrap(model, options, device)
     from speccompile.cli import inspect
 
     inspect.run(
         model,
         options,
+        device,
         draft_len=max(options.draft_lens) if tier is None else tier,
         stage=stage,
         build=build,

@@ -15,6 +15,7 @@ from rich.table import Table
 from transformers import TextStreamer
 
 from speccompile import Speculator, modes, wrap
+from speccompile.cli.devices import choose_device
 from speccompile.cli.measure import (
     NEAR_TIE,
     TRANSFORMERS,
@@ -36,12 +37,20 @@ from speccompile.compiler.options import WrapOptions
 HEAD_MODE, HEAD_DRAFT_LEN = "eagle3_one_model", 3
 
 
-def run(model: str, options: WrapOptions, *, head: Path | None, prompts: Path | None, new_tokens: int) -> None:
+def run(
+    model: str,
+    options: WrapOptions,
+    device: str | None,
+    *,
+    head: Path | None,
+    prompts: Path | None,
+    new_tokens: int,
+) -> None:
     """See ``speccompile demo --help``; ``prompts`` None is the built-in ones."""
     with session(), ExitStack() as wrapped:
         modes.create(options.mode, {})
         chosen = read_prompts(prompts) if prompts else list(BUILT_IN)
-        target, tokenizer = load(model)
+        target, tokenizer = load(model, choose_device(device, options.backend))
         ids = [encode(tokenizer, prompt.text, prompt.chat).to(target.device) for prompt in chosen]
         options = replace(options, max_len=max_len_for(ids, new_tokens))
         spec = wrapped.enter_context(wrap(target, **options.arguments()))

@@ -20,6 +20,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from speccompile.cli.devices import choose_device
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.lowering.backends import Eager, choose_backend
@@ -34,15 +35,16 @@ _WIDTH = 120
 _STYLES = {Verdict.EXACT: "green", Verdict.WRONG: "bold red", Verdict.BROKEN: "bold red"}
 
 
-def run(names: Sequence[str] | None, backend: str, only: str | None, json_path: Path | None) -> None:
+def run(names: Sequence[str] | None, backend: str, device: str, only: str | None, json_path: Path | None) -> None:
     """See ``speccompile families --help``."""
     with session():
         families = find_families(dict.fromkeys(names)) if names else causal_lm_families()
-        choose_backend(backend, torch.device("cpu"))
+        chosen = choose_device(device, backend)
+        choose_backend(backend, chosen)
         rows: list[Row] = []
         _write(json_path, rows)
         with _captures_apart(backend):
-            for row in _survey(families, backend):
+            for row in _survey(families, backend, chosen):
                 rows.append(row)
                 _write(json_path, rows)
         console = Console()
@@ -85,7 +87,7 @@ def _captures_apart(backend: str) -> Iterator[None]:
                 os.environ["SPECCOMPILE_CACHE"] = before
 
 
-def _survey(families: Sequence[Family], backend: str) -> Iterator[Row]:
+def _survey(families: Sequence[Family], backend: str, device: torch.device) -> Iterator[Row]:
     """A row for each, and a line on stderr as it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -95,7 +97,7 @@ def _survey(families: Sequence[Family], backend: str) -> Iterator[Row]:
             report = partial(_describe, progress, bar, family.name)
             report("make a tiny model", True)
             with listening(report):
-                row = survey(family, backend=backend)
+                row = survey(family, backend=backend, device=device)
             progress.advance(bar)
             console.print(_line(row), markup=False, highlight=False, soft_wrap=True)
             yield row

@@ -13,6 +13,7 @@ import typer
 from transformers import PreTrainedModel
 
 from speccompile import modes, wrap
+from speccompile.cli.devices import choose_shared_device
 from speccompile.cli.models import encode, load, load_model, load_stored
 from speccompile.cli.prompts import read_prompts
 from speccompile.cli.ranks import follow, leave_ranks
@@ -36,6 +37,7 @@ from speccompile.utils.tensor_parallel import started_processes
 def run(
     model: str,
     options: WrapOptions,
+    device: str | None,
     *,
     draft_len: int,
     stage: str | None,
@@ -67,8 +69,9 @@ def run(
             flag = "--no-build" if stage is None else "--stage"
             reason = f"the integers of a checkpoint are packed by a build; leave out {flag}, or --weights"
             raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
+        chosen_device = choose_shared_device(device, options.backend, stored=stored)
         if stage is not None and ranks == 1:
-            built, _ = _stages(load_model(model), options)
+            built, _ = _stages(load_model(model, chosen_device), options)
             sys.stdout.write(built.tiers[draft_len, options.max_batch, _kind(options)].stages[stage].python)
             return
         ids: list[list[int]] = []
@@ -77,9 +80,9 @@ def run(
         if stored:
             target, tokenizer, weights["weights"] = load_stored(model, ranks=ranks)
         elif chosen is None:
-            target = load_model(model, ranks=ranks)
+            target = load_model(model, chosen_device, ranks=ranks)
         else:
-            target, tokenizer = load(model, ranks=ranks)
+            target, tokenizer = load(model, chosen_device, ranks=ranks)
         if chosen is not None:
             ids = [encode(tokenizer, prompt.text, prompt.chat)[0].tolist() for prompt in chosen]
         if build:

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from speccompile import modes, wrap
+from speccompile.cli.devices import choose_device
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
@@ -18,12 +19,12 @@ from speccompile.training.text_maker import counts
 _MAX_LEN_STEP = 256
 
 
-def run(model: str, output: Path, texts: TextOptions, options: WrapOptions) -> None:
+def run(model: str, output: Path, texts: TextOptions, options: WrapOptions, device: str | None) -> None:
     """See ``speccompile make-texts --help``."""
     with session():
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, {})
-        target, tokenizer = load(model)
+        target, tokenizer = load(model, choose_device(device, options.backend))
         max_len = -(-most_tokens(tokenizer, texts) // _MAX_LEN_STEP) * _MAX_LEN_STEP
         with wrap(target, **replace(options, max_len=max_len).arguments()) as spec:
             saved = make_texts(spec, tokenizer, output, texts)

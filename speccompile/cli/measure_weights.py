@@ -15,9 +15,11 @@ from rich.table import Table
 from transformers import PreTrainedModel
 
 from speccompile import wrap
+from speccompile.cli.devices import choose_device
 from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption, UnsupportedCheckpoint
+from speccompile.lowering.backends import CudaGraph
 from speccompile.quantized.reading import is_read
 from speccompile.utils.model_names import is_gguf
 from speccompile.utils.progress import task
@@ -30,18 +32,20 @@ Forward = Callable[..., Any]
 CALIBRATED = "int4, calibrated"
 
 
-def run(name: str, text: Path, tokens: int, window: int, calibration: Path | None, backend: str) -> None:
+def run(
+    name: str, text: Path, tokens: int, window: int, calibration: Path | None, backend: str, device: str | None
+) -> None:
     """See ``speccompile measure-weights --help``."""
     with session():
-        model, tokenizer = load(name)
+        model, tokenizer = load(name, choose_device(device, backend))
         ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: tokens + 1], dtype=torch.int64)
         if len(ids) <= window:
             reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
             raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)
-        found = dict(perplexities(model, ids, window, calibration, backend))
+        found = dict(perplexities(model, ids.to(model.device), window, calibration, backend))
         if is_gguf(name) or is_read(Path(name)):
             try:
-                form, value = of_stored(name, ids, window, backend)
+                form, value = of_stored(name, ids, window, "auto" if backend == CudaGraph.name else backend)
                 found[form] = value
             except UnsupportedCheckpoint as error:
                 # Dequantised, it was measured.
@@ -76,7 +80,7 @@ def perplexities(
 def of_stored(name: str, ids: torch.Tensor, window: int, backend: str) -> tuple[str, float]:
     """A quantised checkpoint's form, and the perplexity of its integers over ``ids`` ``[P]``.
 
-    Inputs are rounded, as steps do it. The other forms are of its dequantised weights.
+    Inputs are rounded, as steps do it. The other forms are of its dequantised weights. Integers run on the CPU.
     """
     model, _, weights = load_stored(name)
     spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, weights=weights)

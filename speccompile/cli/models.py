@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, cast
 
 import torch
 import typer
@@ -25,21 +26,25 @@ from speccompile.utils.model_names import TINY, is_gguf
 _MAX_LEN_STEP = 512
 
 
-def load(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+def load(
+    name: str, device: torch.device | None = None, *, ranks: int = 1
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a quantised checkpoint it reports that
     weights are dequantised.
 
     Args:
+        device: for the weights; None is the CPU, or with several ``ranks`` what transformers chooses for each.
         ranks: how many processes load their part of it.
 
     Raises:
         PretrainedError: the model does not exist, or cannot be loaded.
         InvalidOption: it cannot be loaded in parts.
+        DeviceMemoryFull: ``device`` has not enough memory.
     """
     _check_in_parts(name, ranks)
     if name == TINY:
-        return tiny_model(), tiny_tokenizer()
-    model, tokenizer = pretrained.load(name, ranks=ranks)
+        return tiny_model(device), tiny_tokenizer()
+    model, tokenizer = pretrained.load(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model, tokenizer
 
@@ -63,12 +68,12 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
     return model, pretrained.load_tokenizer(name), weights
 
 
-def load_model(name: str, *, ranks: int = 1) -> PreTrainedModel:
+def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1) -> PreTrainedModel:
     """As :func:`load`, but the model alone, which needs no tokenizer beside it."""
     _check_in_parts(name, ranks)
     if name == TINY:
-        return tiny_model()
-    model = pretrained.load_model(name, ranks=ranks)
+        return tiny_model(device)
+    model = pretrained.load_model(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model
 
@@ -90,7 +95,7 @@ def _note_dequantised(name: str, model: PreTrainedModel) -> None:
         typer.echo(f"note: the weights of {name} are dequantised to {kind}; {advice}", err=True)
 
 
-def tiny_model() -> PreTrainedModel:
+def tiny_model(device: torch.device | None = None) -> PreTrainedModel:
     """A Llama with random weights over bytes: it builds in seconds, and its text means nothing."""
     config = LlamaConfig(
         num_hidden_layers=2,
@@ -108,7 +113,8 @@ def tiny_model() -> PreTrainedModel:
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return LlamaForCausalLM(config).eval()
+        model: Any = LlamaForCausalLM(config).eval()
+    return cast(PreTrainedModel, model if device is None else model.to(device))
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:

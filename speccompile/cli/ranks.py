@@ -11,27 +11,30 @@ import torch.distributed as dist
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import Speculator
+from speccompile.cli.devices import choose_shared_device
 from speccompile.cli.models import load, load_stored
 from speccompile.utils.tensor_parallel import started_processes
 
 
 @contextlib.contextmanager
 def loaded(
-    name: str, *, stored: bool = False
+    name: str, device: str | None, backend: str, *, stored: bool = False
 ) -> Iterator[tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]]:
     """A model, its tokenizer and further arguments of its ``wrap``, by :func:`speccompile.cli.models.load`: under
     torchrun this process's part of it.
 
     Args:
+        device, backend: by the options of the command.
         stored: the model has the integers of a quantised checkpoint.
     """
     ranks = started_processes()
+    chosen = choose_shared_device(device, backend, stored=stored)
     try:
         if stored:
             model, tokenizer, weights = load_stored(name, ranks=ranks)
             yield model, tokenizer, {"weights": weights}
         else:
-            yield *load(name, ranks=ranks), {}
+            yield *load(name, chosen, ranks=ranks), {}
     finally:
         leave_ranks()
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import typer
 
 from speccompile import modes, wrap
+from speccompile.cli.devices import choose_device
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.cli.texts import read_texts
@@ -20,6 +21,7 @@ def run(
     data: Path,
     records: tuple[Path, int, str, tuple[int, ...] | None],
     options: WrapOptions,
+    device: str | None,
     *,
     max_new_tokens: int,
     specforge: Path | None,
@@ -36,7 +38,7 @@ def run(
         saves = SaveHiddenStates(*records)
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, {})
-        target, tokenizer = load(model)
+        target, tokenizer = load(model, choose_device(device, options.backend))
         texts = read_texts(data, tokenizer, options.max_len - max_new_tokens)
         with wrap(target, **replace(options, save_hidden_states=saves).arguments()) as spec:
             before = len(spec.hidden_states.written)

@@ -21,6 +21,7 @@ from speccompile.serve.options import ServeOptions
 def run(
     model: str,
     options: WrapOptions,
+    device: str | None,
     serving: ServeOptions,
     *,
     host: str,
@@ -54,7 +55,7 @@ def run(
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, dict(options.mode_options))
         with (
-            loaded(model, stored=stored) as (target, tokenizer, weights),
+            loaded(model, device, options.backend, stored=stored) as (target, tokenizer, weights),
             wrap(target, **(options.arguments() | weights)) as spec,
         ):
             if spec.rank != 0:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from speccompile.cli.arguments import Backend, check_backend
+from speccompile.cli.arguments import Backend, check_backend, check_device
 from speccompile.cli.session import one_line_errors
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
@@ -22,6 +22,7 @@ def families(
         list[str] | None, typer.Argument(help="Families, by the model_type of their config; all if left out.")
     ] = None,
     backend: Backend = "eager",
+    device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:N. Tiny models need no GPU.")] = "cpu",
     only: Annotated[
         Literal["exact", "refused", "not made", "wrong", "broken"] | None,
         typer.Option(help="Show only the rows that ended so; all are counted."),
@@ -41,10 +42,11 @@ def families(
     """
     with one_line_errors():
         check_backend(backend)
+        check_device(device)
         check_families(names or ())
     from speccompile.cli import families
 
-    families.run(names, backend, only, json_path)
+    families.run(names, backend, device, only, json_path)
 
 
 @tools.command("policy-lab")

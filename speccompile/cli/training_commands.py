@@ -7,7 +7,17 @@ from typing import Annotated
 
 import typer
 
-from speccompile.cli.arguments import Backend, MaxBatch, Mode, Model, check_model, check_wrap, option_of
+from speccompile.cli.arguments import (
+    Backend,
+    Device,
+    MaxBatch,
+    Mode,
+    Model,
+    check_device,
+    check_model,
+    check_wrap,
+    option_of,
+)
 from speccompile.cli.session import one_line_errors, parse_layers
 from speccompile.compiler.options import DEFAULT_MAX_LEN, DEFAULT_TIERS, WrapOptions
 from speccompile.errors import InvalidInput
@@ -54,6 +64,7 @@ def save_hidden_states(
         typer.Option(help="Folder without feature files: also export all records for SpecForge's EAGLE-3 training."),
     ] = None,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
 ) -> None:
     """Save the hidden states of texts. Killed, it continues when it is started again."""
     with one_line_errors():
@@ -63,7 +74,7 @@ def save_hidden_states(
         chosen = None if layers is None else parse_layers(layers)
         tiers = (0,) if max_new_tokens == 1 else DEFAULT_TIERS
         options = WrapOptions(mode=mode, tiers=tiers, max_batch=max_batch, max_len=max_len, backend=backend)
-        check_wrap(model, options)
+        check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import save_hidden_states
 
@@ -72,6 +83,7 @@ def save_hidden_states(
         data,
         (output, interval, prefix, chosen),
         options,
+        device,
         max_new_tokens=max_new_tokens,
         specforge=specforge,
     )
@@ -97,6 +109,7 @@ def make_texts(
     max_batch: MaxBatch = 16,
     weights: Annotated[str, option_of(WrapOptions, "weights", more="same, int8 or int4.")] = "same",
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
 ) -> None:
     """Let a model write texts to train its draft heads from. Killed, it continues when it is started again."""
     with one_line_errors():
@@ -123,11 +136,11 @@ def make_texts(
             backend=backend,
             sampling=texts.draws or texts.temperature > 0,
         )
-        check_wrap(model, options)
+        check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import make_texts
 
-    make_texts.run(model, output, texts, options)
+    make_texts.run(model, output, texts, options, device)
 
 
 @training.command("train-head")
@@ -166,6 +179,7 @@ def train_head(
     layout: Annotated[
         str, option_of(TrainOptions, "layout", more="speculators or specforge.", panel=_EAGLE3)
     ] = TrainOptions.layout,
+    device: Device = None,
 ) -> None:
     """Train a draft head for a model from texts that it wrote. Killed, it continues when it is started again."""
     with one_line_errors():
@@ -194,7 +208,8 @@ def train_head(
             layout=layout,
         )
         check_model(model)
+        check_device(device)
         check_tokenizer(model)
     from speccompile.cli import train_head
 
-    train_head.run(model, texts, output, options)
+    train_head.run(model, texts, output, options, device)

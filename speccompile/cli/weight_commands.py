@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from speccompile.calibration import TOKENS
-from speccompile.cli.arguments import Backend, Model, check_model, check_wrap
+from speccompile.cli.arguments import Backend, Device, Model, check_device, check_model, check_wrap
 from speccompile.cli.session import one_line_errors
 from speccompile.compiler.options import WrapOptions
 from speccompile.utils.model_names import check_tokenizer
@@ -25,14 +25,16 @@ def calibrate(
     ],
     output: Annotated[Path, typer.Option(dir_okay=False, help="File for the calibration (safetensors).")],
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens that are read, of all texts in turns.")] = TOKENS,
+    device: Device = None,
 ) -> None:
     """Gather what a model's linears are multiplied with, for wrap(weights="int4", calibration=...)."""
     with one_line_errors():
         check_model(model)
+        check_device(device)
         check_tokenizer(model)
     from speccompile.cli import calibrate
 
-    calibrate.run(model, texts, output, tokens)
+    calibrate.run(model, texts, output, tokens, device)
 
 
 @weights.command("measure-weights")
@@ -45,11 +47,12 @@ def measure_weights(
         Path | None, typer.Option(help="Also measure int4 weights that are rounded by this file of calibrate.")
     ] = None,
     backend: Backend = WrapOptions.backend,
+    device: Device = None,
 ) -> None:
     """Compare the perplexity of a model's weights as float32, int8, int4 and bfloat16 over a text."""
     with one_line_errors():
-        check_wrap(model, WrapOptions(mode="none", backend=backend))
+        check_wrap(model, WrapOptions(mode="none", backend=backend), device)
         check_tokenizer(model)
     from speccompile.cli import measure_weights
 
-    measure_weights.run(model, text, tokens, window, calibration, backend)
+    measure_weights.run(model, text, tokens, window, calibration, backend, device)

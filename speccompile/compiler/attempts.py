@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from speccompile.adapters.own_forward import adapted, trial_adapter
@@ -23,6 +24,7 @@ from speccompile.errors import (
     CaptureMismatch,
     ConsumeUnavailable,
     DeterministicUnavailable,
+    DeviceMemoryFull,
     LoweringError,
     PassError,
     PassFailed,
@@ -128,6 +130,9 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
     Raises:
         Exception: nothing is left to try. It is ``error``, or an earlier or clearer one.
     """
+    if isinstance(error, torch.OutOfMemoryError | DeviceMemoryFull):
+        # Another attempt needs as much.
+        raise error
     config = attempt.config
     if isinstance(error, KernelsUnavailable):
         return replace(attempt, config=replace(config, kernels=error.kernels))

@@ -84,12 +84,14 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         captured, from_store = network.capture(layout, storage)
     named = captured.copy()
     prefix_names(named, PREFIX, prefixed(layout))
-    packs = WeightPacks(WeightForms(network.weights), quantized=config.quantized)
+    weights = WeightForms(network.weights)
+    packs = WeightPacks(weights, quantized=config.quantized)
     # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
     own = replace(
         config,
         route=network.route,
         experts=has_experts(named),
+        weights=weights,
         deterministic=None,
         network=None,
         passes=(),

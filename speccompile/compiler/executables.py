@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths
+from speccompile.compiler.memory import LESS
 from speccompile.compiler.names import mixed_name, prefill_name, tier_name
 from speccompile.compiler.pipelines import (
     drafter_chunk_pipeline,
@@ -28,6 +29,7 @@ from speccompile.lowering.pooled import runs_on_ours
 from speccompile.lowering.tier import Executables, Tier, bind, in_segments
 from speccompile.passes.pipeline import Pipeline
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.device_memory import memory_errors
 from speccompile.utils.progress import listener, listening, task
 
 TierSteps = dict[TierName, FinishedStep]
@@ -82,7 +84,7 @@ class ExecutableMaker:
     @one_build()
     def of_kind(self, kind: Kind) -> Executables:
         """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
-        with self._listening(), task(f"build the {kind} steps"):
+        with self._memory_named(kind), self._listening(), task(f"build the {kind} steps"):
             return self.of_steps(*steps_of_kind(self._config, self._steps, kind))
 
     def of_steps(self, tiers: TierSteps, prefill: PrefillSteps) -> Executables:
@@ -127,13 +129,17 @@ class ExecutableMaker:
 
     def _make_mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
         config, tiers = self._config, {}
-        with self._listening(), task(f"build the mixed {kind} steps"):
+        with self._memory_named(kind), self._listening(), task(f"build the mixed {kind} steps"):
             for draft_len, rows in itertools.product(config.chains, config.mixed_row_counts):
                 step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
                 self._steps.store([step])
                 key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
                 tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
             return self._on_all_ranks(self._captured(Executables(tiers, {}))).tiers
+
+    def _memory_named(self, kind: Kind) -> AbstractContextManager[None]:
+        known = {"state": self._arena.nbytes}
+        return memory_errors(self._arena.device, f"the {kind} steps", advice=LESS, known=known)
 
     def _listening(self) -> AbstractContextManager[None]:
         return listening(listener() or self._listener)

@@ -13,6 +13,7 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.drafter import Drafter, attach, make_drafter
 from speccompile.compiler.executables import steps_of_kind
 from speccompile.compiler.layout import plan_layout
+from speccompile.compiler.memory import check_device_memory
 from speccompile.compiler.pipelines import model_pipeline
 from speccompile.compiler.step_store import StepMaker
 from speccompile.errors import InvalidOption, InvalidTiers
@@ -91,11 +92,11 @@ def build_stages(
             quantized = None if config.quantized is None else config.quantized.packs.values()
             with contextlib.nullcontext() if quantized is None else reading_packs(quantized):
                 observed = observe(module_twin(model), info, routes)
-            arena = Arena(plan_layout(info, config, observed), info.device)
+            arena = _allocated(model, info, config, observed)
             captured = capture(module_twin(model), info, observed, arena.layout)
     else:
         observed = known.observed
-        arena = Arena(plan_layout(info, config, observed), info.device)
+        arena = _allocated(model, info, config, observed)
         captured = known.graph(arena.layout)
     captured.logits_processors = config.logits_processors
     drafter = None
@@ -131,6 +132,12 @@ def build_stages(
         tiers, prefill = steps_of_kind(config, maker, config.kind if kind is None else kind)
     from_store = known is not None or (drafter is not None and drafter.from_store)
     return BuiltStages(config, observed, arena, packs, model_stages, maker, tiers, prefill, from_store, probe, drafter)
+
+
+def _allocated(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, observed: Observation) -> Arena:
+    layout = plan_layout(info, config, observed)
+    check_device_memory(model, info, config, layout)
+    return Arena(layout, info.device)
 
 
 def check_weights_named(packs: WeightPacks) -> None:

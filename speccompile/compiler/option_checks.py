@@ -24,6 +24,7 @@ from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.quantized import QuantizedPacks
+from speccompile.ops.lora import MOST_ON_CUDA
 from speccompile.ranks.ranks import Ranks
 from speccompile.utils.devices import traits_of
 from speccompile.utils.weight_forms import WeightForms
@@ -121,9 +122,7 @@ def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedM
     if network.weights == "same":
         return
     reason = ""
-    if config.kernels.rounded:
-        reason = "a drafter's weights are rounded on a CPU alone"
-    elif not config.kernels.native:
+    if not (config.kernels.native or config.kernels.rounded):
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
     elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"
@@ -157,8 +156,13 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
         raise InvalidOption(where="wrap", name="learn", value=options.learn, reason=reason)
 
 
-def check_adapters(options: WrapOptions, saves: SaveHiddenStates | None) -> None:
-    """No hidden states are saved. For a wrap with adapters."""
+def check_adapters(options: WrapOptions, saves: SaveHiddenStates | None, info: ModelInfo) -> None:
+    """No hidden states are saved, and the device has kernels for the largest rank. For a wrap with adapters."""
+    assert options.adapters is not None
+    reason = ""
     if saves is not None:
         reason = "hidden states are saved of the model's own text, and adapters change it"
+    elif traits_of(info.device).triton_ops and options.adapters.max_rank > MOST_ON_CUDA:
+        reason = f"max_rank must be at most {MOST_ON_CUDA} on {info.device.type}"
+    if reason:
         raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)

@@ -155,7 +155,7 @@ def make_plan(
         assert mode.learns_from is not None
         saved = SavedRows(mode.learns_from, model.config.get_text_config(decoder=True).hidden_size, model.dtype)
     if options.adapters is not None:
-        check_adapters(options, saves)
+        check_adapters(options, saves, info)
         config = replace(config, adapters=AdapterBuffers.of(model, info, options.adapters))
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
     check_anchors(config, info.vocab_size)

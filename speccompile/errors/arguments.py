@@ -89,8 +89,23 @@ class NeedsCuda(UserError):
     """A backend for CUDA is given a model on another device."""
 
     template = (
-        "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda'), "
-        "or use backend='auto'."
+        "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda') "
+        "(--device cuda on the command line), or use backend='auto'."
+    )
+
+
+class UnknownDevice(UserError):
+    """A device does not exist, or speccompile does not run on it."""
+
+    template = "device {name!r} cannot be used: {reason}. Devices are cpu, cuda, and cuda:N for the GPU of number N."
+
+
+class DeviceMemoryFull(UserError):
+    """A GPU has less free memory than a model or a wrap needs."""
+
+    template = (
+        "{device} has not enough memory for {what}: {needed}, and {free} of its {total} are free. {advice}, or choose "
+        "another device."
     )
 
 

@@ -296,13 +296,25 @@ def choose_backend(name: str, device: torch.device) -> Backend:
             )
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
+    check_backend_device(name, device)
+    return backends()[name]("asked for", name=name)
+
+
+def check_backend_device(name: str, device: torch.device) -> None:
+    """Check that the backend called ``name`` runs on ``device``; ``auto`` does on any.
+
+    Raises:
+        UnknownBackend, NeedsCuda, InvalidOption.
+    """
     known = backends()
+    if name == "auto":
+        return
     if not isinstance(name, str) or name not in known:
         raise UnknownBackend(name=name, available=", ".join(["auto", *known]))
-    backend = known[name]
-    if device.type not in backend.devices:
-        if backend.devices == ("cuda",):
-            raise NeedsCuda(name=name, device=device)
-        reason = f"it runs on {' and '.join(backend.devices)}, and the model is on {device}"
-        raise InvalidOption(where="wrap", name="backend", value=name, reason=reason)
-    return backend("asked for", name=name)
+    devices = known[name].devices
+    if device.type in devices:
+        return
+    if devices == ("cuda",):
+        raise NeedsCuda(name=name, device=device)
+    reason = f"it runs on {' and '.join(devices)}, and the model is on {device}"
+    raise InvalidOption(where="wrap", name="backend", value=name, reason=reason)

@@ -1,20 +1,25 @@
 """What low-rank adapters add to linears: one op for all linears that read one input, and an adapter for each row.
 
-``native_`` is the C++ form (``ops/cpu/csrc/lora/lora.cpp``). Sources: Hu et al., "LoRA" (2021), section 4.1; rows of
-several adapters in one call: Chen et al., "Punica" (2023), section 4.
+``native_`` is the C++ form (``ops/cpu/csrc/lora/lora.cpp``); on CUDA the op is ``ops/triton/lora.py``. Sources: Hu et
+al., "LoRA" (2021), section 4.1; rows of several adapters in one call: Chen et al., "Punica" (2023), section 4.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
 from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.on_cuda import register_on_cuda
 
 #: Ranks that a buffer has a multiple of: what a row of ``a`` is read by.
 RANKS = 16
 #: Outputs that lie side by side in ``b``, as in packed weights.
 COLUMNS = 32
+#: The largest rank that the kernel on CUDA has shared memory for.
+MOST_ON_CUDA = 256
 #: The place of a row without an adapter.
 NONE = -1
 
@@ -81,8 +86,15 @@ def _fake(x, outputs, *rest):  # type: ignore[no-untyped-def]
     return [output.new_empty(output.shape) for output in outputs]
 
 
+def _on_cuda(*arguments: Any) -> list[torch.Tensor]:
+    from speccompile.ops.triton.lora import lora
+
+    return lora(*arguments)
+
+
 for _name in ("lora", "native_lora"):
     _library.define(_name + SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
 _library.impl("lora", reference, "CompositeExplicitAutograd")
+register_on_cuda(_library, "lora", _on_cuda)
 in_cpp("native_lora", "lora")

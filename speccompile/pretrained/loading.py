@@ -14,6 +14,7 @@ from transformers.utils import logging as hf_logging
 
 from speccompile.errors import PretrainedError, error_line
 from speccompile.pretrained.gguf import check_gguf_packages, forget_quantization, without_gguf_bar
+from speccompile.pretrained.moving import move_to
 from speccompile.pretrained.smollm2 import fetch_smollm2
 from speccompile.quantized.models import load_dequantized, load_without_weights
 from speccompile.quantized.reading import is_read
@@ -25,7 +26,11 @@ from speccompile.utils.tensor_parallel import tensor_parallel
 
 
 def load(
-    name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1
+    name_or_path: str,
+    *,
+    dtype: torch.dtype | str = "auto",
+    ranks: int = 1,
+    device: torch.device | str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model, in eval mode, and its tokenizer.
 
@@ -34,15 +39,19 @@ def load(
             that :func:`load_quantized` reads, are dequantised.
         dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for those.
         ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
+        device: for the weights, such as ``"cuda"``. None is the CPU, or with several ``ranks`` what transformers
+            chooses for each.
 
     Raises:
         PretrainedError: the model does not exist, or cannot be loaded.
+        DeviceMemoryFull: the device has not enough free memory for the weights.
     """
     check_tokenizer(name_or_path)
     check_model_name(name_or_path)
     if is_hub_id(name_or_path):
         check_hub_tokenizer(name_or_path)
-    return load_model(name_or_path, dtype=dtype, ranks=ranks), load_tokenizer(name_or_path)
+    model = load_model(name_or_path, dtype=dtype, ranks=ranks, device=device)
+    return model, load_tokenizer(name_or_path)
 
 
 def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
@@ -56,9 +65,22 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source))
 
 
-def load_model(name_or_path: str, *, dtype: torch.dtype | str = "auto", ranks: int = 1) -> PreTrainedModel:
+def load_model(
+    name_or_path: str,
+    *,
+    dtype: torch.dtype | str = "auto",
+    ranks: int = 1,
+    device: torch.device | str | None = None,
+) -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
     check_model_name(name_or_path)
+    model = _loaded(name_or_path, dtype, ranks)
+    if device is not None:
+        move_to(model, torch.device(device))
+    return model
+
+
+def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrainedModel:
     if ranks == 1 and name_or_path != SMOLLM2 and is_read(Path(name_or_path)):
         with _without_bars():
             model = load_dequantized(name_or_path)

@@ -8,13 +8,15 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.report.data import Fallback
-from speccompile.utils.devices import traits_of
+from speccompile.utils.devices import MOVE, traits_of, unused_gpu
 from speccompile.utils.storage import known_spare
 
 
 def fallbacks_of(config: BuildConfig, info: ModelInfo, observed: Observation) -> Iterator[Fallback]:
     """Those of a build, the costliest first."""
     backend, kernels = config.backend, config.kernels.settled()
+    if (gpu := unused_gpu(info.device)) is not None:
+        yield Fallback("Steps run on the CPU, and no GPU is used", f"the model is on the CPU; {gpu}", f"{MOVE}.")
     if backend.name == "eager":
         advice = "Install g++ or clang++" if "compiler" in backend.reason else "Leave out backend='eager'"
         yield Fallback("Steps run op by op (backend 'eager')", backend.reason, f"{advice}.")

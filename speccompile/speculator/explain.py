@@ -15,7 +15,7 @@ from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.prefill import LONGEST_WAIT
 from speccompile.sampling.host import CALLED_ON_HOST
-from speccompile.utils.devices import traits_of
+from speccompile.utils.devices import MOVE, traits_of, unused_gpu
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
@@ -62,6 +62,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "deterministic": _deterministic(config),
         **_ranks(config, build),
         "backend": f"{config.backend.name}: {config.backend.reason}",
+        **_idle_gpu(build),
         "weights": _weights(build) + _dequantised(build),
         **_experts(build),
         **_adapters(build, engine),
@@ -75,6 +76,11 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "capture check": f"largest logit difference {build.capture_difference:.2g}",
         "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
     }
+
+
+def _idle_gpu(build: Build) -> dict[str, str]:
+    gpu = unused_gpu(build.info.device)
+    return {} if gpu is None else {"unused GPU": f"{gpu}; {MOVE}"}
 
 
 def _counted(numbers: tuple[int, ...], noun: str) -> str:

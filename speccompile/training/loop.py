@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.training_args import ParallelMode
 
-from speccompile.errors import TrainingDiverged, TrainingNotSaved, error_line
+from speccompile.errors import InvalidOption, TrainingDiverged, TrainingNotSaved, error_line
 from speccompile.training.acceptance import JUDGED, Acceptance
 from speccompile.training.batches import Batch, Batches
 from speccompile.training.checkpoints import Signature, newest_checkpoint
@@ -43,7 +43,11 @@ def computes_in_bfloat16(options: TrainOptions, device: torch.device) -> bool:
 
 
 def arguments(folder: Path, options: TrainOptions, device: torch.device) -> TrainingArguments:
-    """``Trainer``'s arguments. An item of the data is a whole batch."""
+    """``Trainer``'s arguments. An item of the data is a whole batch.
+
+    Raises:
+        InvalidOption: the target is on another GPU than the one that ``Trainer`` uses.
+    """
     made = TrainingArguments(
         output_dir=str(folder),
         per_device_train_batch_size=1,
@@ -78,6 +82,12 @@ def arguments(folder: Path, options: TrainOptions, device: torch.device) -> Trai
     )
     # nn.DataParallel would split a batch's tensors; several GPUs are several processes (accelerate launch, torchrun).
     made._n_gpu = min(made.n_gpu, 1)
+    if made.device != device and not traits_of(device).host_memory:
+        reason = (
+            f"it is on {device}, and transformers' Trainer uses {made.device}: start the process with "
+            f"CUDA_VISIBLE_DEVICES={device.index} and move the target to 'cuda'"
+        )
+        raise InvalidOption(where="train_head", name="target", value=str(device), reason=reason)
     return made
 
 

@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 
+from speccompile.errors import UnknownDevice
+from speccompile.utils.device_names import check_device_name
+
 
 @dataclass(frozen=True)
 class DeviceTraits:
@@ -38,3 +41,53 @@ _OTHER = DeviceTraits()
 def traits_of(device: torch.device) -> DeviceTraits:
     """The traits of the kind that ``device`` is of; of a kind that is not known, none."""
     return TRAITS.get(device.type, _OTHER)
+
+
+def gpu_count() -> int:
+    """The number of GPUs that torch finds. The question creates no CUDA context, so the process can still be forked."""
+    return torch.cuda.device_count()
+
+
+#: How to use a GPU that stands idle.
+MOVE = "Move the model with model.to('cuda') before wrap (--device cuda on the command line)"
+
+
+def unused_gpu(device: torch.device) -> str | None:
+    """A clause about the GPUs of this machine, for a model on a CPU ``device``. None if there are none, or the model
+    is on another kind of device."""
+    count = gpu_count() if traits_of(device).host_memory else 0
+    if not count:
+        return None
+    return "torch finds one GPU" if count == 1 else f"torch finds {count} GPUs"
+
+
+def find_device(name: str, *, local_rank: int = 0) -> torch.device:
+    """The device of that name.
+
+    Args:
+        name: ``cpu``, ``cuda``, or ``cuda:N``.
+        local_rank: the number of the GPU that ``cuda`` means.
+
+    Raises:
+        UnknownDevice: ``name`` is another kind of device, or torch does not find it on this machine.
+    """
+    check_device_name(name)
+    if name == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", local_rank) if name == "cuda" else torch.device(name)
+    assert device.index is not None
+    if device.index >= (count := gpu_count()):
+        raise UnknownDevice(name=name, reason=_no_gpu(count))
+    if not torch.cuda.is_available():
+        reason = "torch finds the GPU and cannot use it (torch.cuda.is_available() is False): check the driver"
+        raise UnknownDevice(name=name, reason=reason)
+    return device
+
+
+def _no_gpu(count: int) -> str:
+    if count == 1:
+        return "torch finds one GPU, cuda:0"
+    if count:
+        return f"torch finds {count} GPUs, cuda:0 to cuda:{count - 1}"
+    built = "is built without CUDA" if torch.version.cuda is None else "finds no GPU: check nvidia-smi"
+    return f"torch {torch.__version__} {built}"

@@ -23,3 +23,8 @@ def put_parameter(owners: Owners, parameter: nn.Parameter) -> None:
     """Let ``parameter`` take the place of the one that ``owners`` have."""
     for module, name in owners:
         module._parameters[name] = parameter
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters and buffers of ``model``, shared ones once."""
+    return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta)

@@ -14,6 +14,11 @@ def started_processes() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
+def local_rank() -> int:
+    """The number of this process among those that torchrun has started on this machine; 0 without it."""
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
     """The plan of a model's family for ``ranks`` processes. Attention stays whole on every rank where the KV heads
     cannot be shared out evenly.

@@ -76,6 +76,11 @@ ERRORS = [
     (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "there is no policy 'fast'"),
     (["generate", "tiny", "--prompt", "a", "--backend", "magic"], "unknown backend 'magic'"),
     (["generate", "tiny", "--prompt", "a", "--policy", "fast"], "there is no policy 'fast'"),
+    (
+        ["generate", "tiny", "--prompt", "a", "--device", "tpu"],
+        "device 'tpu' cannot be used: speccompile has no kernels",
+    ),
+    (["calibrate", "tiny", "--texts", ".", "--output", "x", "--device", "gpu"], "it is not the name of a device"),
     (["generate", "tiny", "--prompt", "a", "--top-p", "3"], "Invalid value for '--top-p'"),
     (["generate", "tiny", "--prompt", "a", "--temperature", "0"], "--temperature=0 is not valid: it must be above 0"),
     (["demo", "--prompts", "nowhere.jsonl"], "'nowhere.jsonl' does not exist"),

@@ -15,7 +15,14 @@ from transformers import LlamaForCausalLM
 
 from speccompile import modes
 from speccompile.acceptance import choose_rule
-from speccompile.compiler.option_checks import check_backend, check_trees, check_unsharded, check_weights
+from speccompile.adapters.options import Adapters
+from speccompile.compiler.option_checks import (
+    check_adapters,
+    check_backend,
+    check_trees,
+    check_unsharded,
+    check_weights,
+)
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.sharding import NO_DIGEST
 from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
@@ -23,7 +30,7 @@ from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.heads import Eagle3Head
 from speccompile.hidden_states import SaveHiddenStates
-from speccompile.lowering.kernels import ON_CUDA, Kernels
+from speccompile.lowering.kernels import ON_CUDA, STOCK, Kernels
 from speccompile.modes.base import Mode
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.ranks.ranks import Ranks
@@ -100,11 +107,13 @@ def test_quantised_weights_are_not_consumed(model: LlamaForCausalLM) -> None:
         check_weights(options, CPP_OPS, "eager", inspect_model(model))
 
 
-def test_a_drafters_weights_are_rounded_on_a_cpu_alone(
+def test_a_drafters_weights_are_rounded_where_a_kernel_reads_them(
     model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     choose_kernels(monkeypatch, ON_CUDA)
-    reason = "a drafter's weights are rounded on a CPU alone"
+    planned(model, "draft_target", draft="self:int8", **SIZES)
+    choose_kernels(monkeypatch, STOCK)
+    reason = re.compile("it needs the C\\+\\+ ops, and linears run on torch's own")
     with raises(InvalidOption, where="mode 'draft_target'", name="draft", value="self:int8", reason=reason):
         planned(model, "draft_target", draft="self:int8", **SIZES)
 
@@ -148,3 +157,13 @@ def test_a_mode_without_a_head_does_not_learn(model: LlamaForCausalLM) -> None:
     reason = "mode 'ngram' has no head that can be trained; eagle3 and eagle3_one_model have"
     with raises(InvalidOption, where="wrap", name="learn", value=LEARN, reason=reason):
         planned(model, "ngram", learn=LEARN, **SIZES)
+
+
+def test_ranks_that_cudas_kernel_has_no_memory_for_are_refused_there() -> None:
+    on_cpu = inspect_model(tiny_llama())
+    on_cuda = dataclasses.replace(on_cpu, device=torch.device("cuda", 0))
+    largest, larger = (WrapOptions(adapters=Adapters(1, max_rank=rank)) for rank in (256, 257))
+    check_adapters(largest, None, on_cuda)
+    check_adapters(larger, None, on_cpu)
+    with raises(InvalidOption, name="adapters", reason="max_rank must be at most 256 on cuda"):
+        check_adapters(larger, None, on_cuda)

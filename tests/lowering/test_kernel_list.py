@@ -124,11 +124,34 @@ def test_rounded_linears_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch
         assert "rounded to int4 in groups of 32" in spec.explain()
     body = "decoder_layer"
     triton = names(calls, body, "triton")
-    assert triton["speccompile.int4_linears: multiply_rounded"] == 5
+    # One launch for queries, keys and values, and one for gate and up.
+    assert triton["speccompile.int4_linears: multiply_rounded"] == 2
     assert triton["speccompile.int8_linear: multiply_rounded"] == 1
     assert triton["speccompile.int4_linears: round_inputs"] == 2
     assert names(calls, body, "stock")["aten.linear"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
+
+
+@pytest.mark.parametrize("target", ["same", "int4"])
+def test_a_rounded_drafter_as_cuda_would_take_it(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
+    """Its layer has a launch more than unrounded linears, of which there are seven; the target keeps its own form."""
+    assert load_cpu_ops("rounded") is None
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
+    draft = tiny_llama(seed=1, layers=1)
+    options: dict[str, Any] = {"tiers": (0, 3), "max_len": 32, "backend": "eager", "weights": target}
+    with speccompile.wrap(tiny_llama(), "draft_target", draft=draft, draft_weights="int8", **options) as spec:
+        calls = kernels_called(spec.tiers[3].graph, "cuda", {})
+        assert spec.check(PROMPTS, max_new_tokens=8)
+    of_body = {
+        body: sum(count for name, count in names(calls, body, "triton").items() if "int8_linear" in name)
+        for body in names(calls, "step", "body")
+    }
+    assert sorted(of_body.values()) == [0, 8]
+    # Rounding, and a product, for each of four inputs.
+    drafter = max(of_body, key=of_body.__getitem__)
+    assert names(calls, drafter, "stock").get("aten.linear", 0) == 0
+    (own,) = of_body.keys() - {drafter}
+    assert names(calls, own, "stock").get("aten.linear", 0) == (7 if target == "same" else 0)
 
 
 def test_a_checkpoints_integers_are_refused_off_the_cpu() -> None:

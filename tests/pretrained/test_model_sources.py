@@ -105,7 +105,7 @@ def test_generate_runs_the_stored_integers(
     path, _ = gguf_file
     with our_kernels() as backend:
         options = WrapOptions(mode="ngram", tiers=(0, 1), backend=backend, max_len=64)
-        generate.run(str(path), "abc", options, {"max_new_tokens": 4}, chat=None, stored=True)
+        generate.run(str(path), "abc", options, None, {"max_new_tokens": 4}, chat=None, stored=True)
     shown = capsys.readouterr()
     assert "4 tokens in " in shown.out
     assert "dequantised" not in shown.err
@@ -118,7 +118,7 @@ def test_inspect_shows_the_stored_integers(
     shown = {"stage": None, "measure": False, "html": None, "as_json": True, "new_tokens": 8, "trace": None}
     with our_kernels() as backend:
         options = WrapOptions(mode="none", tiers=(0,), backend=backend, max_len=64)
-        inspect.run(str(path), options, draft_len=0, build=True, prompts=None, stored=True, **shown)
+        inspect.run(str(path), options, None, draft_len=0, build=True, prompts=None, stored=True, **shown)
     assert re.search(r"\d+ of GGUF [^;]*as stored", capsys.readouterr().out)
     result = CliRunner().invoke(app, ["inspect", str(path), "--weights", "stored", "--no-build"])
     assert result.exit_code == 2 and "leave out --no-build, or --weights" in result.stderr

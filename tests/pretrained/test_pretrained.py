@@ -21,10 +21,12 @@ from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerB
 from transformers.utils import logging as hf_logging
 
 from speccompile import pretrained
-from speccompile.errors import PretrainedError
+from speccompile.errors import DeviceMemoryFull, PretrainedError
 from speccompile.pretrained import slow_progress, smollm2
 from speccompile.utils import paths
+from speccompile.utils.parameters import parameter_bytes
 from support.errors import raises
+from support.gpus import pretend_memory
 from support.tiny import tiny_llama
 
 GGUF = b"the pinned file"
@@ -216,6 +218,22 @@ def test_load_local_folder(tiny_folder: Path, capfd: pytest.CaptureFixture[str])
 def test_load_in_another_dtype(tiny_folder: Path) -> None:
     model, _ = pretrained.load(str(tiny_folder), dtype=torch.bfloat16)
     assert model.dtype == torch.bfloat16
+
+
+def test_load_onto_a_device(tiny_folder: Path) -> None:
+    # No memory is needed there, and no GPU.
+    model, _ = pretrained.load(str(tiny_folder), device="meta")
+    assert {tensor.device.type for tensor in (*model.parameters(), *model.buffers())} == {"meta"}
+    assert pretrained.load_model(str(tiny_folder)).device == torch.device("cpu")
+
+
+def test_weights_that_a_gpu_has_no_memory_for_stay_on_the_cpu(
+    tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend_memory(monkeypatch, free=2**16, total=2**30)
+    needed = f"{parameter_bytes(tiny_llama(layers=1)) / 2**20:.1f} MiB are needed"
+    with raises(DeviceMemoryFull, device="cuda", what="the weights of LlamaForCausalLM", needed=needed):
+        pretrained.load_model(str(tiny_folder), device="cuda")
 
 
 def test_load_of_an_empty_folder_is_told(tmp_path: Path) -> None:

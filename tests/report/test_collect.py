@@ -13,8 +13,10 @@ from speccompile import Tree
 from speccompile.errors import InvalidOption, InvalidTrace
 from speccompile.report.names import short_names
 from speccompile.report.program_data import Node, Program
+from speccompile.utils.devices import MOVE
 from support.errors import raises
 from support.families import model_of
+from support.gpus import pretend_gpus
 from support.reports import PROMPT, TREE, tiny_report, tree_report
 from support.tiny import tiny_llama
 
@@ -179,3 +181,14 @@ def test_fallbacks_are_named(monkeypatch: pytest.MonkeyPatch, tmp_path: object) 
     assert whats[0].startswith("Steps run op by op")
     assert "Every process builds this wrap again" in whats
     assert report.verdict[-1].startswith(f"{len(whats)} fallbacks: ")
+
+
+def test_a_gpu_that_stands_idle_is_the_first_fallback(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 1)
+    with speccompile.wrap(tiny_llama(), tiers=(0,), max_len=64, backend="eager") as spec:
+        first, explanation = spec.report(measure=False).fallbacks[0], spec.explain()
+        pretend_gpus(monkeypatch, 0)
+        assert "GPU" not in spec.explain()
+    assert first.what == "Steps run on the CPU, and no GPU is used"
+    assert (first.reason, first.advice) == ("the model is on the CPU; torch finds one GPU", f"{MOVE}.")
+    assert f"torch finds one GPU; {MOVE}" in explanation

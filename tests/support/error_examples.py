@@ -39,6 +39,15 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InvalidTrace": {"path": "trace.jsonl", "reason": "line 3 is not JSON"},
     "UnknownBackend": {"name": "tpu", "available": "auto, cudagraph, eager, inductor"},
     "NeedsCuda": {"name": "cudagraph", "device": "cpu"},
+    "UnknownDevice": {"name": "cuda:1", "reason": "torch finds one GPU, cuda:0"},
+    "DeviceMemoryFull": {
+        "device": "cuda:0",
+        "what": "the weights of LlamaForCausalLM",
+        "needed": "131.4 GiB are needed",
+        "free": "78.6 GiB",
+        "total": "79.1 GiB",
+        "advice": "Load fewer bytes (dtype=torch.bfloat16, or a smaller model)",
+    },
     "UnknownAcceptance": {"name": "greedy", "available": "exact, rejection, block"},
     "UnsupportedProcessor": {
         "name": "Penalty",

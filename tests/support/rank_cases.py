@@ -306,11 +306,13 @@ def command(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     options = WrapOptions(mode="ngram", backend="eager", tiers=(0, 3), policy="fixed:3", max_len=512)
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     with printing() as printed:
-        generate.run(str(folder / "one_head"), "one two", options, {"max_new_tokens": 8}, chat=False, stored=False)
+        generate.run(
+            str(folder / "one_head"), "one two", options, None, {"max_new_tokens": 8}, chat=False, stored=False
+        )
     shown: dict[str, Any] = {"draft_len": 3, "stage": None, "build": True, "measure": None, "html": None}
     with printing() as inspected:
         more: dict[str, Any] = {"as_json": True, "prompts": None, "new_tokens": 8, "trace": None, "stored": False}
-        inspect.run(str(folder / "one_head"), options, **shown, **more)
+        inspect.run(str(folder / "one_head"), options, None, **shown, **more)
     for number, handler in zip((signal.SIGINT, signal.SIGTERM), handlers, strict=True):
         signal.signal(number, handler)
     return {"generate": printed.getvalue(), "inspect": inspected.getvalue()}

@@ -5,7 +5,8 @@
 - A call of one jitted function by another replaces the functions of ``triton.language`` again, though the launch has
   done so: two fifths of an interpreted kernel's time. Here a launch does it once for each module with such functions.
 - A product of two tiles is numpy's, whose bits of a row depend on its place in the tile on some CPUs (OpenBLAS on
-  AVX-512). A GPU's do not. Here each row is multiplied alone.
+  AVX-512). A GPU's do not. Here each row is multiplied alone, also in each of several tiles.
+- The interpreter has bfloat16 as its bits, and multiplies these as integers. Here their values are multiplied.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import triton.language as tl
 from triton.runtime import interpreter
 
 _patch_tensor = interpreter._patch_lang_tensor
@@ -43,9 +45,22 @@ def _launch_anew(self: Any, *args: Any, **kwargs: Any) -> None:
 
 def _dot_by_rows(self: Any, a: Any, b: Any, d: Any, *rest: Any) -> Any:
     handle = interpreter.TensorHandle
+    if a.data.ndim == 3:
+        tiles = zip(a.data, b.data, d.data, strict=True)
+        results = [
+            _dot_by_rows(self, handle(x, a.dtype), handle(y, b.dtype), handle(z, d.dtype), *rest) for x, y, z in tiles
+        ]
+        return handle(np.stack([result.data for result in results]), d.dtype.scalar)
+    a, b = _widened(a), _widened(b)
     rows = [slice(row, row + 1) for row in range(a.data.shape[0])]
     products = [_dot(self, handle(a.data[row], a.dtype), b, handle(d.data[row], d.dtype), *rest) for row in rows]
     return handle(np.concatenate([product.data for product in products]), d.dtype.scalar)
+
+
+def _widened(operand: Any) -> Any:
+    if operand.dtype.scalar != tl.bfloat16:
+        return operand
+    return interpreter.TensorHandle((operand.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
 
 interpreter._patch_lang_tensor = _patch_and_squeeze

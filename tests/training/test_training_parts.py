@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from transformers import TrainingArguments
 
 from speccompile.errors import InvalidOption
-from speccompile.training import Acceptance, OnlineTraining, TrainOptions, train_head
+from speccompile.training import Acceptance, OnlineTraining, TrainOptions, loop, train_head
 from speccompile.training.acceptance import DraftCounts
 from speccompile.training.batches import plan_batches
 from speccompile.training.draft_vocab import default_size, most_frequent
@@ -109,3 +111,12 @@ def test_wrong_options_of_online_training_are_named(name: str, value: Any) -> No
 
 def test_the_docstring_of_train_head_has_all_parameters() -> None:
     assert {"target", "data", "output", "tokenizer", "progress"} <= paragraphs(train_head).keys()
+
+
+def test_a_target_on_another_gpu_than_the_trainers_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TrainingArguments, "_setup_devices", torch.device("cuda", 0))
+    monkeypatch.setattr(TrainingArguments, "n_gpu", 1)
+    given = TrainOptions(precision="float32")
+    loop.arguments(tmp_path, given, torch.device("cuda", 0))
+    with raises(InvalidOption, name="target", value="cuda:1", reason=re.compile("CUDA_VISIBLE_DEVICES=1")):
+        loop.arguments(tmp_path, given, torch.device("cuda", 1))

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
 import torch
 
 import speccompile
-from speccompile.utils.devices import TRAITS, traits_of
+from speccompile.errors import UnknownDevice
+from speccompile.utils.devices import TRAITS, find_device, traits_of, unused_gpu
+from support.errors import raises
+from support.gpus import pretend_gpus
 
 PACKAGE = Path(speccompile.__file__).parent
 #: They call torch.cuda, name the machine, or list what runs on a device of that type.
-API = {"utils/streams.py", "utils/machine.py", "lowering/kernel_list.py"}
+API = {"utils/streams.py", "utils/machine.py", "utils/device_memory.py", "lowering/kernel_list.py"}
 
 
 def test_traits_are_those_of_the_kind_of_device() -> None:
@@ -58,3 +62,58 @@ def test_code_asks_for_traits() -> None:
 def test_every_form_of_a_comparison_is_seen(line: str) -> None:
     assert compares_names(line)
     assert not compares_names("torch.autocast(x.device.type); x.device.type not in mode.devices; name == 'cpu'")
+
+
+@pytest.mark.parametrize(
+    ("name", "index"),
+    [("cpu", None), ("cuda", 0), ("cuda:0", 0), ("cuda:1", 1)],
+)
+def test_devices_that_exist_are_found(monkeypatch: pytest.MonkeyPatch, name: str, index: int | None) -> None:
+    pretend_gpus(monkeypatch, 2)
+    assert find_device(name) == torch.device(name.partition(":")[0], index)
+
+
+def test_cuda_is_the_gpu_of_the_local_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    assert find_device("cuda", local_rank=1) == torch.device("cuda", 1)
+    assert find_device("cuda:0", local_rank=1) == torch.device("cuda", 0)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "reason"),
+    [
+        ("cuda:2", 2, "torch finds 2 GPUs, cuda:0 to cuda:1"),
+        ("cuda:1", 1, "torch finds one GPU, cuda:0"),
+        ("mps", 1, "speccompile has no kernels for 'mps'"),
+        ("tpu:0", 1, "speccompile has no kernels for 'tpu'"),
+        ("gpu", 1, "it is not the name of a device"),
+        ("cuda:", 1, "it is not the name of a device"),
+        ("cuda:-1", 1, "it is not the name of a device"),
+    ],
+)
+def test_other_devices_are_refused(monkeypatch: pytest.MonkeyPatch, name: str, gpus: int, reason: str) -> None:
+    pretend_gpus(monkeypatch, gpus)
+    with raises(UnknownDevice, name=name, reason=reason):
+        find_device(name)
+
+
+def test_without_a_gpu_the_error_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 0)
+    monkeypatch.setattr(torch.version, "cuda", None)
+    with raises(UnknownDevice, name="cuda", reason=f"torch {torch.__version__} is built without CUDA"):
+        find_device("cuda")
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    with raises(UnknownDevice, reason=f"torch {torch.__version__} finds no GPU: check nvidia-smi"):
+        find_device("cuda")
+    pretend_gpus(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with raises(UnknownDevice, reason=re.compile("cannot use it .* check the driver")):
+        find_device("cuda")
+
+
+def test_a_gpu_is_unused_only_beside_a_model_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    pretend_gpus(monkeypatch, 2)
+    assert unused_gpu(torch.device("cpu")) == "torch finds 2 GPUs"
+    assert unused_gpu(torch.device("cuda", 0)) is None
+    pretend_gpus(monkeypatch, 0)
+    assert unused_gpu(torch.device("cpu")) is None

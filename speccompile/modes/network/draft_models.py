@@ -20,10 +20,9 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
 
     Raises:
         PretrainedError: the model does not exist, or its weights are not all there.
+        DeviceMemoryFull: the target's device has not enough free memory for it.
     """
-    model = load_model(name_or_path, dtype=target.dtype)
-    # Its types know no devices but strings.
-    return model.to(str(target.device))  # type: ignore[arg-type]
+    return load_model(name_or_path, dtype=target.dtype, device=target.device)
 
 
 def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTrainedModel, info: ModelInfo) -> None:

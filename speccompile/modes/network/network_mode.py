@@ -19,8 +19,8 @@ class NetworkMode(Mode):
     Args:
         draft: the network, or where it is.
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears, on a CPU, where our C++ ops are:
-            drafts take less time and may be worse, and the text stays what it is.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears, where our C++ ops are, and on CUDA.
+            Drafts may be worse, and the text stays what it is; on a CPU drafts need less time.
     """
 
     draft: Any = None

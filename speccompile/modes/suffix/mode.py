@@ -154,7 +154,8 @@ class Suffix(ReadyMode):
             if wrong := [token for token in ids if not 0 <= token < info.vocab_size]:
                 refuse("corpus", f"text {text} has token {wrong[0]}, and the model's vocabulary is {info.vocab_size}")
         if info.device.type not in self.devices:
-            reason = f"the tries are read by the CPU, and the model is on {info.device.type}; take mode='ngram' there"
+            where = f"the tries are read by the CPU, and the model is on {info.device.type}"
+            reason = f"{where}; use mode='ngram', or move the model to the CPU (--device cpu on the command line)"
             raise InvalidOption(where="wrap", name="mode", value="suffix", reason=reason)
 
     @cached_property

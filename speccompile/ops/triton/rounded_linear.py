@@ -7,6 +7,8 @@ depend on no other row. Not run on a GPU yet: interpreted on a CPU, and compiled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import triton
 import triton.language as tl
@@ -15,6 +17,8 @@ from speccompile.ops.triton.launch import Launch, run_all
 
 #: Outputs of a packed block, inputs that are rounded together, and rows of a tile (``tl.dot`` takes no fewer).
 COLUMNS, GROUP, ROWS = 32, 64, 16
+#: Linears of a launch: queries, keys and values.
+LINEARS = 3
 #: Values of an embedding that a program reads at once.
 VALUES = 128
 
@@ -48,16 +52,28 @@ def packed_numbers(packed, block, k, column, GROUPS: tl.constexpr, FOUR_BITS: tl
     return tl.load(packed + byte).to(tl.int32)
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "blocks_0", "blocks_1"])
 def multiply_rounded(  # type: ignore[no-untyped-def]
     numbers,
     input_scales,
-    packed,
-    scales,
-    bias,
-    out,
+    packed_0,
+    packed_1,
+    packed_2,
+    scales_0,
+    scales_1,
+    scales_2,
+    bias_0,
+    bias_1,
+    bias_2,
+    out_0,
+    out_1,
+    out_2,
     rows,
-    FEATURES: tl.constexpr,
+    features_0,
+    features_1,
+    features_2,
+    blocks_0,
+    blocks_1,
     GROUPS: tl.constexpr,
     PART: tl.constexpr,
     SCALE_ROWS: tl.constexpr,
@@ -67,8 +83,16 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
 ):
-    """Program (block of outputs, tile of rows). A row of ``scales`` is for one part of the inputs, or for several."""
+    """Program (block of outputs of one of three linears, tile of rows). A row of ``scales`` is for one part of the
+    inputs, or for several."""
     block = tl.program_id(0).to(tl.int64)
+    packed, scales, bias, out, features = packed_0, scales_0, bias_0, out_0, features_0
+    if block >= blocks_0 + blocks_1:
+        block -= blocks_0 + blocks_1
+        packed, scales, bias, out, features = packed_2, scales_2, bias_2, out_2, features_2
+    elif block >= blocks_0:
+        block -= blocks_0
+        packed, scales, bias, out, features = packed_1, scales_1, bias_1, out_1, features_1
     row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     lane, within = tl.arange(0, COLUMNS), tl.arange(0, PART)
     inputs = numbers + row.to(tl.int64)[:, None] * GROUPS * GROUP
@@ -94,9 +118,9 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
         total = tl.fma(products, of_inputs[:, None] + tl.zeros_like(products), total)
     column = block * COLUMNS + lane
     if bias is not None:
-        total += tl.load(bias + column, mask=column < FEATURES, other=0.0).to(tl.float32)[None, :]
-    results = out + row.to(tl.int64)[:, None] * FEATURES + column[None, :]
-    tl.store(results, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < FEATURES)[None, :])
+        total += tl.load(bias + column, mask=column < features, other=0.0).to(tl.float32)[None, :]
+    results = out + row.to(tl.int64)[:, None] * features + column[None, :]
+    tl.store(results, total.to(out.dtype.element_ty), mask=(row < rows)[:, None] & (column < features)[None, :])
 
 
 @triton.jit
@@ -152,30 +176,51 @@ def round_launch(x: torch.Tensor, numbers: torch.Tensor, scales: torch.Tensor) -
 def multiply_launch(
     numbers: torch.Tensor,
     input_scales: torch.Tensor,
-    packed: torch.Tensor,
-    scales: torch.Tensor,
-    bias: torch.Tensor | None,
-    out: torch.Tensor,
+    packed: Sequence[torch.Tensor],
+    scales: Sequence[torch.Tensor],
+    biases: Sequence[torch.Tensor | None],
+    out: Sequence[torch.Tensor],
 ) -> Launch:
-    """``out`` ``[rows, features]``."""
-    sizes = _sizes(packed, scales)
-    rows, features = out.shape
-    depth = GROUP * packed.shape[1] // 16
+    """One launch for at most three linears, whose packs differ in ``features`` alone; ``out[i]`` is ``[rows, F_i]``."""
+    sizes = _sizes(packed[0], scales[0])
+    rows = numbers.shape[0]
+    depth = GROUP * packed[0].shape[1] // 16
     # The part of a group that has one scale; four bits have at least two.
-    part = min(GROUP // 2 if sizes["FOUR_BITS"] else GROUP, depth // scales.shape[1])
-    arguments = {
+    part = min(GROUP // 2 if sizes["FOUR_BITS"] else GROUP, depth // scales[0].shape[1])
+    blocks = [weight.shape[0] for weight in packed]
+    arguments: dict[str, object] = {}
+    for number in range(LINEARS):
+        # No program has a linear that is not there.
+        own = number if number < len(packed) else 0
+        arguments |= {
+            f"packed_{number}": packed[own],
+            f"scales_{number}": scales[own],
+            f"bias_{number}": biases[own],
+            f"out_{number}": out[own],
+            f"features_{number}": out[own].shape[1],
+        }
+    arguments |= {
         "numbers": numbers,
         "input_scales": input_scales,
-        "packed": packed,
-        "scales": scales,
-        "bias": bias,
-        "out": out,
         "rows": rows,
-        "FEATURES": features,
+        "blocks_0": blocks[0],
+        "blocks_1": sum(blocks[1:2]),
         "PART": part,
         "ROWS": ROWS,
     }
-    return Launch(multiply_rounded, (packed.shape[0], -(-rows // ROWS)), arguments | sizes, stages=3)
+    return Launch(multiply_rounded, (sum(blocks), -(-rows // ROWS)), arguments | sizes, stages=3)
+
+
+def runs_of(packed: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]) -> list[slice]:
+    """Linears that one launch multiplies: at most three that follow one another, with packs of the same sizes."""
+    runs: list[slice] = []
+    for number, sizes in enumerate(map(_sizes, packed, scales)):
+        last = runs[-1] if runs else None
+        if last is None or number - last.start == LINEARS or _sizes(packed[last.start], scales[last.start]) != sizes:
+            runs.append(slice(number, number + 1))
+        else:
+            runs[-1] = slice(last.start, number + 1)
+    return runs
 
 
 def rounded_linears(
@@ -190,13 +235,13 @@ def rounded_linears(
     rows, groups = flat.shape[0], packed[0].shape[1] // 16
     numbers = torch.empty((rows, groups, GROUP), dtype=torch.int8, device=x.device)
     input_scales = torch.empty((rows, groups), dtype=torch.float32, device=x.device)
+    results = [x.new_empty((*x.shape[:-1], count)) for count in features]
+    out = [result.view(rows, -1) for result in results]
+    given: list[torch.Tensor | None] = [bias.contiguous() for bias in biases]
+    given = given or [None] * len(features)
     launches = [round_launch(flat, numbers, input_scales)]
-    results = []
-    for number, count in enumerate(features):
-        results.append(x.new_empty((*x.shape[:-1], count)))
-        bias = biases[number].contiguous() if biases else None
-        out = results[-1].view(rows, count)
-        launches.append(multiply_launch(numbers, input_scales, packed[number], scales[number], bias, out))
+    for run in runs_of(packed, scales):
+        launches.append(multiply_launch(numbers, input_scales, packed[run], scales[run], given[run], out[run]))
     run_all(launches, x)
     return results
 

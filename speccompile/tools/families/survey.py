@@ -36,6 +36,7 @@ ACCEPTED = 1.1
 
 _FIRST_TEXT_TOKEN = 5
 _PAD = 0
+_CPU = torch.device("cpu")
 
 
 class Verdict(enum.StrEnum):
@@ -77,18 +78,19 @@ class Row:
     seconds: float = 0.0
 
 
-def survey(family: Family, *, backend: str = "eager") -> Row:
-    """Compare the text of the family's tiny model with that of transformers' ``generate``, in ragged batches.
+def survey(family: Family, *, backend: str = "eager", device: torch.device = _CPU) -> Row:
+    """Compare the text of the family's tiny model on ``device`` with that of transformers' ``generate``, in ragged
+    batches.
 
     Drafts are n-grams, and any tier may follow any other. No error of the model or of this package escapes.
     """
     started = time.perf_counter()
     with _quiet():
-        row = _surveyed(family, backend)
+        row = _surveyed(family, backend, device)
     return dataclasses.replace(row, seconds=time.perf_counter() - started)
 
 
-def _surveyed(family: Family, backend: str) -> Row:
+def _surveyed(family: Family, backend: str, device: torch.device) -> Row:
     row = Row(family.name, family.model_class.__name__, Verdict.EXACT)
 
     def ended(verdict: Verdict, reason: str, error: Exception | None = None) -> Row:
@@ -98,6 +100,7 @@ def _surveyed(family: Family, backend: str) -> Row:
     try:
         try:
             model = tiny_model(family)
+            model.to(str(device))  # type: ignore[arg-type]
             spec = wrap(
                 model,
                 "ngram",

@@ -306,7 +306,7 @@ def test_rounded_linears(form: str, minimums: bool, record_property: Note) -> No
     scales = meta(*shape, dtype=torch.float16 if four and not minimums else torch.float32)
     x, out = (meta(rows, size, dtype=torch.bfloat16) for size in (depth, features))
     fits(round_launch(x, numbers, units), record_property, form)
-    multiply = fits(multiply_launch(numbers, units, packed, scales, None, out), record_property, form)
+    multiply = fits(multiply_launch(numbers, units, [packed], [scales], [None], [out]), record_property, form)
     assert "mma" in multiply.ptx and ".s32.s8.s8.s32" in multiply.ptx
     fits(embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=torch.float32)), record_property, form)
 

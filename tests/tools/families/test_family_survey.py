@@ -114,7 +114,7 @@ def test_progress_goes_to_stderr_and_nothing_else_does(called: Called) -> None:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, reason: str = "because") -> None:
-    def row(family: Any, backend: str) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> Row:
         ended = Verdict.EXACT if family.name == "llama" else verdict
         return Row(family.name, family.model_class.__name__, ended, reason=reason, seconds=1.0)
 
@@ -151,10 +151,10 @@ def test_rows_so_far_outlive_an_interruption(monkeypatch: pytest.MonkeyPatch, tm
     fake(monkeypatch, Verdict.REFUSED)
     first = command_module.survey
 
-    def row(family: Any, backend: str) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> Row:
         if family.name == "gemma2":
             raise KeyboardInterrupt
-        result: Row = first(family, backend)
+        result: Row = first(family, backend, device)
         return result
 
     monkeypatch.setattr(command_module, "survey", row)
@@ -167,7 +167,7 @@ def test_captures_are_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("SPECCOMPILE_CACHE", str(tmp_path))
     seen: list[Path] = []
 
-    def row(family: Any, backend: str) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> Row:
         seen.append(Path(os.environ["SPECCOMPILE_CACHE"]))
         assert seen[-1].is_dir()
         return Row(family.name, "", Verdict.EXACT)

@@ -9,7 +9,8 @@ import torch.nn.functional as F
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.ops.cpu.forms.int8 import quantise
-from speccompile.ops.triton.rounded_linear import rounded_embedding, rounded_linear, rounded_linears
+from speccompile.ops.triton.launch import launches_of
+from speccompile.ops.triton.rounded_linear import rounded_embedding, rounded_linear, rounded_linears, runs_of
 from speccompile.quantized import GroupedWeight
 from support import triton_interpreter  # noqa: F401
 
@@ -65,3 +66,26 @@ def test_zeros_and_what_is_not_a_number_stay_what_they_are() -> None:
     x[1, 5] = torch.nan
     found = rounded_linear(x, *packed, None, 32)
     assert (found[0] == 0).all() and found[1].isnan().all()
+
+
+@pytest.mark.parametrize("form", ["int8", "int4"])
+def test_up_to_three_linears_are_one_launch_with_the_bits_of_single_ones(form: str) -> None:
+    torch.manual_seed(0)
+    features = [33, 64, 100, 45]
+    packs = [FORMS[form].pack(torch.randn(count, 70)) for count in features]
+    biases = [torch.randn(count) for count in features]
+    x = torch.randn(2, 9, 70)
+    packed, scales = map(list, zip(*packs, strict=True))
+    joined = rounded_linears(x, packed, scales, biases, features)
+    for number, count in enumerate(features):
+        alone = rounded_linear(x, packed[number], scales[number], biases[number], count)
+        assert torch.equal(joined[number], alone)
+    launches = launches_of(lambda: rounded_linears(x, packed, scales, biases, features))
+    assert [launch.kernel.__name__ for launch in launches] == ["round_inputs", "multiply_rounded", "multiply_rounded"]
+    assert [launch.grid for launch in launches[1:]] == [(2 + 2 + 4, 2), (2, 2)]
+
+
+def test_packs_of_other_sizes_have_a_launch_of_their_own() -> None:
+    packs = [FORMS[form].pack(torch.randn(64, 128)) for form in ("int8", "int8", "int4", "int8")]
+    packed, scales = map(list, zip(*packs, strict=True))
+    assert runs_of(packed, scales) == [slice(0, 2), slice(2, 3), slice(3, 4)]

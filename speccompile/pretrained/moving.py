@@ -1,0 +1,26 @@
+"""Moves a loaded model to its device, if that has memory for it."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from transformers import PreTrainedModel
+
+from speccompile.utils.device_memory import check_memory, memory_errors
+from speccompile.utils.parameters import parameter_bytes
+
+_LESS = "Load fewer bytes (dtype=torch.bfloat16, or a smaller model)"
+
+
+def move_to(model: PreTrainedModel, device: torch.device) -> None:
+    """Move the weights of ``model`` to ``device``. Not by a ``device_map`` of transformers, which needs accelerate.
+
+    Raises:
+        DeviceMemoryFull: the device has not enough free memory.
+    """
+    what, weights = f"the weights of {type(model).__name__}", parameter_bytes(model)
+    if model.device.type != device.type:
+        check_memory(device, what, {"weights": weights}, advice=_LESS)
+    with memory_errors(device, what, advice=_LESS, known={"weights": weights}):
+        cast(Any, model).to(device)

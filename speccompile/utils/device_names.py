@@ -1,0 +1,24 @@
+"""Names of devices: ``cpu``, ``cuda``, ``cuda:1``. Without torch, for the command line."""
+
+from __future__ import annotations
+
+import re
+
+from speccompile.errors import UnknownDevice
+
+_NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
+#: Types of devices that torch knows and that speccompile has no kernels for.
+_OTHERS = ("hpu", "mps", "npu", "tpu", "xla", "xpu")
+
+
+def check_device_name(name: str) -> None:
+    """Check that ``name`` is that of a device that speccompile runs on. Whether this machine has it is not asked.
+
+    Raises:
+        UnknownDevice: it is not.
+    """
+    if _NAME.fullmatch(name):
+        return
+    kind = name.partition(":")[0].lower()
+    reason = f"speccompile has no kernels for {kind!r}" if kind in _OTHERS else "it is not the name of a device"
+    raise UnknownDevice(name=name, reason=reason)
