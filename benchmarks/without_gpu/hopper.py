@@ -57,10 +57,8 @@ def triton_target() -> Iterator[None]:
 
 @contextlib.contextmanager
 def hopper() -> Iterator[None]:
-    """In this context Inductor compiles for ``cuda:0`` as on an H100, where fakes are the only tensors.
-
-    A CUDA device that exists is taken away for as long, so that the results do not depend on the machine.
-    """
+    """In this context Inductor compiles for ``cuda:0`` as on an H100, whatever the machine has. The only tensors there
+    are fakes."""
     _load_guard()
     with contextlib.ExitStack() as stack:
         stack.enter_context(triton_target())
@@ -95,8 +93,8 @@ def _forget() -> None:
 
 @functools.cache
 def _load_guard() -> None:
-    """For the rest of the process: torch has no way to take a guard back."""
-    if torch.version.cuda is not None:
+    """For the rest of the process: torch has no way to take a guard back. A GPU that exists needs its own."""
+    if torch.cuda.is_available():
         return
     with tempfile.TemporaryDirectory() as folder:
         # The linker would leave out libraries of torch that the guard does not call itself; one of those has c10.

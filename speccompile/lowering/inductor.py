@@ -207,7 +207,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     try:
         # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every
         # layer of every step takes longer than some kernels.
-        options: dict[str, Any] = {"size_asserts": False}
+        # A padded product (CUDA alone has them) copies its weight in every step, if a measurement while it is compiled
+        # happens to prefer that.
+        options: dict[str, Any] = {"size_asserts": False, "shape_padding": False}
         in_parts: dict[OpOverload, Callable[..., Any]] = {}
         if traits_of(device).cpp_ops:
             # Python between the kernels takes longer than some of them, too.
