@@ -202,14 +202,7 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
 
 def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     mode = FakeTensorMode(shape_env=ShapeEnv())
-    examples = _example_sizes(body)
-    fakes: list[Any] = []
-    for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
-        shape = [size_of(size, examples) for size in dims]
-        dynamic = [DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in dims]
-        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
-        real = torch.empty(shape, dtype=dtype, device=device)
-        fakes.append(mode.from_tensor(real, symbolic_context=context, source=ConstantSource(f"input_{index}")))
+    fakes = _example_inputs(body, device, mode)
     module = _returning_tuple(body)
     # In C++ some composite ops (linear before torch 2.12) cannot work on symbolic sizes.
     with mode, torch.no_grad(), enable_python_dispatcher():
@@ -252,6 +245,8 @@ def settings(device: torch.device) -> dict[str, Any]:
         # One launch for kernels that do not depend on one another: the rotary embedding of queries, and that of keys
         # with the write of KV, which have other sizes.
         options["combo_kernels"] = True
+        # A padded product copies its weight in every step, if a measurement while it is compiled happens to prefer that.
+        options["shape_padding"] = False
     return options
 
 
@@ -268,6 +263,21 @@ def _without_hints() -> Iterator[None]:
         yield
     finally:
         log.removeFilter(is_none)
+
+
+def _example_inputs(body: Body, device: torch.device, mode: FakeTensorMode) -> list[Any]:
+    """Fakes with a symbol for each named size. The device need not exist: nothing is allocated on it."""
+    examples = _example_sizes(body)
+    fakes = []
+    for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
+        shape = [size_of(size, examples) for size in dims]
+        dynamic = [DimDynamic.DUCK if isinstance(size, str) else DimDynamic.STATIC for size in dims]
+        context: Any = StatelessSymbolicContext(dynamic_sizes=dynamic)
+        example = torch.empty(shape, dtype=dtype, device="meta")
+        sizes = mode.from_tensor(example, symbolic_context=context, source=ConstantSource(f"input_{index}")).shape
+        with mode:
+            fakes.append(torch.empty(sizes, dtype=dtype, device=device))
+    return fakes
 
 
 def _example_sizes(body: Body) -> dict[str, int]:

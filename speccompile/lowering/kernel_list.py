@@ -5,24 +5,27 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from torch import fx
 
 from speccompile.graph.fakes import faking
 from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.dispatched import (
+    NAMESPACE,
+    Dispatched,
+    KernelKind,
+    Kernels,
+    dispatched,
+    op_name,
+    starts_kernels,
+)
 from speccompile.ops.cpu.shims import shims
-from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.utils.torch_private import OpOverload, dispatch_table
 
-#: Ours: ``triton``, ``c++``, and ``plain``, an op of ours that is made of torch's. Not ours: what ``inductor`` wrote,
-#: and torch's own, ``stock``. ``body``: a function of the step, whose calls are listed beside.
-KernelKind = Literal["triton", "c++", "plain", "inductor", "stock", "body"]
-
 STEP, DRAFTER = "step", "drafter"
-_NAMESPACE = "speccompile"
 
 
 @dataclass(frozen=True)
@@ -46,7 +49,7 @@ def kernels_called(
             by op.
         drafters: the executables of a split drafter, which run before the step and are listed first.
     """
-    callers: dict[str, Counter[tuple[str, KernelKind]]] = {}
+    callers: dict[str, Kernels] = {}
     for caller, step in (*((DRAFTER, drafter) for drafter in drafters), (STEP, graph)):
         found = callers.setdefault(caller, Counter())
         for node in step.graph.nodes:
@@ -56,12 +59,22 @@ def kernels_called(
                 if name not in callers:
                     callers[name] = _called_by_body(step, node, device_type, code.get(name))
             elif node.op == "call_function":
-                found.update(_called(node.target, *_fakes(node), device_type, step))
+                found.update(_called(node.target, *_fakes(node), device_type))
     return tuple(
         KernelCall(caller, name, kind, calls)
         for caller, counts in callers.items()
         for (name, kind), calls in sorted(counts.items(), key=lambda item: (-item[1], item[0]))
     )
+
+
+def launches(calls: Iterable[KernelCall]) -> int:
+    """The number of kernels that one run of a step starts, its split drafter and all calls of bodies included."""
+    calls = tuple(calls)
+    runs = Counter({STEP: 1, DRAFTER: 1})
+    for call in calls:
+        if call.kind == "body":
+            runs[call.name] += call.calls
+    return sum(runs[call.caller] * call.calls for call in calls if call.kind not in ("body", "plain"))
 
 
 def _fakes(node: fx.Node) -> tuple[Any, Any]:
@@ -71,13 +84,19 @@ def _fakes(node: fx.Node) -> tuple[Any, Any]:
     return fx.map_arg(node.args, value), fx.map_arg(node.kwargs, value)
 
 
-def _called_by_body(
-    graph: StepGraph, call: fx.Node, device_type: str, code: str | None
-) -> Counter[tuple[str, KernelKind]]:
+def _called_by_body(graph: StepGraph, call: fx.Node, device_type: str, code: str | None) -> Kernels:
     body = graph.bodies[str(call.target)]
-    runner = _Runner(body.module, device_type, graph)
+    args, _ = _fakes(call)
+    if device_type == "cuda":
+        found = dispatched(lambda: body.module(*args))
+        if code is None:
+            return found.all
+        # Inductor may have taken an op of the package apart.
+        kept = {name: kernels for name, kernels in found.ours.items() if f"torch.ops.{name}." in code}
+        return Dispatched(Counter(_written(code)), kept).all
+    runner = _Runner(body.module)
     with faking():
-        runner.run(*_fakes(call)[0])
+        runner.run(*args)
     if code is None:
         return runner.found
     ours = Counter({key: calls for key, calls in runner.found.items() if key[1] != "stock"})
@@ -85,50 +104,41 @@ def _called_by_body(
 
 
 class _Runner(fx.Interpreter):
-    """Runs a body on fakes, and notes what each of its calls would call."""
+    """Runs a body on fakes, and notes the kernels that each of its calls starts on a CPU."""
 
-    def __init__(self, module: fx.GraphModule, device_type: str, graph: StepGraph) -> None:
+    def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
-        self._device_type, self._graph = device_type, graph
-        self.found: Counter[tuple[str, KernelKind]] = Counter()
+        self.found: Kernels = Counter()
 
     def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        self.found.update(_called(target, args, kwargs, self._device_type, self._graph))
+        self.found.update(_called_on_cpu(target))
         return super().call_function(target, args, kwargs)
 
 
-def _called(
-    target: Callable[..., Any], args: Any, kwargs: Any, device_type: str, graph: StepGraph
-) -> Iterator[tuple[str, KernelKind]]:
-    """The kernels of one call; none for arithmetic on sizes and for views."""
-    if not isinstance(target, OpOverload) or target.is_view or not _has_tensors(target):
+def _called(target: Any, args: Any, kwargs: Any, device_type: str) -> Kernels:
+    if device_type == "cuda":
+        if not isinstance(target, OpOverload):
+            return Counter()
+        # Also where its result may be a view: a cast is one only if it has nothing to do.
+        return dispatched(lambda: target(*args, **kwargs)).all
+    return Counter(_called_on_cpu(target))
+
+
+def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
+    """The kernel of one call, by the op's own name: there an op looks at values before it works."""
+    if not starts_kernels(target):
         return
-    name = str(target).removesuffix(".default")
-    if target.namespace != _NAMESPACE:
-        yield name, "stock"
-        return
-    kernel = cuda_kernel(target) if device_type == "cuda" else None
-    if kernel is None:
-        yield name, "c++" if _is_compiled(target, device_type) else "plain"
-        return
-    from speccompile.ops.triton.launch import launches_of
-
-    with faking():
-        for launch in launches_of(lambda: kernel(*args, **kwargs)):
-            yield f"{name}: {launch.kernel.__name__}", "triton"
+    if target.namespace != NAMESPACE:
+        yield op_name(target), "stock"
+    else:
+        yield op_name(target), "c++" if _is_compiled(target) else "plain"
 
 
-def _has_tensors(target: OpOverload) -> bool:
-    schema = target._schema
-    return schema.is_mutable or any("Tensor" in str(result.type) for result in schema.returns)
-
-
-def _is_compiled(target: OpOverload, device_type: str) -> bool:
-    """Whether the dispatcher got the op's kernel from C++."""
+def _is_compiled(target: OpOverload) -> bool:
+    """Whether the dispatcher got the op's kernel for a CPU from C++."""
     registrations = dispatch_table(target._schema.name)
-    key = {"cpu": "CPU", "cuda": "CUDA"}[device_type]
     places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
-    place: str = places.get(key) or places["CompositeExplicitAutograd"]
+    place: str = places.get("CPU") or places["CompositeExplicitAutograd"]
     return not place.endswith(".py")
 
 
@@ -150,7 +160,7 @@ def _written_in_cpp(entry: str) -> Iterator[tuple[str, KernelKind]]:
             yield function.removeprefix("aoti_torch_cpu_"), "stock"
         elif name:
             op = name.removeprefix("torch.ops.").replace("::", ".").removesuffix(".default")
-            if not op.startswith(f"{_NAMESPACE}."):
+            if not op.startswith(f"{NAMESPACE}."):
                 yield op, "stock"
 
 
@@ -166,5 +176,5 @@ def _written_in_python(code: str) -> Iterator[tuple[str, KernelKind]]:
                 yield name.removesuffix(".run"), "inductor"
             elif name.startswith("extern_kernels."):
                 yield name.removeprefix("extern_kernels."), "stock"
-            elif name.startswith("torch.ops.") and not name.startswith(f"torch.ops.{_NAMESPACE}."):
+            elif name.startswith("torch.ops.") and not name.startswith(f"torch.ops.{NAMESPACE}."):
                 yield name.removeprefix("torch.ops.").removesuffix(".default"), "stock"

@@ -108,6 +108,7 @@ __all__ = [
     "persistent_buffers",
     "pick_vec_isa",
     "pytree",
+    "run_kernel",
     "set_timeout",
     "standalone_compile",
     "symbolic_trace",
@@ -132,6 +133,13 @@ parse_to = torch._C._nn._parse_to
 def dispatch_table(op: str) -> str:
     """The kernels of an op by dispatch key, with the file that registered each. No public function returns it."""
     return str(torch._C._dispatch_dump(op))
+
+
+def run_kernel(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The result of an op's own kernel for the device of its first tensor, past modes that would replace it."""
+    first = next(item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor))
+    key = getattr(torch._C.DispatchKey, first.device.type.upper())
+    return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
 def is_composite(op: OpOverload) -> bool:

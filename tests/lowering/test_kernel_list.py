@@ -128,7 +128,7 @@ def test_rounded_linears_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch
     assert triton["speccompile.int4_linears: multiply_rounded"] == 2
     assert triton["speccompile.int8_linear: multiply_rounded"] == 1
     assert triton["speccompile.int4_linears: round_inputs"] == 2
-    assert names(calls, body, "stock")["aten.linear"] == 1
+    assert names(calls, body, "stock")["aten.mm"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
 
 

@@ -1,0 +1,227 @@
+"""Launches of each Triton kernel over tensors that have no memory, at given shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from speccompile.ops.triton import ngram, tree
+from speccompile.ops.triton.accept_commit import accept_commit_launch
+from speccompile.ops.triton.attention import attention_launches
+from speccompile.ops.triton.attention_call import AttentionCall
+from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
+from speccompile.ops.triton.causal_conv import causal_conv_launches
+from speccompile.ops.triton.choose import choose_launches, splits_of
+from speccompile.ops.triton.expert_linear import expert_linear_launches
+from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
+from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
+from speccompile.ops.triton.selective_scan import scan_launches
+from speccompile.ops.triton.threshold import threshold_launch
+from speccompile.ops.triton.within_top import within_top_launch
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+I32, I8, U8, BOOL = torch.int32, torch.int8, torch.uint8, torch.bool
+SLOTS = 9
+
+
+def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
+    """A tensor without memory."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The attention of a model: query heads, KV heads, their dims, and ``options`` of the op. ``sinks`` is a flag."""
+
+    name: str
+    heads: int
+    groups: int
+    dim: int
+    value_dim: int
+    window: int | None = None
+    chunk: int | None = None
+    softcap: float | None = None
+    sinks: bool = False
+
+
+def attention(
+    of: Heads,
+    rows: int,
+    width: int,
+    dtype: torch.dtype = BF16,
+    *,
+    capacity: int = 4096,
+    parents: bool = False,
+    fixed_order: bool = False,
+) -> tuple[Launch, Launch]:
+    """B rows of T queries over a cache of S places; ``parents`` of a tree."""
+    plan = plan_attention(rows, width, of.heads, of.groups, of.dim, of.value_dim, capacity, dtype, fixed_order)
+    call = AttentionCall(
+        meta(rows, width, of.heads, of.dim, dtype=dtype),
+        meta(SLOTS, capacity, of.groups, of.dim, dtype=dtype),
+        meta(SLOTS, capacity, of.groups, of.value_dim, dtype=dtype),
+        meta(rows),
+        meta(rows, width),
+        of.dim**-0.5,
+        window=of.window,
+        chunk=of.chunk,
+        softcap=of.softcap,
+        sinks=meta(of.heads, dtype=dtype) if of.sinks else None,
+        parents=meta(rows, width) if parents else None,
+    )
+    return attention_launches(
+        call,
+        out=meta(rows, width, of.heads, of.value_dim, dtype=dtype),
+        workspace=meta(workspace_size(plan, rows, width, of.heads, of.value_dim), dtype=F32),
+        plan=plan,
+    )
+
+
+def choose(vocab: int, rows: int = 4, width: int = 8, *, drawn: bool = False) -> Sequence[Launch]:
+    """The argmax of scores, with noise if ``drawn``."""
+    splits = splits_of(vocab)
+    noise: dict[str, Any] = dict.fromkeys(("temperature", "seed", "positions", "start"))
+    if drawn:
+        noise = {
+            "temperature": meta(rows, dtype=F32),
+            "seed": meta(rows),
+            "positions": meta(rows, width),
+            "start": meta(rows),
+        }
+    scores = meta(rows, width, vocab, dtype=F32 if drawn else BF16)
+    best = meta(rows, width, splits, dtype=F32), meta(rows, width, splits, dtype=I32)
+    return choose_launches(scores, **noise, stream=0, tokens=meta(rows, width), best=best, forbids=drawn)
+
+
+def threshold(wanted: torch.dtype) -> Launch:
+    """``top_k_`` with int64, ``top_p_`` with float32."""
+    return threshold_launch(meta(4, 8, 128256, dtype=F32), meta(4, dtype=wanted))
+
+
+def within_top(dtype: torch.dtype) -> Launch:
+    """For the rule ``relaxed``."""
+    given = meta(4, 8, 128256, dtype=dtype), meta(4, 7), meta(4, dtype=F32), 10
+    return within_top_launch(*given, meta(4, 7, dtype=BOOL))
+
+
+def match_ngram(capacity: int = 4096) -> Sequence[Launch]:
+    """A search over S tokens."""
+    outputs = meta(4, 7), meta(4), meta(4, -(-capacity // ngram.SPAN))
+    return ngram.match_launches(meta(SLOTS, capacity), meta(SLOTS), meta(4), *outputs, max_ngram=3, min_ngram=1)
+
+
+def fit_and_walk(nodes: int, depth: int, proposed: int, *, static: bool = False) -> Sequence[Launch]:
+    """A tree of drafts fitted to a tier, and the accepted path through it. A ``static`` one has 6 nodes."""
+    rows = 4
+    of = ([0, 0, 1, 1, 2, 3], [0, 1, 0, 1, 0, 0]) if static else ([], [])
+    outputs = meta(rows, nodes), meta(rows, nodes + 1), meta(rows, nodes + 1), meta(rows)
+    inputs = meta(rows, proposed), meta(rows, proposed), meta(rows), meta(rows)
+    return (
+        tree.fit_tree_launch(*inputs, (nodes, depth, 2), *of, outputs),
+        tree.walk_tree_launch(meta(rows, nodes + 1), *outputs[:2], depth, meta(rows, depth + 1), meta(rows)),
+    )
+
+
+def move_path(dtype: torch.dtype, depth: int) -> Launch:
+    """KV of an accepted path."""
+    return tree.move_path_launch(meta(SLOTS, 4096, 8, 128, dtype=dtype), meta(4), meta(4), meta(4, depth + 1), meta(4))
+
+
+def accept_commit(drafted: int, rows: int = 4, *, counted: bool = False, listed: bool = True) -> Launch:
+    """Acceptance at K; ``counted``: a rule has accepted already. ``listed``: the mode has ready drafts."""
+    state = {name: meta(SLOTS) for name in ("length", "limit", "emitted", "accepted", "proposed")}
+    tensors = {
+        **state,
+        "tokens": meta(SLOTS, 4096),
+        "alive": meta(SLOTS, dtype=BOOL),
+        "eos": meta(SLOTS, 4),
+        "slots": meta(rows),
+        "target_tokens": meta(rows, drafted + 1),
+        "row_draft_lens": meta(rows),
+        "row_accepted": meta(rows) if counted else None,
+        "drafts": None if counted else meta(rows, drafted),
+        "ready": meta(rows, dtype=BOOL) if listed else None,
+    }
+    return accept_commit_launch(tensors)
+
+
+def _cursor(rows: int, width: int) -> tuple[torch.Tensor, ...]:
+    return meta(rows), meta(rows, width), meta(rows), meta(rows)
+
+
+def causal_conv(channels: int, window: int, width: int = 8, rows: int = 4, *, bias: bool = True) -> Sequence[Launch]:
+    """The convolution of a recurrent layer."""
+    slots, positions, _, length = _cursor(rows, width)
+    x, kept = meta(rows, width, channels, dtype=F32), meta(SLOTS, 8 + window - 1, channels, dtype=F32)
+    weight = meta(channels, window, dtype=F32)
+    return causal_conv_launches(
+        x, weight, meta(channels, dtype=F32) if bias else None, kept, slots, positions, length, x
+    )
+
+
+def delta_rule(heads: int, groups: int, dim: int, gates: int, width: int = 8, rows: int = 4) -> Sequence[Launch]:
+    """The gated delta rule; ``gates`` are the numbers of a gate."""
+    q, out = meta(rows, width, groups, dim, dtype=F32), meta(rows, width, heads, dim, dtype=F32)
+    features = groups * dim + heads * (dim + gates + 1)
+    inputs, state = meta(rows, width, features, dtype=F32), meta(SLOTS, heads, dim, dim, dtype=F32)
+    return delta_rule_launches(q, inputs, gates, state, meta(SLOTS, 8, features, dtype=F32), *_cursor(rows, width), out)
+
+
+def scan(
+    heads: int, groups: int, depth: int, states: int, decays: int, width: int = 8, rows: int = 4
+) -> Sequence[Launch]:
+    """The selective scan; ``depth`` are the channels of a head."""
+    features = heads * (depth + 1) + groups * states
+    inputs, state = meta(rows, width, features, dtype=F32), meta(SLOTS, heads, depth, states, dtype=F32)
+    given = meta(heads, decays, dtype=F32), meta(rows, width, groups, states, dtype=F32)
+    out = meta(rows, width, heads, depth, dtype=F32)
+    return scan_launches(inputs, *given, state, meta(SLOTS, 8, features, dtype=F32), *_cursor(rows, width), out)
+
+
+def rounded(
+    form: str,
+    rows: int,
+    *,
+    depth: int = 4096,
+    features: int = 14336,
+    minimums: bool = False,
+    bias: bool = False,
+    dtype: torch.dtype = BF16,
+) -> tuple[Launch, Launch, Launch]:
+    """Inputs rounded, times an int8 or int4 weight; and rows of an embedding with such a weight."""
+    groups, four = depth // 64, form == "int4"
+    numbers, units = meta(rows, groups, 64, dtype=I8), meta(rows, groups, dtype=F32)
+    packed = meta(features // 32, depth // 4, 16 if four else 32, 4, dtype=U8 if four else I8)
+    shape = (features // 32, groups * (2 if four else 1), *([2] * minimums), 32)
+    scales = meta(*shape, dtype=F16 if four and not minimums else F32)
+    x, out = (meta(rows, size, dtype=dtype) for size in (depth, features))
+    return (
+        round_launch(x, numbers, units),
+        multiply_launch(numbers, units, packed, scales, meta(features, dtype=dtype) if bias else None, out),
+        embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=F32)),
+    )
+
+
+def experts(
+    tokens: int,
+    dtype: torch.dtype = BF16,
+    *,
+    transposed: bool = False,
+    of: tuple[int, int, int, int] = (128, 8, 2048, 1536),
+) -> Sequence[Launch]:
+    """Linears of experts; ``of``: experts, those of a token, inputs and outputs. By default of Qwen3-30B-A3B."""
+    count, chosen, depth, features = of
+    return expert_linear_launches(
+        meta(tokens, depth, dtype=dtype),
+        meta(tokens, chosen),
+        meta(count, *((depth, features) if transposed else (features, depth)), dtype=dtype),
+        meta(count, features, dtype=dtype) if transposed else None,
+        transposed,
+        meta(tokens, chosen, features, dtype=dtype),
+        meta(count + 2, dtype=I32),
+        meta(tokens * chosen, dtype=I32),
+    )
