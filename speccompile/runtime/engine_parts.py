@@ -75,7 +75,7 @@ class EngineParts:
 
 
 def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
-    """With a given prefill budget no step reads a prompt along."""
+    """With a budget in tokens no step reads a prompt along."""
     return {}
 
 
@@ -112,7 +112,9 @@ def connect_parts(
         adapters: the arena's buffers of adapters; None if it has none.
         ranks: of a sharded model, which run what this engine runs.
     """
-    table = TierTable(executables, make, make_mixed if options.prefill_budget is None else _no_mixed_tiers)
+    device = traits_of(arena.device)
+    budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
+    table = TierTable(executables, make, make_mixed if budget is None else _no_mixed_tiers)
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
@@ -150,7 +152,7 @@ def connect_parts(
         answers,
         outcomes,
         stats,
-        PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
+        PrefillBudget(widths, budget, fixed=traits.one_shape),
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)
@@ -172,7 +174,7 @@ def connect_parts(
         outcomes,
         stats,
         clock,
-        late=traits_of(arena.device).asynchronous and not waits,
+        late=device.asynchronous and not waits,
         clears_rejected=traits.reads_dead_places,
         drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )

@@ -19,6 +19,8 @@ class DeviceTraits:
             host are staged in pinned memory.
         cpp_ops: the C++ ops of ``ops/cpu`` run there.
         triton_ops: the Triton kernels of ``ops/triton`` run there.
+        prefill_budget: prompt tokens between two decode steps, where the caller gives no number. None reads prompts
+            along with decode steps, or in chunks whose measured time is short beside a step's.
     """
 
     default_backend: str = "inductor"
@@ -26,11 +28,13 @@ class DeviceTraits:
     asynchronous: bool = False
     cpp_ops: bool = False
     triton_ops: bool = False
+    prefill_budget: int | None = None
 
 
 TRAITS: dict[str, DeviceTraits] = {
     "cpu": DeviceTraits(host_memory=True, cpp_ops=True),
-    "cuda": DeviceTraits(default_backend="cudagraph", asynchronous=True, triton_ops=True),
+    # Up to a few hundred tokens a chunk takes about as long as a decode step: both read all weights once.
+    "cuda": DeviceTraits(default_backend="cudagraph", asynchronous=True, triton_ops=True, prefill_budget=512),
 }
 _OTHER = DeviceTraits()
 

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from speccompile.compiler.layout import PREFILL_WIDTHS, prefill_widths
 from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
+from speccompile.utils.devices import TRAITS
 
 pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
@@ -50,6 +51,12 @@ def test_chunks_by_example(length: int, chunks: list[int]) -> None:
 )
 def test_chunks_of_the_widths_that_are_built(length: int, chunks: list[int]) -> None:
     assert chunk_widths(length, PREFILL_WIDTHS) == chunks
+
+
+def test_the_whole_budget_of_a_gpu_is_one_chunk() -> None:
+    budget = TRAITS["cuda"].prefill_budget
+    assert budget in PREFILL_WIDTHS
+    assert PrefillBudget(PREFILL_WIDTHS, budget, fixed=False).next_chunk(1000, []) == budget
 
 
 @given(max_len=st.integers(2, 5000))
