@@ -156,10 +156,10 @@ def connect_parts(
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)
-    # Results are read late only where the device runs beside the host, and where nothing of a step decides which tier
-    # comes next, or has to be cleared before it.
-    chosen_by = (traits.ready and "draft_lens" in arena) or "draft_confidence" in arena
-    waits = chosen_by or traits.reads_dead_places or host_draft is not None
+    # Results are read late only where the device runs beside the host, and where the next step needs nothing of them:
+    # a draft of the host, whether a network drafts, how certain it is, or what has to be cleared.
+    asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
+    waits = asks or traits.reads_dead_places
     scheduler = Scheduler(
         arena,
         table,
