@@ -152,7 +152,7 @@ def connect_parts(
         answers,
         outcomes,
         stats,
-        PrefillBudget(widths, budget, fixed=traits.one_shape),
+        PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)

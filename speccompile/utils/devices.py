@@ -21,6 +21,7 @@ class DeviceTraits:
         triton_ops: the Triton kernels of ``ops/triton`` run there.
         prefill_budget: prompt tokens between two decode steps, where the caller gives no number. None reads prompts
             along with decode steps, or in chunks whose measured time is short beside a step's.
+        flat_chunk: up to so many tokens a prompt chunk is expected to take as long as one of a single token.
     """
 
     default_backend: str = "inductor"
@@ -29,12 +30,13 @@ class DeviceTraits:
     cpp_ops: bool = False
     triton_ops: bool = False
     prefill_budget: int | None = None
+    flat_chunk: int = 1
 
 
 TRAITS: dict[str, DeviceTraits] = {
     "cpu": DeviceTraits(host_memory=True, cpp_ops=True),
-    # Up to a few hundred tokens a chunk takes about as long as a decode step: both read all weights once.
-    "cuda": DeviceTraits(default_backend="cudagraph", asynchronous=True, triton_ops=True, prefill_budget=512),
+    # Small chunks take as long as a decode step: both read all weights once.
+    "cuda": DeviceTraits("cudagraph", asynchronous=True, triton_ops=True, prefill_budget=512, flat_chunk=128),
 }
 _OTHER = DeviceTraits()
 

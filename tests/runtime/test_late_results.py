@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from speccompile.graph.arena import Arena
 from speccompile.lowering.tier import Tier
 from speccompile.runtime.outcomes import HostBuffer
 from speccompile.runtime.request import Request
+from speccompile.utils.devices import TRAITS
 from support.engines import MAX_BATCH, MAX_LEN, VOCAB, greedy
 from support.tiny import admitted, random_prompt
 
@@ -207,6 +209,35 @@ def test_the_host_reads_one_tensor_a_step(
     assert read == ["tolist"] * 8
     for request in requests:
         request.cancel()
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "late"),
+    [
+        ("none", {}, True),
+        ("early_exit", {}, True),
+        ("ngram", {}, True),
+        ("suffix", {"max_depth": 6}, True),
+        (["prediction", "ngram"], {}, True),
+        ("ngram", {"tiers": (0, TREE), "policy": "fixed:0"}, True),
+        # The host drafts from the newest tokens.
+        ("user_provided", {"draft": lambda text, most: text[-1:], "host": True}, False),
+        # What drafts leave after the sequence may have to be cleared.
+        ("ngram", {"deterministic": True}, False),
+    ],
+)
+def test_beside_a_device_that_runs_by_itself_results_are_late_unless_a_step_needs_them(
+    model: LlamaForCausalLM,
+    mode: str | list[str],
+    options: dict[str, Any],
+    late: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asynchronous = replace(TRAITS["cpu"], asynchronous=True)
+    monkeypatch.setattr("speccompile.runtime.engine_parts.traits_of", lambda device: asynchronous)
+    with wrap(model, mode, **options) as spec:
+        assert spec.engine.scheduler.late == late
+        assert ("one step late" if late else "when a step ends") in spec.explain()
 
 
 def test_a_late_result_lags_by_one_step(model: LlamaForCausalLM) -> None:

@@ -59,6 +59,28 @@ def test_the_whole_budget_of_a_gpu_is_one_chunk() -> None:
     assert PrefillBudget(PREFILL_WIDTHS, budget, fixed=False).next_chunk(1000, []) == budget
 
 
+@pytest.mark.parametrize(
+    ("length", "chunks"), [(1, [4]), (21, [32]), (70, [128]), (129, [128, 4]), (200, [128, 128]), (500, [512])]
+)
+def test_where_small_chunks_cost_the_same_the_last_one_is_padded(length: int, chunks: list[int]) -> None:
+    budget, left, got = PrefillBudget(PREFILL_WIDTHS, 512, fixed=False, flat=128), length, list[int]()
+    while left > 0:
+        width = budget.next_chunk(left, got)
+        assert width is not None
+        got.append(width)
+        left -= width
+    assert got == chunks
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(512, 4), (300, 2), (24, 1)])
+def test_short_prompts_are_charged_what_they_cost(tokens: int, count: int) -> None:
+    """Each of them reads all weights, and requests that run wait for it."""
+    budget, spent = PrefillBudget(PREFILL_WIDTHS, tokens, fixed=False, flat=128), list[int]()
+    while (width := budget.next_chunk(3, spent)) is not None:
+        spent.append(width)
+    assert spent == [4] * count
+
+
 @given(max_len=st.integers(2, 5000))
 def test_no_prefill_chunk_but_the_smallest_is_wider_than_a_text_can_be(max_len: int) -> None:
     widths = prefill_widths(max_len)
