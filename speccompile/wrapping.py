@@ -123,8 +123,9 @@ def wrap(
             the scale that loses least at the inputs that are large. It must be of this model, and have the inputs of
             all weights in ``int4``.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
-        prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. None reads them
-            along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual steps.
+        prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None reads
+            them along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual
+            steps. On CUDA None is 512.
         prefix_reuse: Whether a prompt that begins like another sequence in the arena reuses the KV of that one.
             Where tiers run one shape for ``deterministic=True``, none does.
         state_checkpoints: Tokens between two checkpoints of recurrent state, from which prompts go on that leave a

@@ -75,7 +75,7 @@ class EngineParts:
 
 
 def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
-    """With a given prefill budget no step reads a prompt along."""
+    """With a budget in tokens no step reads a prompt along."""
     return {}
 
 
@@ -112,7 +112,9 @@ def connect_parts(
         adapters: the arena's buffers of adapters; None if it has none.
         ranks: of a sharded model, which run what this engine runs.
     """
-    table = TierTable(executables, make, make_mixed if options.prefill_budget is None else _no_mixed_tiers)
+    device = traits_of(arena.device)
+    budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
+    table = TierTable(executables, make, make_mixed if budget is None else _no_mixed_tiers)
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
@@ -150,14 +152,14 @@ def connect_parts(
         answers,
         outcomes,
         stats,
-        PrefillBudget(widths, options.prefill_budget, fixed=traits.one_shape),
+        PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)
-    # Results are read late only where the device runs beside the host, and where nothing of a step decides which tier
-    # comes next, or has to be cleared before it.
-    chosen_by = (traits.ready and "draft_lens" in arena) or "draft_confidence" in arena
-    waits = chosen_by or traits.reads_dead_places or host_draft is not None
+    # Results are read late only where the device runs beside the host, and where the next step needs nothing of them:
+    # a draft of the host, whether a network drafts, how certain it is, or what has to be cleared.
+    asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
+    waits = asks or traits.reads_dead_places
     scheduler = Scheduler(
         arena,
         table,
@@ -172,7 +174,7 @@ def connect_parts(
         outcomes,
         stats,
         clock,
-        late=traits_of(arena.device).asynchronous and not waits,
+        late=device.asynchronous and not waits,
         clears_rejected=traits.reads_dead_places,
         drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )

@@ -7,6 +7,7 @@ import operator
 from speccompile.errors import DraftFailed, error_line
 from speccompile.graph.arena import Arena
 from speccompile.modes.base import HostDraft
+from speccompile.runtime.proposal import Proposal
 from speccompile.runtime.request import Request
 
 
@@ -31,7 +32,9 @@ class HostDrafter:
         most = min(limit for limit in limits if limit is not None)
         drafts = self._checked_drafts(request, most) if most > 0 else []
         self._arena.write("draft_tokens", request.slot, drafts)
-        self._arena.write("draft_lens", request.slot, min(len(drafts), most))
+        length = min(len(drafts), most)
+        self._arena.write("draft_lens", request.slot, length)
+        request.proposal = Proposal(length)
 
     def _checked_drafts(self, request: Request, most: int) -> list[int]:
         layout = self._arena.layout

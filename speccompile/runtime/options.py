@@ -11,7 +11,8 @@ class EngineOptions:
 
     Args:
         max_waiting: most requests that wait for a slot.
-        prefill_budget: prompt tokens between two decode steps while tokens are watched; None measures what they cost.
+        prefill_budget: prompt tokens between two decode steps while tokens are watched; None is the device's
+            (:class:`~speccompile.utils.devices.DeviceTraits`), which may measure what they cost.
         prefix_reuse: whether the KV of a known beginning of a prompt is used again.
         state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from speccompile.graph.arena import Arena
-from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.policies.base import Done, Row
 from speccompile.runtime.request import Request
 
@@ -24,18 +23,16 @@ def policy_rows(
 
     Args:
         longest: most drafts that a step can accept.
-        ready: the drafter's proposals are in the arena.
+        ready: the drafter has proposed.
         scores: include the drafter's scores of its proposals, if it has any.
         reach: the longest context that the drafter can read; None is unlimited.
         network_on_demand: a network drafts for rows without a proposal.
     """
-    lens = arena["draft_lens"].tolist() if ready and "draft_lens" in arena else None
-    draft_scores = arena["draft_score"].tolist() if scores and ready and "draft_score" in arena else None
     confidence = arena["draft_confidence"].tolist() if scores and "draft_confidence" in arena else None
     offered = []
     for request in rows:
         context = len(request.prompt) + len(request.new_tokens)
-        proposed = 0 if lens is None else lens[request.slot]
+        proposed = request.proposal.length if ready else 0
         by_network = not ready or (network_on_demand and not proposed)
         count = min(longest, max(0, request.room - 1) if by_network else proposed)
         if reach is not None and by_network:
@@ -45,18 +42,10 @@ def policy_rows(
         own: Sequence[float] = ()
         if by_network and confidence is not None:
             own = [confidence[request.slot]]
-        elif not by_network and draft_scores is not None:
-            own = draft_scores[request.slot]
+        elif not by_network and scores:
+            own = request.proposal.scores
         offered.append(Row(request.number, context, count, tuple(own[:count]), network_on_demand and not by_network))
     return offered
-
-
-def draft_sources(rows: Sequence[Request], arena: Arena) -> list[int]:
-    """For each row, the drafter whose drafts wait for the next step, by its place in ``Mode.drafter_names``."""
-    if DRAFT_SOURCE not in arena:
-        return [0] * len(rows)
-    sources = arena[DRAFT_SOURCE].tolist()
-    return [sources[request.slot] for request in rows]
 
 
 def done_of(

@@ -31,10 +31,10 @@ def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
     return chunks
 
 
-def next_width(length: int, widths: Sequence[int]) -> int:
-    """The next chunk for ``length`` tokens: the smallest width that covers them when little of it is padding, else the
-    largest that fits."""
-    covering = [width for width in widths if length <= width <= length * 3 // 2]
+def next_width(length: int, widths: Sequence[int], flat: int = 1) -> int:
+    """The next chunk for ``length`` tokens: the smallest width that covers them when little of it is padding, or when
+    it is at most ``flat``, else the largest that fits."""
+    covering = [width for width in widths if length <= width <= max(flat, length * 3 // 2)]
     fitting = [width for width in widths if width <= length]
     return covering[0] if covering else fitting[-1] if fitting else widths[0]
 
@@ -74,11 +74,13 @@ class PrefillBudget:
             ``LONGEST_WAIT`` usual steps. In both cases at least one chunk of the smallest width runs before each step,
             so that prompts progress.
         fixed: chunks depend on the prompt alone, never on time or other requests.
+        flat: a chunk is charged as one of so many tokens at least, and padding up to them is free.
     """
 
-    def __init__(self, widths: Sequence[int], tokens: int | None, *, fixed: bool) -> None:
+    def __init__(self, widths: Sequence[int], tokens: int | None, *, fixed: bool, flat: int = 1) -> None:
         self.tokens = FIXED_TOKENS if fixed and tokens is None else tokens
         self.fixed = fixed
+        self._flat = flat
         self._widths = tuple(widths)
         self._steps: deque[float] = deque(maxlen=STEPS)
         # By draft length.
@@ -151,16 +153,17 @@ class PrefillBudget:
         if self.fixed:
             assert self.tokens is not None
             widths: Sequence[int] = [width for width in self._widths if width <= self.tokens] or self._widths[:1]
-            widths = [next_width(length, widths)]
+            widths = [next_width(length, widths, self._flat)]
         else:
             widths = self._widths
         allowed = [width for width in widths if spent is None or self._fits(width, spent)]
         if not allowed and not spent:
             allowed = [widths[0]]
-        return next_width(length, allowed) if allowed else None
+        return next_width(length, allowed, self._flat) if allowed else None
 
     def _fits(self, width: int, spent: Sequence[int]) -> bool:
         if self.tokens is not None:
-            return sum(spent) + width <= self.tokens
+            least = min(self._flat, self.tokens)
+            return sum(max(least, ran) for ran in [*spent, width]) <= self.tokens
         seconds = sum(self.seconds(ran) for ran in [*spent, width])
         return seconds <= (LONGEST_WAIT - 1) * self.usual_step

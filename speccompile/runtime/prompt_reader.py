@@ -10,7 +10,7 @@ from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.outcomes import Columns, Outcomes
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
@@ -56,6 +56,7 @@ class PromptReader:
         self._outcomes = outcomes
         self._stats = stats
         self._clock = clock
+        self._columns = Columns.of(arena)
         self.budget = budget
 
     def read(self) -> bool:
@@ -67,7 +68,7 @@ class PromptReader:
                 return False
             if self.reads_along(request):
                 if request.cached == len(request.prompt) - 1:
-                    self._batch.join(request)
+                    self._join_without_token(request)
                     continue
                 return False
             goes_first = self._batch.goes_first(request)
@@ -102,7 +103,15 @@ class PromptReader:
         self._stats.prefill_tokens += count
         self._count_read(request, count)
         if count == left:
-            self._batch.join(request)
+            self._join_without_token(request)
+
+    def _join_without_token(self, request: Request) -> None:
+        """Make ``request`` a row that has KV of all but the newest token, as after a decode step. Its first decode step
+        does the rest."""
+        if self._columns.proposes and request.stats.prefill_tokens:
+            # Chunks propose, too.
+            request.proposal = self._columns.proposal(self._outcomes.take().read(), request.slot)
+        self._batch.join(request)
 
     def _admit(self) -> Request | None:
         """The next waiting request that has not been cancelled, with a slot, if one is free."""
@@ -133,8 +142,7 @@ class PromptReader:
         try:
             left = len(request.prompt) - request.cached
             if request.stats.reused_tokens and left == 1:
-                # As after a decode step: KV of all but the newest token. The next step does the rest.
-                self._batch.join(request)
+                self._join_without_token(request)
                 return 0
             width = self.budget.next_chunk(left, spent)
             if width is None:
@@ -169,7 +177,9 @@ class PromptReader:
         if is_last:
             self._batch.join(request)
             record = request.records.read(arena, request.slot, 1)
-            emitted, _, _, alive, *newest = (column[request.slot] for column in self._outcomes.take().read())
+            columns = self._outcomes.take().read()
+            request.proposal = self._columns.proposal(columns, request.slot)
+            emitted, _, _, alive, *newest = (column[request.slot] for column in columns)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record)
             self._departures.retire([request])
 

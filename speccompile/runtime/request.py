@@ -11,6 +11,7 @@ from typing import Protocol
 from speccompile.errors import InvalidOption, RequestFailed, error_line
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.params import Params
+from speccompile.runtime.proposal import NO_PROPOSAL, Proposal
 from speccompile.runtime.result import Result, Timings
 from speccompile.runtime.score_records import Records
 from speccompile.runtime.stats import RequestStats
@@ -80,6 +81,8 @@ class Request:
         #: Its slot in the arena (-1 while it waits), and the number of its tokens whose KV that holds.
         self.slot = -1
         self.cached = 0
+        #: The drafts that wait for its next step.
+        self.proposal: Proposal = NO_PROPOSAL
         #: It owns nothing any more, and its listener was notified of the end.
         self.closed = False
         #: The readers that iterate over it or wait for it.

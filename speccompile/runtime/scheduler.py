@@ -9,14 +9,15 @@ from dataclasses import dataclass
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.tree import Tree
+from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.outcomes import OF_TREE, Outcome, Outcomes
+from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
-from speccompile.runtime.policy_inputs import done_of, draft_sources
+from speccompile.runtime.policy_inputs import done_of
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import Record
@@ -34,20 +35,21 @@ class Flight:
 
     Args:
         rows: its requests.
+        tier: the one that ran.
         outcome, records: copies, since the next run overwrites the arena; records only of rows that return them.
         offered: the policy's inputs, for each row.
-        sources: the drafter whose drafts each row has, by its place in ``Mode.drafter_names``.
         started: when the run began, in seconds of ``time.perf_counter``.
+        timed: the seconds of the run, once the clock has reported them.
         mixed: it read a prompt along.
     """
 
     rows: list[Request]
+    tier: Tier
     outcome: Outcome
     records: dict[Request, Record]
     offered: list[Row]
-    sources: list[int]
-    draft_len: int
     started: float
+    timed: list[float]
     mixed: bool
 
 
@@ -59,6 +61,7 @@ class Scheduler:
         outcomes: results of each run.
         clock: the prompt reader's, so that measurements arrive in the order of runs.
         late: read a step's results when the next one has been launched, so that the device never waits for the host.
+            The tier is then chosen by the results of the step before that.
         clears_rejected: a row whose drafts made its logits NaN has its state after the sequence cleared.
         drafter: runs what precedes a step, where the policy may stop it; None leaves it to the tier.
 
@@ -101,6 +104,7 @@ class Scheduler:
         self._clears_rejected = clears_rejected
         self._drafter = drafter
         self._clock = clock
+        self._columns = Columns.of(arena)
         self.outcomes = outcomes
         self.late = late
         self.flights: deque[Flight] = deque()
@@ -155,11 +159,16 @@ class Scheduler:
             self._prompts.point_at(reader)
             draft_len = budget.mixed_draft_len(draft_len, self._table.chains)
             tiers, note = self._table.mixed_tiers, budget.note_mixed
-        name, sources = self._choice.name(draft_len), draft_sources(rows, self._arena)
+        name = self._choice.name(draft_len)
         tier = self.tier = tiers[name]
-        started = time.perf_counter()
-        # A drafter that is stopped changes the tier.
-        with self._clock.time(lambda seconds: note(tier.draft_len, seconds)):
+        started, timed = time.perf_counter(), list[float]()
+
+        def note_seconds(seconds: float) -> None:
+            # A drafter that is stopped changes the tier.
+            note(tier.draft_len, seconds)
+            timed.append(seconds)
+
+        with self._clock.time(note_seconds):
             if self._drafter is not None:
                 tier, offered = self._drafter.run(name, rows, offered)
                 self.tier = tier
@@ -174,22 +183,20 @@ class Scheduler:
             row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
         }
         outcome, mixed = self.outcomes.take(), reader is not None
-        self.flights.append(Flight(rows, outcome, records, offered, sources, tier.draft_len, started, mixed))
-        # A tree runs only where a row has one.
-        proposed = isinstance(tier.draft_len, Tree) or any(row.draft_len for row in offered)
-        self._stats.count_step(tier.draft_len, tier.key.rows, proposed=proposed)
+        self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed))
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
     def _collect(self, flight: Flight) -> None:
         """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
         columns = flight.outcome.read()
-        of_tree = columns[-len(OF_TREE) :] if isinstance(flight.draft_len, Tree) else ()
+        of_tree = columns[self._columns.of_tree] if isinstance(flight.tier.draft_len, Tree) else []
         self._learn(flight, columns, of_tree[:2])
-        for request, source in zip(flight.rows, flight.sources, strict=True):
+        for request in flight.rows:
             if request.finished:
                 continue
             emitted, accepted, proposed, alive, *newest = (column[request.slot] for column in columns)
+            source, request.proposal = request.proposal.source, self._columns.proposal(columns, request.slot)
             if alive and not emitted:
                 self._retry_without_drafts(request)
                 continue
@@ -203,19 +210,26 @@ class Scheduler:
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:
-        """Report a run to a policy that learns; ``chain`` is what became of that in a tree. The seconds of a run are
-        unknown if others were launched after it."""
-        milliseconds = None
-        if not self.late:
-            seconds = time.perf_counter() - flight.started
-            self._stats.count_seconds(flight.draft_len, seconds)
-            # The time of a prompt that was read along is not the tier's cost.
-            milliseconds = None if flight.mixed else 1e3 * seconds
+        """Count a run, and report it to a policy that learns; ``chain`` is what became of that in a tree."""
+        draft_len, offered, seconds = flight.tier.draft_len, flight.offered, time.perf_counter() - flight.started
+        if self.late:
+            # Others were launched since, so only the clock knows its duration.
+            self._clock.report()
+            (seconds,) = flight.timed
+            if self._drafter is None:
+                # The results of the run before it were unknown when it was launched, and are known by now.
+                offered = self._choice.inputs_of(flight.rows)
+        # A tree runs only where a row has one.
+        proposed = isinstance(draft_len, Tree) or any(row.draft_len for row in offered)
+        self._stats.count_step(draft_len, flight.tier.key.rows, proposed=proposed)
+        self._stats.count_seconds(draft_len, seconds)
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        done = done_of(flight.draft_len, flight.offered, slots, columns[:4], milliseconds, chain)
-        self._policies.note(done, [row.draft_len for row in flight.offered])
+        # The time of a prompt that was read along is not the tier's cost.
+        milliseconds = None if flight.mixed else 1e3 * seconds
+        done = done_of(draft_len, offered, slots, columns[:4], milliseconds, chain)
+        self._policies.note(done, [row.draft_len for row in offered])
 
     def _retry_without_drafts(self, request: Request) -> None:
         """No token could be chosen before its drafts: its next step has no drafts."""

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import TierName
-from speccompile.graph.tree import PROPOSAL, Tree
+from speccompile.graph.tree import Tree
 from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.policy_inputs import policy_rows
+from speccompile.runtime.request import Request
 from speccompile.runtime.tier_table import TierTable
 
 
@@ -32,10 +35,14 @@ class TierChoice:
 
     def policy_inputs(self) -> list[Row]:
         """For each row, how many drafts the next step could verify."""
+        return self.inputs_of(self._batch.rows)
+
+    def inputs_of(self, rows: Sequence[Request]) -> list[Row]:
+        """The same of ``rows``."""
         traits = self._traits
         scores = self._policies.learns
         return policy_rows(
-            self._batch.rows,
+            rows,
             self._arena,
             self._table.deepest,
             ready=traits.ready,
@@ -66,8 +73,7 @@ class TierChoice:
         wanting = [request for request in self._batch.rows if request.params.num_draft_tokens != 0]
         if not self._traits.ready or self._traits.network_on_demand:
             return bool(wanting)
-        count = self._arena[PROPOSAL[2]]
-        return any(int(count[request.slot]) > 0 for request in wanting)
+        return any(request.proposal.nodes for request in wanting)
 
     def name(self, draft_len: int) -> TierName:
         """The name of the tier of that draft length for the current rows."""

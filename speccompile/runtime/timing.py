@@ -22,6 +22,9 @@ class Clock(Protocol):
     def time(self, note: Note) -> contextlib.AbstractContextManager[None]:
         """Call ``note`` with the duration of what runs in this context: at its end, or when a later run begins."""
 
+    def report(self) -> None:
+        """Call the ``note`` of every run that has ended by now."""
+
 
 class HostClock:
     """For devices where a run has ended when it returns."""
@@ -31,6 +34,9 @@ class HostClock:
         started = time.perf_counter()
         yield
         note(time.perf_counter() - started)
+
+    def report(self) -> None:
+        """Nothing is left: a run was reported at its end."""
 
 
 class EventClock:
@@ -47,7 +53,7 @@ class EventClock:
 
     @contextlib.contextmanager
     def time(self, note: Note) -> Iterator[None]:
-        self._report_ended()
+        self.report()
         begin, end = self._event(), self._event()
         begin.record()
         yield
@@ -57,7 +63,8 @@ class EventClock:
     def _event(self) -> Any:
         return self._free.pop() if self._free else self._make()
 
-    def _report_ended(self) -> None:
+    def report(self) -> None:
+        """Call the ``note`` of every run that has ended by now."""
         while self._running and self._running[0][1].query():
             begin, end, note = self._running.popleft()
             note(begin.elapsed_time(end) / 1e3)

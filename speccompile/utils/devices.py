@@ -22,6 +22,9 @@ class DeviceTraits:
             host are staged in pinned memory.
         cpp_ops: the C++ ops of ``ops/cpu`` run there.
         triton_ops: the Triton kernels of ``ops/triton`` run there.
+        prefill_budget: prompt tokens between two decode steps, where the caller gives no number. None reads prompts
+            along with decode steps, or in chunks whose measured time is short beside a step's.
+        flat_chunk: up to so many tokens a prompt chunk is expected to take as long as one of a single token.
     """
 
     default_backend: str = "inductor"
@@ -29,11 +32,14 @@ class DeviceTraits:
     asynchronous: bool = False
     cpp_ops: bool = False
     triton_ops: bool = False
+    prefill_budget: int | None = None
+    flat_chunk: int = 1
 
 
 TRAITS: dict[str, DeviceTraits] = {
     "cpu": DeviceTraits(host_memory=True, cpp_ops=True),
-    "cuda": DeviceTraits(default_backend="cudagraph", asynchronous=True, triton_ops=True),
+    # Small chunks take as long as a decode step: both read all weights once.
+    "cuda": DeviceTraits("cudagraph", asynchronous=True, triton_ops=True, prefill_budget=512, flat_chunk=128),
 }
 _OTHER = DeviceTraits()
 

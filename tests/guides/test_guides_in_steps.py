@@ -162,12 +162,18 @@ def test_the_same_texts_at_every_tier(
         assert run(specs[mode], requests(1)) == alone[1, True]
 
 
+@pytest.mark.parametrize("late", [False, True])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_same_texts_in_every_neighbourhood(
-    specs: dict[str, Speculator], alone: dict[tuple[int, bool], list[list[int]]], mode: str
+    specs: dict[str, Speculator],
+    alone: dict[tuple[int, bool], list[list[int]]],
+    mode: str,
+    late: bool,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """While tiers change."""
     spec, asked = specs[mode], requests(2)
+    monkeypatch.setattr(spec.engine.scheduler, "late", late)
     spec.engine.policy = Dice(spec.engine.draft_lens, 2)
     assert run(spec, asked) == alone[2, True]
     assert run(spec, asked[::-1]) == alone[2, True][::-1], "in other slots, by other neighbours"

@@ -6,6 +6,7 @@ import functools
 import random
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from speccompile.guides import regex_guide
 from speccompile.modes import registry
 from speccompile.policies import Cost, Fixed, Schedule
 from speccompile.policies.costs import CostTable, TierCost
+from speccompile.runtime.request import Request
 from speccompile.utils.transformers_version import CACHE
 from support.errors import raises
 from support.families import model_of
@@ -249,8 +251,9 @@ def test_statistics_are_by_depth(spec: Speculator, tmp_path: Path) -> None:
         pass
 
 
-def propose(spec: Speculator, slot: int, tokens: list[int], parents: list[int]) -> None:
+def propose(spec: Speculator, request: Request, tokens: list[int], parents: list[int]) -> None:
     """Let the next step of a tree have this proposal."""
+    slot, request.proposal = request.slot, replace(request.proposal, nodes=len(tokens))
     for name, values in (("tree_tokens", tokens), ("tree_parents", parents)):
         spec.arena[name][slot, : len(values)] = torch.tensor(values)
     spec.arena["tree_count"][slot] = len(tokens)
@@ -266,7 +269,7 @@ def test_depths_without_a_node_do_not_count(spec: Speculator, expected: dict[str
     spec.stats.reset()
     right = text[len(request.new_tokens)]
     # Two first tokens, the second of which is right, and one after the first.
-    propose(spec, request.slot, [(right + 1) % VOCAB, right, 0], [0, 0, 1])
+    propose(spec, request, [(right + 1) % VOCAB, right, 0], [0, 0, 1])
     spec.engine.step()
     assert (spec.stats.draft_tokens, spec.stats.accepted_tokens) == (3, 1)
     assert spec.stats.proposed_at[:4] == [1, 1, 0, 0] and spec.stats.accepted_at[:3] == [1, 0, 0]
@@ -310,7 +313,7 @@ def test_after_random_trees_the_kv_is_that_of_transformers(
                 tokens.append(wanted)
             else:
                 tokens.append(rng.choice([token for token in range(VOCAB) if token not in (wanted, *beside)]))
-        propose(whole, request.slot, tokens, list(parents))
+        propose(whole, request, tokens, list(parents))
         whole.set_tier(rng.choice([tree, tree, static]) if parents else 2)
         whole.engine.step()
         emitted = len(prompt) + len(request.new_tokens) - known

@@ -14,6 +14,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import UnknownTier
+from speccompile.runtime.proposal import Proposal
 from speccompile.runtime.request import Request
 from support.dice import Dice
 from support.engines import MAX_BATCH, MAX_LEN, Breaks, greedy
@@ -284,18 +285,16 @@ def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
 
 def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausalLM) -> None:
     spec = wrap(model, "ngram", max_batch=2)
-    engine, draft_lens = spec.engine, spec.arena["draft_lens"]
+    engine = spec.engine
     request = admitted(engine, random_prompt(10), max_new_tokens=60)
-    # The other slot's row does not run: it has no say.
-    draft_lens.fill_(7)
     for proposed, expected in [(0, 0), (1, 1), (2, 3), (3, 3), (4, 7), (7, 7)]:
-        draft_lens[request.slot] = proposed
+        request.proposal = Proposal(proposed)
         assert engine.choice.next_tier() is engine.tiers[expected, 1, "greedy"]
     spec.set_tier(3)
     assert engine.choice.next_tier() is engine.tiers[3, 1, "greedy"]
     # Of two rows, the longer proposal counts.
     other = admitted(engine, random_prompt(12), max_new_tokens=60)
-    draft_lens[request.slot], draft_lens[other.slot] = 0, 2
+    request.proposal, other.proposal = Proposal(0), Proposal(2)
     assert engine.choice.next_tier() is engine.tiers[3, 2, "greedy"]
-    draft_lens[other.slot] = 0
+    other.proposal = Proposal(0)
     assert engine.choice.next_tier() is engine.tiers[0, 2, "greedy"]

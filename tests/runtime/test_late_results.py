@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile import Speculator
+from speccompile import Speculator, Tree
 from speccompile.graph.arena import Arena
+from speccompile.lowering.tier import Tier
 from speccompile.runtime.outcomes import HostBuffer
 from speccompile.runtime.request import Request
-from support.engines import MAX_BATCH, MAX_LEN, greedy
+from speccompile.utils.devices import TRAITS
+from support.engines import MAX_BATCH, MAX_LEN, VOCAB, greedy
 from support.tiny import admitted, random_prompt
 
 
-def wrap(model: LlamaForCausalLM, mode: str) -> Speculator:
+def wrap(model: LlamaForCausalLM, mode: str | list[str], **options: Any) -> Speculator:
     tiers = (0,) if mode == "none" else (0, 3)
-    sizes = {"tiers": tiers, "max_batch": MAX_BATCH, "max_len": MAX_LEN}
-    return speccompile.wrap(model, mode, backend="eager", policy=f"fixed:{max(tiers)}", **sizes)
+    sizes = {"tiers": tiers, "max_batch": MAX_BATCH, "max_len": MAX_LEN, "policy": f"fixed:{max(tiers)}"}
+    return speccompile.wrap(model, mode, backend="eager", **sizes | options)
 
 
 class CancelsAt:
@@ -44,8 +49,11 @@ class CancelsAt:
         self.ends += 1
 
 
-def comings_and_goings(spec: Speculator, seed: int) -> list[Request]:
-    """Requests that come at random; some are cancelled between steps, some by their own streamer."""
+def comings_and_goings(
+    spec: Speculator, seed: int, asks: Callable[[list[int], int], dict[str, Any]] = lambda text, new: {}
+) -> list[Request]:
+    """Requests that come at random; some are cancelled between steps, some by their own streamer. ``asks`` has the
+    options of a request, by its prompt and new tokens."""
     rng, engine = random.Random(seed), spec.engine
     to_come = [(random_prompt(rng.randint(1, 60), rng.randint(0, 9)), rng.randint(1, 40)) for _ in range(25)]
     requests: list[Request] = []
@@ -57,7 +65,7 @@ def comings_and_goings(spec: Speculator, seed: int) -> list[Request]:
         if to_come and step % 3 == 0:
             text, new = to_come.pop()
             streamer = CancelsAt(rng.randint(1, 20)) if rng.random() < 0.3 else None
-            request = engine.submit(text, max_new_tokens=new, streamer=streamer)
+            request = engine.submit(text, max_new_tokens=new, streamer=streamer, **asks(text, new))
             if streamer is not None:
                 streamer.request, streamers[request] = request, streamer
             elif rng.random() < 0.4:
@@ -119,6 +127,117 @@ def test_texts_are_the_same_when_results_are_read_a_step_late(
     for spec in (early, late):
         assert spec.engine.capacity().free_slots == MAX_BATCH
         assert not spec.arena["alive"].any()
+
+
+TREE = Tree.dynamic(nodes=6, depth=3, branches=2)
+#: Texts of three tokens repeat themselves, so that drafts are accepted.
+FEW = {"suppress_tokens": [token for token in range(VOCAB) if token not in (5, 6, 7)]}
+SAMPLED = {"do_sample": True, "temperature": 0.7, **FEW}
+#: Ready drafters: mode, options of the wrap, options of requests.
+READY: dict[str, tuple[str | list[str], dict[str, Any], dict[str, Any]]] = {
+    "ngram": ("ngram", {}, SAMPLED),
+    "suffix": ("suffix", {"max_depth": 6}, SAMPLED),
+    "composed": (["prediction", "suffix", "ngram"], {"max_depth": 6}, {}),
+    "tree": ("ngram", {"tiers": (0, 3, TREE)}, FEW),
+    "sampled tree": ("suffix", {"tiers": (0, TREE), "policy": "fixed:0", "max_depth": 6}, SAMPLED),
+}
+
+
+@pytest.mark.parametrize("case", READY)
+def test_no_text_depends_on_when_proposals_are_known(
+    model: LlamaForCausalLM, case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The tier is chosen before its drafts are known: it may be too small for them, or too large."""
+    mode, of_wrap, of_request = READY[case]
+
+    def asks(text: list[int], new: int) -> dict[str, Any]:
+        predicted = {"prediction": greedy(model, text, new)} if "prediction" in mode else {}
+        return {"seed": sum(text), **of_request, **predicted}
+
+    early, late = (wrap(model, mode, **of_wrap) for _ in range(2))
+    late.engine.scheduler.late = True
+    monkeypatch.setattr(late.engine.scheduler.outcomes, "_make", partial(Overtaken, late.arena))
+    expected, got = (comings_and_goings(spec, 0, asks) for spec in (early, late))
+    for one, other in zip(expected, got, strict=True):
+        assert other.error is None and one.prompt == other.prompt
+        count = len(one.new_tokens)
+        if "cancelled" in (one.finish_reason, other.finish_reason):
+            count = min(count, len(other.new_tokens))
+        else:
+            assert one.finish_reason == other.finish_reason
+        assert other.new_tokens[:count] == one.new_tokens[:count] and len(other.new_tokens) >= count
+    assert late.stats.accepted_tokens > 0
+    assert late.engine.capacity().free_slots == MAX_BATCH and not late.arena["alive"].any()
+
+
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("case", ["ngram", "composed", "tree"])
+def test_the_host_reads_one_tensor_a_step(
+    model: LlamaForCausalLM, case: str, late: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a GPU every other one would wait for the step in flight."""
+    mode, of_wrap, _ = READY[case]
+    spec = wrap(model, mode, **of_wrap | {"policy": "cost"})
+    engine, inside, read = spec.engine, [False], []
+    engine.scheduler.late = late
+    requests = [admitted(engine, random_prompt(4, seed) * 3, max_new_tokens=60) for seed in range(2)]
+    run_target, tolist = Tier.run_target, torch.Tensor.tolist
+
+    def run(tier: Tier) -> None:
+        inside[0] = True
+        run_target(tier)
+        inside[0] = False
+
+    def noted(name: str) -> Callable[..., Any]:
+        real = getattr(torch.Tensor, name)
+
+        def call(tensor: torch.Tensor, *arguments: Any) -> Any:
+            if not inside[0]:
+                read.append(name)
+            return real(tensor, *arguments)
+
+        return call
+
+    engine.step()
+    monkeypatch.setattr(Tier, "run_target", run)
+    for name in ("tolist", "item", "__int__", "__bool__", "__float__", "__index__", "cpu", "numpy"):
+        monkeypatch.setattr(torch.Tensor, name, noted(name))
+    for _ in range(8):
+        engine.step()
+    monkeypatch.undo()
+    assert torch.Tensor.tolist is tolist and not any(request.finished for request in requests)
+    assert read == ["tolist"] * 8
+    for request in requests:
+        request.cancel()
+
+
+@pytest.mark.parametrize(
+    ("mode", "options", "late"),
+    [
+        ("none", {}, True),
+        ("early_exit", {}, True),
+        ("ngram", {}, True),
+        ("suffix", {"max_depth": 6}, True),
+        (["prediction", "ngram"], {}, True),
+        ("ngram", {"tiers": (0, TREE), "policy": "fixed:0"}, True),
+        # The host drafts from the newest tokens.
+        ("user_provided", {"draft": lambda text, most: text[-1:], "host": True}, False),
+        # What drafts leave after the sequence may have to be cleared.
+        ("ngram", {"deterministic": True}, False),
+    ],
+)
+def test_beside_a_device_that_runs_by_itself_results_are_late_unless_a_step_needs_them(
+    model: LlamaForCausalLM,
+    mode: str | list[str],
+    options: dict[str, Any],
+    late: bool,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asynchronous = replace(TRAITS["cpu"], asynchronous=True)
+    monkeypatch.setattr("speccompile.runtime.engine_parts.traits_of", lambda device: asynchronous)
+    with wrap(model, mode, **options) as spec:
+        assert spec.engine.scheduler.late == late
+        assert ("one step late" if late else "when a step ends") in spec.explain()
 
 
 def test_a_late_result_lags_by_one_step(model: LlamaForCausalLM) -> None:

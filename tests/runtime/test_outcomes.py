@@ -5,7 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from speccompile.runtime.outcomes import HostBuffer, Outcome, Outcomes, pack
+from speccompile.graph.state import K, N, StateSpec
+from speccompile.modes.base import DRAFT_SOURCE
+from speccompile.modes.ready_mode import proposal_state
+from speccompile.passes.step.judge_chain import tree_outcome_state
+from speccompile.runtime.outcomes import Columns, HostBuffer, Outcome, Outcomes, pack
+from speccompile.runtime.proposal import NO_PROPOSAL, Proposal
+from support.engine_parts import small_arena
 from support.engines import Bench, Make, prompt
 from support.tiny import greedy
 
@@ -45,6 +51,30 @@ def test_a_text_at_max_len_is_packed_in_bounds(bench: Bench, make: Make) -> None
         assert pack(arena)[4:, 0].tolist() == arena["tokens"][0, arena.layout.max_len :].tolist()
     finally:
         arena.reset_slot(0)
+
+
+def test_what_waits_for_the_next_step_is_packed_and_read_exactly() -> None:
+    tree = StateSpec("tree_count", (N,), torch.int64)
+    scores, source = StateSpec("draft_score", (N, K), torch.float32), StateSpec(DRAFT_SOURCE, (N,), torch.int64)
+    arena = small_arena(*tree_outcome_state(), *proposal_state(), tree, scores, source)
+    drawn = torch.rand(arena["draft_score"].shape, generator=torch.Generator().manual_seed(0))
+    arena["draft_score"].copy_(drawn)
+    arena["deepest_draft"].fill_(9)
+    for name, values in {"draft_lens": [3, 0, 1], "tree_count": [0, 2, 1], DRAFT_SOURCE: [1, 0, 2]}.items():
+        arena[name].copy_(torch.tensor(values))
+    of, columns = Columns.of(arena), pack(arena).tolist()
+    assert len(columns) == of.count and columns[of.of_tree][2] == [9, 9, 9]
+    assert [of.proposal(columns, slot) for slot in range(3)] == [
+        Proposal(3, 0, 1, tuple(drawn[0].tolist())),
+        Proposal(0, 2, 0),
+        Proposal(1, 1, 2, tuple(drawn[2, :1].tolist())),
+    ]
+
+
+def test_without_drafters_nothing_waits() -> None:
+    arena = small_arena()
+    of = Columns.of(arena)
+    assert not of.proposes and of.count == len(pack(arena)) and of.proposal(pack(arena).tolist(), 0) is NO_PROPOSAL
 
 
 class Late(HostBuffer):

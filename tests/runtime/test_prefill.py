@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.runtime.prefill import FIXED_TOKENS, STEPS
+from speccompile.utils.devices import TRAITS
 from support.engines import greedy
 from support.tiny import admitted, cancel_all, random_prompt
 
@@ -98,6 +100,25 @@ def test_prompts_of_generate_do_not_hold_up_who_is_watched(
     ]
     spec.engine.run()
     assert watched.new_tokens == greedy(model, watched.prompt, 30)
+
+
+def test_without_a_budget_that_of_the_device_holds(
+    model: LlamaForCausalLM, runs: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on CUDA: a prompt takes few steps, none is built to read it along, and the running request keeps going."""
+    monkeypatch.setitem(TRAITS, "cpu", replace(TRAITS["cpu"], prefill_budget=128))
+    spec = wrap(model, prefix_reuse=False)
+    running = admitted(spec.engine, random_prompt(5, seed=1), max_new_tokens=9)
+    late = spec.engine.submit(random_prompt(200, seed=2), max_new_tokens=3)
+    assert not spec.engine.mixed_tiers
+    assert names_by_step(spec, runs)[:3] == [
+        ["T=128", "K=0, 1 row"],
+        ["T=64", "T=8", "K=0, 2 rows"],
+        ["K=0, 2 rows"],
+    ]
+    for request, new in ((running, 9), (late, 3)):
+        assert request.new_tokens == greedy(model, request.prompt, new)
+    assert wrap(model, prefill_budget=24).engine.prompts.budget.tokens == 24
 
 
 def test_deterministic_chunks_are_the_same_alone_and_among_others(model: LlamaForCausalLM, runs: list[str]) -> None:

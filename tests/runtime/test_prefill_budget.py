@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from speccompile.compiler.layout import PREFILL_WIDTHS, prefill_widths
 from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
+from speccompile.utils.devices import TRAITS
 
 pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
@@ -50,6 +51,34 @@ def test_chunks_by_example(length: int, chunks: list[int]) -> None:
 )
 def test_chunks_of_the_widths_that_are_built(length: int, chunks: list[int]) -> None:
     assert chunk_widths(length, PREFILL_WIDTHS) == chunks
+
+
+def test_the_whole_budget_of_a_gpu_is_one_chunk() -> None:
+    budget = TRAITS["cuda"].prefill_budget
+    assert budget in PREFILL_WIDTHS
+    assert PrefillBudget(PREFILL_WIDTHS, budget, fixed=False).next_chunk(1000, []) == budget
+
+
+@pytest.mark.parametrize(
+    ("length", "chunks"), [(1, [4]), (21, [32]), (70, [128]), (129, [128, 4]), (200, [128, 128]), (500, [512])]
+)
+def test_where_small_chunks_cost_the_same_the_last_one_is_padded(length: int, chunks: list[int]) -> None:
+    budget, left, got = PrefillBudget(PREFILL_WIDTHS, 512, fixed=False, flat=128), length, list[int]()
+    while left > 0:
+        width = budget.next_chunk(left, got)
+        assert width is not None
+        got.append(width)
+        left -= width
+    assert got == chunks
+
+
+@pytest.mark.parametrize(("tokens", "count"), [(512, 4), (300, 2), (24, 1)])
+def test_short_prompts_are_charged_what_they_cost(tokens: int, count: int) -> None:
+    """Each of them reads all weights, and requests that run wait for it."""
+    budget, spent = PrefillBudget(PREFILL_WIDTHS, tokens, fixed=False, flat=128), list[int]()
+    while (width := budget.next_chunk(3, spent)) is not None:
+        spent.append(width)
+    assert spent == [4] * count
 
 
 @given(max_len=st.integers(2, 5000))

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 import torch
 
-from speccompile.graph.state import N, S, StateSpec
+from speccompile.graph.state import K, N, S, StateSpec
+from speccompile.modes.base import DRAFT_SOURCE
+from speccompile.modes.ready_mode import proposal_state
 from speccompile.policies import Done, Fixed, Ladder, Upcoming
+from speccompile.runtime.options import StepTraits
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.pipeline import sampling_state
 from speccompile.sampling.request import Sampling
@@ -201,16 +206,72 @@ def test_a_policy_that_learns_hears_of_each_step() -> None:
     assert done.milliseconds is not None and done.milliseconds > 0
 
 
-def test_the_cost_of_a_step_that_reads_along_or_is_read_late_is_unknown() -> None:
+def test_the_cost_of_a_step_that_reads_along_is_unknown() -> None:
     policy = Notes()
     parts = Parts(policy)
     parts.table.prepare("greedy", watched=True)
     parts.running([10], new=9)
     parts.submit([1, 2, 3, 4])
     parts.scheduler.run_step()
-    late = Parts(policy, late=True)
-    late.running([10], new=9)
-    late.scheduler.run_step()
-    late.scheduler.run_step()
-    assert [done.milliseconds for done in policy.done] == [None, None]
-    assert [upcoming.unread for upcoming in policy.upcoming] == [0, 0, 1]
+    assert [done.milliseconds for done in policy.done] == [None]
+
+
+def test_the_cost_of_a_step_that_is_read_late_is_what_the_clock_reports() -> None:
+    policy = Notes()
+    parts = Parts(policy, late=True)
+    parts.running([10], new=9)
+    parts.before = lambda: time.sleep(0.002)
+    parts.scheduler.run_step()
+    started = time.perf_counter()
+    time.sleep(0.05)
+    parts.scheduler.run_step()
+    (done,) = policy.done
+    assert done.milliseconds is not None and 2 <= done.milliseconds < 1e3 * (time.perf_counter() - started)
+    assert parts.stats.tier_seconds == {3: done.milliseconds / 1e3}
+    assert [upcoming.unread for upcoming in policy.upcoming] == [0, 1]
+
+
+# --- drafts that are ready ------------------------------------------------------------------------
+
+
+def ready(policy: Any, *, late: bool) -> Parts:
+    """With a drafter that scores its drafts, one of several."""
+    source = StateSpec(DRAFT_SOURCE, (N,), torch.int64)
+    specs = (*proposal_state(), source, StateSpec("draft_score", (N, K), torch.float32))
+    return Parts(policy, *specs, traits=StepTraits(ready=True), late=late)
+
+
+@pytest.mark.parametrize(("late", "expected"), [(False, [0, 3, 0, 3, 0]), (True, [0, 0, 3, 0, 3])])
+def test_the_tier_follows_the_newest_proposal_that_was_read(late: bool, expected: list[int]) -> None:
+    parts = ready(Fixed(3), late=late)
+    parts.running([1], new=20)
+    parts.proposes += [{"draft_lens": count} for count in (3, 0, 1, 0, 0)]
+    for _ in expected:
+        parts.scheduler.run_step()
+    assert parts.runs == [f"greedy K={draft_len} B=1" for draft_len in expected]
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_scores_and_source_are_those_of_the_drafts_that_the_step_judged(late: bool) -> None:
+    policy = Notes()
+    parts = ready(policy, late=late)
+    request = parts.running([1], new=20)
+    chances = [[0.75, 0.5, 0.1], [0.25, 0.2, 0.125], [0.3, 0.2, 0.0]]
+    parts.proposes += [{"draft_lens": 3, "draft_score": own, DRAFT_SOURCE: at} for at, own in enumerate(chances)]
+    for _ in range(3 + late):
+        parts.scheduler.run_step()
+    first, second, _ = (tuple(torch.tensor(own).tolist()) for own in chances)
+    # A late step is chosen before the first proposal is known, so it has no drafts.
+    assert [done.scores for done in policy.done] == [((),), ((),) if late else (first,), (second,)]
+    assert [done.contexts for done in policy.done] == [(2,), (3,), (4,) if late else (7,)]
+    assert request.stats.drafts_by == {0: (0, 0) if late else (3, 3), 1: (3, 3)}
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_step_counts_as_one_without_drafts_if_it_had_none(late: bool) -> None:
+    parts = ready(Fixed(3), late=late)
+    parts.running([1], new=20)
+    parts.proposes += [{"draft_lens": count} for count in (3, 0)]
+    while parts.batch.rows:
+        parts.scheduler.run_step()
+    assert parts.stats.no_proposal_steps == parts.stats.steps - 1

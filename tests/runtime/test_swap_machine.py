@@ -58,8 +58,6 @@ class SwapMachine(EngineMachine):
         self, which: tuple[str, int, dict[str, int]], late: bool, max_waiting: int, prefill_budget: int | None
     ) -> None:
         mode, slots, options = which
-        # Of a drafter that has proposed the lengths are read before the next tier is chosen.
-        late = late and mode == "early_exit"
         spec = spec_of(mode, slots, **options)
         self.play = Play(spec, late=late, max_waiting=max_waiting, prefill_budget=prefill_budget)
         self.limits = {}

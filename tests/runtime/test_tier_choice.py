@@ -8,6 +8,7 @@ from speccompile.graph.keys import Kind
 from speccompile.modes.ready_mode import proposal_state
 from speccompile.policies import Fixed
 from speccompile.runtime.options import StepTraits
+from speccompile.runtime.proposal import Proposal
 from speccompile.sampling.request import Sampling
 from support.engine_parts import Parts, request_of
 
@@ -37,13 +38,13 @@ def test_no_row_wants_more_drafts_than_the_tier_has(wanted: list[int | None], ex
 def test_of_a_ready_drafter_the_smallest_tier_that_serves_its_proposals(proposed: list[int], expected: int) -> None:
     parts = Parts(Fixed(3), *proposal_state(), traits=READY)
     for count in proposed:
-        parts.arena.write("draft_lens", parts.running(new=9).slot, count)
+        parts.running(new=9).proposal = Proposal(count)
     assert draft_len(parts) == expected
 
 
 def test_the_policy_bounds_a_ready_drafter() -> None:
     parts = Parts(Fixed(0), *proposal_state(), traits=READY)
-    parts.arena.write("draft_lens", parts.running(new=9).slot, 3)
+    parts.running(new=9).proposal = Proposal(3)
     assert draft_len(parts) == 0
 
 

@@ -83,6 +83,7 @@ class CountingTier:
         runs: gets the name of each tier that runs.
         before: called first.
         silent: slots whose rows emit nothing and stay alive.
+        proposes: of each step to come, the drafts that it leaves for the next one: the state that it writes, by name.
     """
 
     arena: Arena
@@ -92,6 +93,7 @@ class CountingTier:
     runs: list[str]
     before: Callable[[], object]
     silent: set[int]
+    proposes: list[dict[str, Any]]
 
     def run(self) -> None:
         self.runs.append(self.name)
@@ -103,6 +105,9 @@ class CountingTier:
             return
         for slot in arena["slots"][: self.key.rows].tolist():
             self._emit(slot, 0 if slot in self.silent else self.draft_len + 1)
+        for name, value in (self.proposes.pop(0) if self.proposes else {}).items():
+            for slot in arena["slots"][: self.key.rows].tolist():
+                arena[name][slot] = torch.as_tensor(value)
 
     def _emit(self, slot: int, most: int) -> None:
         arena = self.arena
@@ -129,6 +134,7 @@ class Parts:
         runs: names of the tiers that ran.
         before: called first in each run.
         silent: slots whose rows emit nothing and stay alive.
+        proposes: as of :class:`CountingTier`.
     """
 
     def __init__(
@@ -145,6 +151,7 @@ class Parts:
         self.runs: list[str] = []
         self.before: Callable[[], object] = lambda: None
         self.silent: set[int] = set()
+        self.proposes: list[dict[str, Any]] = []
         self.arena = arena = small_arena(*specs)
         self.batch, self.stats, self.waiting = Batch(arena), Stats(DRAFT_LENS[-1]), WaitingQueue(100)
         self.slots = Slots(arena, lambda: 0, reuse=reuse, clear=False)
@@ -189,7 +196,8 @@ class Parts:
         )
 
     def _tier(self, name: str, key: TierKey, draft_len: int = 0) -> Tier:
-        made = CountingTier(self.arena, name, key, draft_len, self.runs, lambda: self.before(), self.silent)
+        calls = (self.runs, lambda: self.before(), self.silent, self.proposes)
+        made = CountingTier(self.arena, name, key, draft_len, *calls)
         return cast(Tier, made)
 
     def executables(self, kind: Kind) -> Executables:

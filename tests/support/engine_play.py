@@ -304,7 +304,10 @@ class Play:
         arena, slot = self.arena, request.slot
         row, length = arena["tokens"][slot].tolist(), int(arena["length"][slot])
         known = len(request.prompt) + len(request.new_tokens)
-        assert length >= known if self.engine.scheduler.late else length == known
+        late = self.engine.scheduler.late
+        assert length >= known if late else length == known
+        if "draft_lens" in arena and not late and request in self.engine.batch.rows:
+            assert request.proposal.length == int(arena["draft_lens"][slot])
         assert row[:length] == (request.prompt + text)[:length]
         assert not any(row[length:])
         assert int(arena["prompt_length"][slot]) == len(request.prompt)

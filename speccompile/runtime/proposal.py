@@ -1,0 +1,26 @@
+"""Drafts that wait for the next step of a row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """The drafts of a ready drafter for one row, as the newest result that the host has read reports them. Where
+    results are read a step late, the step in flight verifies them.
+
+    Args:
+        length: draft tokens in the chain.
+        nodes: draft tokens in the tree.
+        source: the drafter, by its place in ``Mode.drafter_names``.
+        scores: one for each draft token of the chain, from a drafter that scores them.
+    """
+
+    length: int = 0
+    nodes: int = 0
+    source: int = 0
+    scores: tuple[float, ...] = ()
+
+
+NO_PROPOSAL = Proposal()
