@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -36,6 +37,14 @@ LONGEST = (
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Tiny tensors gain nothing from a second thread, and tests may share their cores with others.
     torch.set_num_threads(2 if item.get_closest_marker("real") else 1)
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """``-m gpu`` imports only the files that have such tests: a machine with a GPU may lack what others import."""
+    if config.option.markexpr != "gpu":
+        return None
+    files = collection_path.rglob("test_*.py") if collection_path.is_dir() else [collection_path]
+    return None if any("pytest.mark.gpu" in file.read_text() for file in files) else True
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache
 
 from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph_capture.masks import UnsupportedByRoute
+from speccompile.utils.transformers_version import ASKS_FOR_STATE
 
 INDEX = "chooses the keys to attend to by an index of another kind than DeepSeek-V3.2's"
 RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not captured yet"
@@ -54,6 +55,9 @@ class StepCache(Cache):
         """The inputs of a layer's convolution, ``[B, C, T]``, as they are: the op reads those before them."""
         name = f"conv_{layer_idx}" if state_idx == 0 else f"conv_{layer_idx}_{state_idx}"
         self._unread[name] = conv_states
+        if not ASKS_FOR_STATE:
+            # Every recurrence of these versions follows a convolution of its layer.
+            self._begin_recurrences(layer_idx)
         return conv_states
 
     def conv_of(self, inputs: torch.Tensor) -> str:
@@ -65,6 +69,9 @@ class StepCache(Cache):
         return found[0]
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        self._begin_recurrences(layer_idx)
+
+    def _begin_recurrences(self, layer_idx: int) -> None:
         self._layer, self._recurrences = layer_idx, 0
 
     def recurrence(self, kind: str) -> str:

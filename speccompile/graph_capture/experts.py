@@ -18,6 +18,7 @@ from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph_capture.pointwise import sigmoid
+from speccompile.utils.transformers_version import has_post_expert_norm
 
 #: The name of our implementation in transformers' interface.
 EXPERTS = "speccompile"
@@ -37,7 +38,7 @@ def experts(
     inner = expert_linear(hidden_states, top_k_index, up, up_bias, self.is_transposed)
     inner = self._apply_gate(inner) if self.has_gate else self.act_fn(inner)
     outputs = expert_linear(inner, top_k_index, down, down_bias, self.is_transposed)
-    if self.has_post_expert_norm:
+    if has_post_expert_norm(self):
         outputs = self.post_expert_norm(outputs)
     return (outputs * top_k_weights[..., None]).sum(1).to(hidden_states.dtype)
 

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.models.gpt_oss.modeling_gpt_oss import GptOssExperts
-from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
 from transformers.models.nemotron_h.modeling_nemotron_h import NemotronHExperts
 
 from speccompile.graph_capture.experts import EXPERTS, FORWARDS, experts_captured
+from speccompile.utils.transformers_version import FROM_5_20
 from support.families import model_of
 from support.tiny import captured
 
-# Transposed weights with biases and a gate of its own; no gate; a norm after each expert.
+# Transposed weights with biases and a gate of its own; no gate; below, a norm after each expert.
 FORMS: dict[Any, dict[str, Any]] = {
     GptOssExperts: {
         "num_local_experts": 5,
@@ -33,14 +33,17 @@ FORMS: dict[Any, dict[str, Any]] = {
         "moe_latent_size": None,
         "mlp_hidden_act": "relu2",
     },
-    MuseSparkExperts: {
+}
+if FROM_5_20:
+    from transformers.models.muse_spark.modeling_muse_spark import MuseSparkExperts
+
+    FORMS[MuseSparkExperts] = {
         "num_local_experts": 5,
         "moe_hidden_size": 24,
         "moe_intermediate_size": 20,
         "hidden_act": "silu",
         "post_norm_eps": 1e-5,
-    },
-}
+    }
 
 
 @pytest.mark.parametrize("kind", FORMS, ids=lambda kind: kind.__name__)

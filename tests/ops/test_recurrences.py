@@ -12,6 +12,7 @@ import transformers.models.mamba.modeling_mamba as mamba
 import transformers.models.mamba2.modeling_mamba2 as mamba2
 import transformers.models.qwen3_next.modeling_qwen3_next as qwen3_next
 
+from speccompile.ops.cpu.library import load_cpu_ops
 from support.recurrences import (
     FORMS,
     OPS,
@@ -23,6 +24,8 @@ from support.recurrences import (
     gated_delta_rule,
     selective_scan,
 )
+
+assert load_cpu_ops("recurrence") is None
 
 EACH_PROBLEM = pytest.mark.parametrize("make", PROBLEMS.values(), ids=PROBLEMS.keys())
 EACH_FORM = pytest.mark.parametrize("form", FORMS, ids=["reference", "C++"])
@@ -130,7 +133,9 @@ def test_the_convolution_is_that_of_transformers(form: str) -> None:
 def test_the_gated_delta_rule_is_that_of_transformers(form: str) -> None:
     problem = gated_delta_rule()
     q, k, v, gate, beta = problem.places
-    own, state = qwen3_next.torch_recurrent_gated_delta_rule(q, k, v, gate[..., 0], beta, output_final_state=True)
+    # Their layers repeat queries and keys before the call in the oldest supported version, as this does.
+    wide = [item.repeat_interleave(2, dim=2) for item in (q, k)]
+    own, state = qwen3_next.torch_recurrent_gated_delta_rule(*wide, v, gate[..., 0], beta, output_final_state=True)
     # Theirs scales the queries.
     found, slots = whole(problem, form)
     torch.testing.assert_close(found * q.shape[-1] ** -0.5, own)

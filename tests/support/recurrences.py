@@ -8,9 +8,6 @@ from dataclasses import dataclass, field
 import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
-from speccompile.ops.cpu.library import load_cpu_ops
-
-assert load_cpu_ops("recurrence") is None
 
 OPS = torch.ops.speccompile
 FORMS = ("", "native_")
