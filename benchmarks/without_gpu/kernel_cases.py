@@ -103,6 +103,9 @@ def _attention() -> Iterator[Case]:
         yield case(heads, 1, 8, fixed=True, in_suite=False)
         yield case(heads, 1, 16, F32, tree=True, in_suite=False)
     yield case(LLAMA_8B, 1, 1, capacity=128, in_suite=True)
+    for heads, dtype in ((LLAMA_8B, BF16), (LLAMA_8B, F32), (GEMMA_2, BF16), (EVERYTHING, BF16)):
+        # One split, and so no second launch.
+        yield case(heads, 4, 8, dtype, capacity=32, in_suite=True)
     yield case(replace(SMOLLM2, name="SmolLM2-135M"), 3, 5, capacity=1000, in_suite=True)
     for dtype in (BF16, F32):
         yield case(EVERYTHING, 4, 16, dtype, tree=True, in_suite=True)
@@ -149,6 +152,15 @@ def _drafts() -> Iterator[Case]:
                 True,
             )
 
+    for drafted, stored in ((0, True), (7, True), (7, False)):
+        yield Case(
+            "step_inputs",
+            f"K={drafted}{' drafted in the step' * (not stored)}",
+            lambda drafted=drafted, stored=stored: [of.step_inputs(drafted, stored=stored)],
+            True,
+        )
+    yield Case("store_drafts_", "K=7", lambda: [of.store_drafts(7)], True)
+
 
 def _recurrences() -> Iterator[Case]:
     for width in (1, 8, 512):
@@ -187,6 +199,19 @@ def _linears() -> Iterator[Case]:
             f"{form}_linear",
             "4096 to 4096, 1 row, minimums, bias",
             lambda form=form: of.rounded(form, 1, features=4096, minimums=True, bias=True),
+            True,
+        )
+        yield Case(
+            f"{form}_linears",
+            "three of 4096 to 4096, 1 row",
+            lambda form=form: of.rounded(form, 1, features=4096, linears=3),
+            True,
+        )
+    for rank, dtype in ((16, BF16), (256, BF16), (16, F32)):
+        yield Case(
+            "lora",
+            f"4096 to 4096, 1024, 1024, rank {rank} {_name(dtype)}",
+            lambda rank=rank, dtype=dtype: of.adapters(4096, (4096, 1024, 1024), rank, dtype),
             True,
         )
     for tokens in (1, 8, 512):

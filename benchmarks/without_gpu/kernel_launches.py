@@ -17,9 +17,12 @@ from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.expert_linear import expert_linear_launches
 from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
-from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.launch import Launch, launches_of
+from speccompile.ops.triton.lora import lora
 from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
 from speccompile.ops.triton.selective_scan import scan_launches
+from speccompile.ops.triton.step_inputs import step_inputs_launch
+from speccompile.ops.triton.store_drafts import store_drafts_launch
 from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
 
@@ -57,7 +60,7 @@ def attention(
     capacity: int = 4096,
     parents: bool = False,
     fixed_order: bool = False,
-) -> tuple[Launch, Launch]:
+) -> Sequence[Launch]:
     """B rows of T queries over a cache of S places; ``parents`` of a tree."""
     plan = plan_attention(rows, width, of.heads, of.groups, of.dim, of.value_dim, capacity, dtype, fixed_order)
     call = AttentionCall(
@@ -131,6 +134,33 @@ def move_path(dtype: torch.dtype, depth: int) -> Launch:
     return tree.move_path_launch(meta(SLOTS, 4096, 8, 128, dtype=dtype), meta(4), meta(4), meta(4, depth + 1), meta(4))
 
 
+def step_inputs(drafted: int, rows: int = 4, *, stored: bool = True) -> Launch:
+    """What the target of a step reads at K: ``stored`` drafts of the state, or those of a drafter in the step."""
+    drafts = (None, None)
+    if drafted:
+        of = SLOTS if stored else rows
+        drafts = meta(of, drafted), meta(of)
+    limit = meta(SLOTS) if drafted and stored else None
+    results = meta(rows, drafted), meta(rows), meta(rows, drafted + 1), meta(rows, drafted + 1)
+    given = meta(SLOTS, 4096), meta(SLOTS), meta(rows), *drafts, limit, meta(SLOTS)
+    return step_inputs_launch(*given, drafted + 1, 128256, results)
+
+
+def store_drafts(drafted: int, rows: int = 4) -> Launch:
+    """A proposal, stored."""
+    state = meta(SLOTS, drafted), meta(SLOTS), meta(SLOTS), meta(SLOTS)
+    return store_drafts_launch(*state, meta(rows), meta(rows, drafted), meta(rows))
+
+
+def adapters(depth: int, features: Sequence[int], rank: int, dtype: torch.dtype = BF16) -> Sequence[Launch]:
+    """LoRA adapters of linears that read one input."""
+    outputs = [meta(1, 8, count, dtype=dtype) for count in features]
+    a = [meta(4, depth, rank, dtype=dtype) for _ in features]
+    b = [meta(4, -(-count // 32), rank, 32, dtype=dtype) for count in features]
+    x, scales = meta(1, 8, depth, dtype=dtype), meta(4, 7, dtype=F32)
+    return launches_of(lambda: lora(x, outputs, a, b, meta(4, 7), scales, 0, meta(1)))
+
+
 def accept_commit(drafted: int, rows: int = 4, *, counted: bool = False, listed: bool = True) -> Launch:
     """Acceptance at K; ``counted``: a rule has accepted already. ``listed``: the mode has ready drafts."""
     state = {name: meta(SLOTS) for name in ("length", "limit", "emitted", "accepted", "proposed")}
@@ -190,9 +220,10 @@ def rounded(
     features: int = 14336,
     minimums: bool = False,
     bias: bool = False,
+    linears: int = 1,
     dtype: torch.dtype = BF16,
 ) -> tuple[Launch, Launch, Launch]:
-    """Inputs rounded, times an int8 or int4 weight; and rows of an embedding with such a weight."""
+    """Inputs rounded, times int8 or int4 weights; and rows of an embedding with such a weight."""
     groups, four = depth // 64, form == "int4"
     numbers, units = meta(rows, groups, 64, dtype=I8), meta(rows, groups, dtype=F32)
     packed = meta(features // 32, depth // 4, 16 if four else 32, 4, dtype=U8 if four else I8)
@@ -201,7 +232,14 @@ def rounded(
     x, out = (meta(rows, size, dtype=dtype) for size in (depth, features))
     return (
         round_launch(x, numbers, units),
-        multiply_launch(numbers, units, packed, scales, meta(features, dtype=dtype) if bias else None, out),
+        multiply_launch(
+            numbers,
+            units,
+            [packed] * linears,
+            [scales] * linears,
+            [meta(features, dtype=dtype) if bias else None] * linears,
+            [out] * linears,
+        ),
         embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=F32)),
     )
 

@@ -245,7 +245,7 @@ def settings(device: torch.device) -> dict[str, Any]:
         # One launch for kernels that do not depend on one another: the rotary embedding of queries, and that of keys
         # with the write of KV, which have other sizes.
         options["combo_kernels"] = True
-        # A padded product copies its weight in every step, if a measurement while it is compiled happens to prefer that.
+        # A padded product copies its weight in every step, if a measurement at compile time happens to prefer that.
         options["shape_padding"] = False
     return options
 

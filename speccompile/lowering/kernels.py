@@ -16,8 +16,8 @@ from speccompile.utils.warn import warn_caller
 class Kernels:
     """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
-    weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the ops
-    around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
+    weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
+    ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
     (:mod:`speccompile.passes.target.join_weights`). ``reason`` says why, for ``explain()``."""
 
     native: bool
