@@ -13,11 +13,14 @@ from speccompile.ops import attention as attention_op
 from speccompile.ops import commit as commit_op
 from speccompile.ops import expert_linear as expert_op
 from speccompile.ops import ngram as ngram_op
+from speccompile.ops import step_inputs as inputs_op
+from speccompile.ops import store_drafts as store_op
 from speccompile.ops import tree as tree_op
 from speccompile.ops import within_top as within_op
 from support.drafters import random_drafter
 from support.experts import case
 from support.families import model_of
+from support.input_cases import input_cases, stored_cases
 from support.recurrences import PROBLEMS, Slots
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -46,6 +49,21 @@ def test_attention(dtype: torch.dtype, width: int, options: dict[str, Any]) -> N
     for op in (ops.attention, ops.attention_fixed_order):
         got = op(*inputs, dim**-0.5, **options).cpu()
         torch.testing.assert_close(got, wanted, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+
+
+def test_inputs_of_a_step() -> None:
+    for case in input_cases():
+        wanted = inputs_op.reference(*case)  # type: ignore[arg-type]
+        got = ops.step_inputs(*[item.cuda() if isinstance(item, torch.Tensor) else item for item in case])
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(got, wanted, strict=True))
+
+
+def test_stored_drafts() -> None:
+    for case in stored_cases():
+        tensors = on_gpu(*case)
+        ops.store_drafts_(*tensors)
+        store_op.reference(*case)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, case, strict=True))
 
 
 def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
