@@ -1,4 +1,4 @@
-"""The n-gram match and the commit on a GPU equal their references."""
+"""Inputs, the n-gram match, its storing and the commit on a GPU equal their references."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import torch
 
 from speccompile.ops import commit as commit_op
 from speccompile.ops import ngram as ngram_op
+from speccompile.ops import step_inputs as inputs_op
+from speccompile.ops import store_drafts as store_op
 from support.gpu import on_gpu
+from support.input_cases import input_cases, stored_cases
 
 pytestmark = pytest.mark.gpu
 
@@ -45,3 +48,18 @@ def test_accept_and_commit(counted: bool) -> None:
         ops.accept_commit_(*there)
         for one, other in zip(there, here, strict=True):
             assert one is None or torch.equal(one.cpu(), other)
+
+
+def test_inputs_of_a_step() -> None:
+    for given in input_cases():
+        wanted = inputs_op.reference(*given)  # type: ignore[arg-type]
+        got = ops.step_inputs(*[item.cuda() if isinstance(item, torch.Tensor) else item for item in given])
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(got, wanted, strict=True))
+
+
+def test_stored_drafts() -> None:
+    for given in stored_cases():
+        tensors = on_gpu(*given)
+        ops.store_drafts_(*tensors)
+        store_op.reference(*given)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, given, strict=True))
