@@ -52,18 +52,18 @@ def test_attention(dtype: torch.dtype, width: int, options: dict[str, Any]) -> N
 
 
 def test_inputs_of_a_step() -> None:
-    for case in input_cases():
-        wanted = inputs_op.reference(*case)  # type: ignore[arg-type]
-        got = ops.step_inputs(*[item.cuda() if isinstance(item, torch.Tensor) else item for item in case])
+    for given in input_cases():
+        wanted = inputs_op.reference(*given)  # type: ignore[arg-type]
+        got = ops.step_inputs(*[item.cuda() if isinstance(item, torch.Tensor) else item for item in given])
         assert all(torch.equal(one.cpu(), other) for one, other in zip(got, wanted, strict=True))
 
 
 def test_stored_drafts() -> None:
-    for case in stored_cases():
-        tensors = on_gpu(*case)
+    for given in stored_cases():
+        tensors = on_gpu(*given)
         ops.store_drafts_(*tensors)
-        store_op.reference(*case)
-        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, case, strict=True))
+        store_op.reference(*given)
+        assert all(torch.equal(one.cpu(), other) for one, other in zip(tensors, given, strict=True))
 
 
 def test_in_fixed_order_a_row_has_the_same_bits_in_any_company() -> None:
