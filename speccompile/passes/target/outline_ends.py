@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.body import Body, Part
-from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import views_of, written
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.step_ops import FEW_LAUNCHES
@@ -73,41 +73,45 @@ def _needed(among: list[fx.Node], results: Iterable[fx.Node], *, without: Iterab
 def _outline(graph: StepGraph, part: Part, nodes: list[fx.Node]) -> bool:
     """Whether ``nodes`` became a body."""
     launches = [node for node in nodes if isinstance(node.target, OpOverload) and not node.target.is_view]
-    if len(launches) < FEWEST_CALLS or any(True for node in nodes for _ in written(graph, node)):
-        return False
     inside, stays = set(nodes), _staying(nodes)
     live_outs = [node for node in nodes if node not in stays and _is_read(node, inside, stays)]
+    if len(launches) < FEWEST_CALLS or not live_outs or any(True for node in nodes for _ in written(graph, node)):
+        return False
     inputs = list(dict.fromkeys(x for node in nodes for x in node.all_input_nodes if x not in inside))
-    readers = {user for node in live_outs for user in node.users if user not in inside or user in stays}
-    first = next(node for node in graph.graph.nodes if node in readers)
-    body = _body(graph, part, nodes, inputs, live_outs)
-    graph.bodies[body.name] = body
-    with graph.graph.inserting_before(first):
-        call = graph.graph.create_node("call_module", body.name, tuple(inputs), name=f"{part}_results")
-        results = [call] if len(live_outs) == 1 else [_item(graph, call, index) for index in range(len(live_outs))]
-    call.meta = {"pass": OutlineEnds.name}
-    names = [node.name for node in live_outs]
+    graph.bodies[part] = _body(graph, part, nodes, inputs, live_outs)
+    results = _call(graph, part, inputs, live_outs, moved=inside - stays)
+    new = dict(zip(live_outs, results, strict=True))
     started = graph.anchors.start in inside - stays
-    for old, new in zip(live_outs, results, strict=True):
-        new.meta |= {"pass": OutlineEnds.name, "val": old.meta["val"]}
-        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in inside or user in stays)
-    new_of = dict(zip(live_outs, results, strict=True))
-    graph.anchors = graph.anchors.mapped(lambda node: new_of.get(node, node))
-    graph.values.update((name, new_of[node]) for name, node in graph.values.items() if node in new_of)
+    graph.anchors = graph.anchors.mapped(lambda node: new.get(node, node))
+    graph.values = Values((name, new.get(node, node)) for name, node in graph.values.items())
+    names = [node.name for node in live_outs]
     for node in reversed(nodes):
         if node not in stays:
             graph.graph.erase_node(node)
-    for name, new in zip(names, results, strict=True):
-        new._rename(name)
+    for name, node in zip(names, results, strict=True):
+        node._rename(name)
     if started:
-        readers_of_inputs = (node for node in graph.graph.nodes if node.op in ("call_function", "call_module"))
-        graph.anchors.start = next(readers_of_inputs)
+        graph.anchors.start = next(node for node in graph.graph.nodes if node.op in ("call_function", "call_module"))
     graph.propagate()
     return True
 
 
-def _item(graph: StepGraph, call: fx.Node, index: int) -> fx.Node:
-    return graph.graph.call_function(operator.getitem, (call, index))
+def _call(
+    graph: StepGraph, part: Part, inputs: list[fx.Node], live_outs: list[fx.Node], *, moved: set[fx.Node]
+) -> list[fx.Node]:
+    """Call the body ``part``, and read its results wherever other nodes than the ``moved`` ones read ``live_outs``."""
+    readers = {user for node in live_outs for user in node.users if user not in moved}
+    first = next(node for node in graph.graph.nodes if node in readers)
+    with graph.graph.inserting_before(first):
+        call = graph.graph.create_node("call_module", part, tuple(inputs), name=f"{part}_results")
+        several = range(len(live_outs) if len(live_outs) > 1 else 0)
+        results = [graph.graph.call_function(operator.getitem, (call, index)) for index in several] or [call]
+    for node in (call, *results):
+        node.meta["pass"] = OutlineEnds.name
+    for old, new in zip(live_outs, results, strict=True):
+        new.meta["val"] = old.meta["val"]
+        old.replace_all_uses_with(new, delete_user_cb=lambda user: user not in moved)
+    return results
 
 
 def _is_read(node: fx.Node, inside: set[fx.Node], stays: set[fx.Node]) -> bool:
