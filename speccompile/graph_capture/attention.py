@@ -6,7 +6,8 @@ implementation it does not know, and some families would silently lose causality
 
 ``eager``: the model's own attention (its ``eager`` or ``sdpa`` one, as the user set it) runs as it is, over its rows'
 keys and with a 4-D mask made from the positions. It serves models whose attention is not an interface, or adds
-something that the op does not have (ALiBi).
+something that the op does not have (ALiBi), and those that expand what they have cached where the device has no
+``latent_attention``.
 """
 
 from __future__ import annotations
@@ -23,9 +24,11 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph.step_graph import Route
-from speccompile.graph_capture.cache import SlotCache, StepCache
+from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
 from speccompile.graph_capture.experts import EXPERTS
+from speccompile.graph_capture.latent import expands_latents, expansion
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
+from speccompile.utils.devices import traits_of
 
 ROUTES: tuple[Route, ...] = ("attention", "eager")
 
@@ -86,12 +89,21 @@ def _attention(
     for name, option in options.items():
         if isinstance(option, torch.Tensor) and name != "position_ids":
             raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not take")
-    if not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned):
+    latent = not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned)
+    if latent and not (traits_of(key.device).latent_attention and expands_latents(module)):
         raise UnsupportedByRoute("attends to other keys and values than it put into the cache")
     run.attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    of_values = None
+    if latent and isinstance(run.cache, SlotCache):
+        key, value = run.cache.keys[run.cache.newest], run.cache.values[run.cache.newest]
+        of_keys, of_values = expansion(module, value.shape[-1], key)
+        query = query @ of_keys.transpose(1, 2)
     query = query.transpose(1, 2)
     if not isinstance(run.cache, SlotCache):
+        if latent:
+            assert isinstance(run.cache, RecordingCache)
+            run.cache.keep_latents()
         # Nothing is attended to in a recording, but what went in has to show in what comes out.
         seen = query.mean(-1, keepdim=True) + (key.mean((1, 3)) + value.mean((1, 3)))[:, :, None, None]
         return seen.expand(*query.shape[:3], value.shape[-1]).contiguous(), None
@@ -107,7 +119,7 @@ def _attention(
         softcap,
         s_aux,
     )
-    return out, None
+    return out if of_values is None else (out.transpose(1, 2) @ of_values).transpose(1, 2), None
 
 
 def _recorded_mask(

@@ -11,6 +11,7 @@ import torch
 from transformers.cache_utils import Cache
 
 from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
+from speccompile.graph_capture.latent import cached_latents
 from speccompile.graph_capture.masks import UnsupportedByRoute
 from speccompile.utils.transformers_version import ASKS_FOR_STATE
 
@@ -36,6 +37,8 @@ class StepCache(Cache):
         # Recurrences of the newest layer that asked for a state.
         self._layer = -1
         self._recurrences = 0
+        # The layer whose keys and values came last.
+        self.newest = -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self.length
@@ -163,13 +166,24 @@ class SlotCache(StepCache):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         place = (self.slots.unsqueeze(1), self.positions)
         key, value = self.keys[layer_idx], self.values[layer_idx]
+        given = key_states, value_states
+        if self._keeps_latents(layer_idx, key_states):
+            key_states, value_states = cached_latents(*given)
         key.index_put_(place, key_states.transpose(1, 2))
         value.index_put_(place, value_states.transpose(1, 2))
         if self.gather:
             # Contiguous, as transformers' own cache hands them out: some models take a view of the result.
             return key[self.slots].transpose(1, 2).contiguous(), value[self.slots].transpose(1, 2).contiguous()
+        self.newest = layer_idx
+        if self._keeps_latents(layer_idx, given[0]):
+            # They are expanded in vain: the attention op reads the latents.
+            return given
         self.returned.append((key, value))
         return key, value
+
+    def _keeps_latents(self, layer_idx: int, latent: torch.Tensor) -> bool:
+        """Whether ``latent`` is cached together with its rotary key."""
+        return self.keys[layer_idx].shape[-1] != latent.shape[-1]
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """``[B, T, size]``; returns those of all places of the rows, ``[B, S, size]``."""
@@ -211,8 +225,21 @@ class RecordingCache(StepCache):
         if layer_idx in self.observed:
             raise UnsupportedByRoute(f"writes the KV of layer {layer_idx} twice in one forward")
         self.observed[layer_idx] = KVShape(heads(key_states), heads(value_states), key_states.dtype)
+        self.newest = layer_idx
         self.returned.append((key_states, value_states))
         return key_states, value_states
+
+    def keep_latents(self) -> None:
+        """The newest layer attends to its latents: they are cached as :func:`cached_latents` has them.
+
+        Raises:
+            UnsupportedByRoute: it has several for each token.
+        """
+        shape = self.observed[self.newest]
+        (heads, rank), (_, rotary) = shape.key, shape.value
+        if heads != 1:
+            raise UnsupportedByRoute("keeps several latents of each token")
+        self.observed[self.newest] = KVShape((1, rank + rotary), (1, rank), shape.dtype)
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         if indexer_key_states.dim() != 3 or layer_idx in self.index:

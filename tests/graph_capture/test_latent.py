@@ -1,0 +1,63 @@
+"""Multi-head latent attention over what it caches, as devices with the trait run it: here on a CPU."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+import speccompile
+from speccompile import Tree
+from speccompile.graph.layer_state import KVShape
+from speccompile.graph_capture.latent import cached_latents, expansion
+from speccompile.graph_capture.model_info import inspect_model
+from speccompile.graph_capture.observe import observe
+from speccompile.utils.devices import TRAITS
+from support.families import SIZES, assert_texts, model_of
+
+TREE = Tree.dynamic(nodes=5, depth=3, branches=2)
+PROMPTS = [random.Random(seed).sample(range(5, 100), 9) * 2 for seed in range(3)]
+
+
+@pytest.fixture
+def trait(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(TRAITS, "cpu", replace(TRAITS["cpu"], latent_attention=True))
+
+
+def test_without_the_trait_a_model_keeps_its_own_attention() -> None:
+    model = model_of("deepseek_v3")
+    assert observe(model, inspect_model(model)).route == "eager"
+
+
+def test_attention_over_latents_is_that_over_expanded_keys() -> None:
+    attention = model_of("deepseek_v3").model.layers[0].self_attn
+    rank, rotary = attention.kv_lora_rank, attention.qk_rope_head_dim
+    latents, own = torch.randn(2, 1, 5, rank), torch.randn(2, 1, 5, rotary)
+    keys, values = cached_latents(latents, own)
+    of_keys, of_values = expansion(attention, rank, keys)
+    for expanded, ours in zip(attention.expand_kv(latents, own), (keys @ of_keys, values @ of_values), strict=True):
+        torch.testing.assert_close(ours, expanded)
+
+
+@pytest.mark.parametrize("name", ["deepseek_v3", "minicpm3", "longcat_flash"])
+def test_texts_are_those_of_the_model(trait: None, name: str) -> None:
+    model = model_of(name)
+    with speccompile.wrap(model, "ngram", tiers=(0, 3, TREE), policy="fixed:3", **SIZES) as spec:
+        assert spec._build is not None and spec._build.observed.route == "attention"
+        config = model.config
+        kept = KVShape((1, config.kv_lora_rank + config.qk_rope_head_dim), (1, config.kv_lora_rank), model.dtype)
+        assert set(spec._build.observed.kv.values()) == {kept}
+        for tier in (0, 3, TREE):
+            spec.set_tier(tier)
+            assert_texts(spec, model, PROMPTS)
+
+
+def test_steps_follow_an_expansion_that_changes_in_place(trait: None) -> None:
+    model = model_of("deepseek_v3")
+    with speccompile.wrap(model, "ngram", tiers=(0, 3), policy="fixed:3", **SIZES) as spec:
+        assert_texts(spec, model, PROMPTS)
+        with torch.no_grad():
+            model.model.layers[0].self_attn.kv_b_proj.weight.mul_(-2.0)
+        assert_texts(spec, model, PROMPTS)
