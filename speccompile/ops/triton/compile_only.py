@@ -22,6 +22,7 @@ _TYPES = {
     torch.bfloat16: "*bf16",
     torch.float32: "*fp32",
     torch.int64: "*i64",
+    torch.int16: "*i16",
     torch.int32: "*i32",
     torch.int8: "*i8",
     torch.uint8: "*u8",

@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from speccompile.graph.state import B, E, K, N, S, V, core_state
+from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import ngram, tree
 from speccompile.ops.triton.accept_commit import accept_commit_launch
 from speccompile.ops.triton.attention import attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
+from speccompile.ops.triton.automata import advance_guide, truncate_drafts
 from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.compile_only import Compiled, compile_launch
+from speccompile.ops.triton.draw import Filters, draw, filter_logits
 from speccompile.ops.triton.expert_linear import expert_linear_launches
 from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
-from speccompile.ops.triton.launch import Launch
+from speccompile.ops.triton.launch import Launch, launches_of
 from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
 from speccompile.ops.triton.selective_scan import scan_launches
-from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
+from speccompile.passes.step.sample import state_of
+from speccompile.sampling.base import Processor
+from speccompile.sampling.pipeline import PROCESSORS, sampling_state
 
 # Of a Hopper's multiprocessor, one program can have 227 KiB.
 SHARED = 227 * 1024
@@ -145,13 +152,43 @@ def test_choose(vocab: int, drawn: bool, record_property: Note) -> None:
         assert "lg2.approx" not in compiled.ptx
 
 
-@pytest.mark.parametrize("wanted", [torch.int64, torch.float32], ids=["top_k", "top_p"])
-def test_cut(wanted: torch.dtype, record_property: Note) -> None:
-    compiled = fits(
-        threshold_launch(meta(4, 8, 128256, dtype=torch.float32), meta(4, dtype=wanted)), record_property, str(wanted)
-    )
-    # A mass is rounded the same way in all readings.
-    assert "atom" not in compiled.ptx
+SIZES = {N: 9, S: 2056, K: 7, B: 4, E: 8, V: 128256}
+
+
+@pytest.mark.parametrize("processor", [item for item in PROCESSORS if cuda_kernel(item.op)], ids=lambda item: item.name)
+def test_processors(processor: Processor, record_property: Note) -> None:
+    specs = {spec.name: spec for spec in [*core_state(SIZES[V]), *sampling_state()]}
+    tensors = [meta(*specs[name].resolve(SIZES).shape, dtype=specs[name].dtype) for name in state_of(processor)]
+    own = [meta(4), *tensors] if processor.whole else [tensor[:4] for tensor in tensors]
+    scores, kernel = meta(4, 8, SIZES[V], dtype=torch.float32), cuda_kernel(processor.op)
+    assert kernel is not None
+    for launch in launches_of(lambda: kernel(scores, meta(4, SIZES[S]), meta(4), 0, own)):
+        fits(launch, record_property, processor.name)
+
+
+def test_guides_after_a_commit(record_property: Note) -> None:
+    text, slots, states = meta(9, 2056), meta(4), meta(9)
+    tables = [meta(9), meta(9, 128256, dtype=torch.int32), meta(9, 2**18, dtype=torch.int16)]
+    for work in (
+        lambda: advance_guide(states, slots, text, meta(9), meta(9), 8, tables),
+        lambda: truncate_drafts(meta(9), slots, meta(9, 7), states, tables),
+    ):
+        for launch in launches_of(work):
+            fits(launch, record_property, "")
+
+
+@pytest.mark.parametrize("tree", [False, True], ids=["chain", "tree"])
+@pytest.mark.parametrize("vocab", [49152, 151936])
+def test_draws_with_filters(vocab: int, tree: bool, record_property: Note) -> None:
+    logits, slots = meta(4, 8, vocab, dtype=torch.bfloat16), meta(4)
+    real = meta(9, dtype=torch.float32)
+    filters = Filters(slots, real, meta(9), real, real)
+    depths = meta(4, 8) if tree else None
+    for work in (lambda: draw(logits, filters, meta(9), depths, meta(9)), lambda: filter_logits(logits, filters)):
+        for launch in launches_of(work):
+            compiled = fits(launch, record_property, f"V={vocab}")
+            # Sums of floats would depend on the order in which programs end; a quotient is torch's own.
+            assert not re.search(r"(atom|red)\S*\.f(32|64)|div\.(full|approx)|lg2\.approx", compiled.ptx)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
