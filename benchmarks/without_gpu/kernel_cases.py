@@ -121,8 +121,17 @@ def _sampling() -> Iterator[Case]:
                     lambda vocab=vocab, rows=rows, width=width, drawn=drawn: of.choose(vocab, rows, width, drawn=drawn),
                     vocab in (50257, 128256),
                 )
-    for name, wanted in (("top_k", torch.int64), ("top_p", F32)):
-        yield Case(name, "V=128256", lambda wanted=wanted: [of.threshold(wanted)], True)
+    for vocab in (49152, 151936):
+        for tree in (False, True):
+            yield Case(
+                "draw_filtered",
+                f"V={vocab}{' tree' * tree}",
+                lambda vocab=vocab, tree=tree: of.filtered(vocab, tree=tree),
+                True,
+            )
+    for processor in of.processors():
+        yield Case(processor.name, "V=128256", lambda processor=processor: of.processed(processor), True)
+    yield Case("guides", "V=128256", of.guides, True)
     for dtype in (F32, BF16):
         yield Case("is_within_top", f"V=128256 {_name(dtype)}", lambda dtype=dtype: [of.within_top(dtype)], True)
 

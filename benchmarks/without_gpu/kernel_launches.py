@@ -8,13 +8,17 @@ from typing import Any
 
 import torch
 
+from speccompile.graph.state import B, E, K, N, S, V, core_state
+from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import ngram, tree
 from speccompile.ops.triton.accept_commit import accept_commit_launch
 from speccompile.ops.triton.attention import attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
+from speccompile.ops.triton.automata import advance_guide, truncate_drafts
 from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
+from speccompile.ops.triton.draw import Filters, draw, filter_logits
 from speccompile.ops.triton.expert_linear import expert_linear_launches
 from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
 from speccompile.ops.triton.launch import Launch, launches_of
@@ -23,8 +27,10 @@ from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_lau
 from speccompile.ops.triton.selective_scan import scan_launches
 from speccompile.ops.triton.step_inputs import step_inputs_launch
 from speccompile.ops.triton.store_drafts import store_drafts_launch
-from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
+from speccompile.passes.step.sample import state_of
+from speccompile.sampling.base import Processor
+from speccompile.sampling.pipeline import PROCESSORS, sampling_state
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 I32, I8, U8, BOOL = torch.int32, torch.int8, torch.uint8, torch.bool
@@ -100,9 +106,43 @@ def choose(vocab: int, rows: int = 4, width: int = 8, *, drawn: bool = False) ->
     return choose_launches(scores, **noise, stream=0, tokens=meta(rows, width), best=best, forbids=drawn)
 
 
-def threshold(wanted: torch.dtype) -> Launch:
-    """``top_k_`` with int64, ``top_p_`` with float32."""
-    return threshold_launch(meta(4, 8, 128256, dtype=F32), meta(4, dtype=wanted))
+_SIZES = {N: SLOTS, S: 2056, K: 7, B: 4, E: 8, V: 128256}
+
+
+def filtered(vocab: int, *, tree: bool = False) -> Sequence[Launch]:
+    """Tokens drawn after temperature, top-k, top-p and min-p, and the logits that these leave."""
+    logits, real = meta(4, 8, vocab, dtype=BF16), meta(SLOTS, dtype=F32)
+    filters = Filters(meta(4), real, meta(SLOTS), real, real)
+    depths = meta(4, 8) if tree else None
+    return [
+        *launches_of(lambda: draw(logits, filters, meta(SLOTS), depths, meta(SLOTS))),
+        *launches_of(lambda: filter_logits(logits, filters)),
+    ]
+
+
+def processors() -> Sequence[Processor]:
+    """Those of the sampling pipeline that have a kernel."""
+    return [processor for processor in PROCESSORS if cuda_kernel(processor.op)]
+
+
+def processed(processor: Processor) -> Sequence[Launch]:
+    """A processor of the sampling pipeline."""
+    specs = {spec.name: spec for spec in [*core_state(_SIZES[V]), *sampling_state()]}
+    tensors = [meta(*specs[name].resolve(_SIZES).shape, dtype=specs[name].dtype) for name in state_of(processor)]
+    own = [meta(4), *tensors] if processor.whole else [tensor[:4] for tensor in tensors]
+    scores, kernel = meta(4, 8, _SIZES[V], dtype=F32), cuda_kernel(processor.op)
+    assert kernel is not None
+    return launches_of(lambda: kernel(scores, meta(4, _SIZES[S]), meta(4), 0, own))
+
+
+def guides() -> Sequence[Launch]:
+    """A guide's state after a commit, and the drafts that it forbids."""
+    text, slots, states = meta(SLOTS, 2056), meta(4), meta(SLOTS)
+    tables = [meta(SLOTS), meta(SLOTS, 128256, dtype=I32), meta(SLOTS, 2**18, dtype=torch.int16)]
+    return [
+        *launches_of(lambda: advance_guide(states, slots, text, meta(SLOTS), meta(SLOTS), 8, tables)),
+        *launches_of(lambda: truncate_drafts(meta(SLOTS), slots, meta(SLOTS, 7), states, tables)),
+    ]
 
 
 def within_top(dtype: torch.dtype) -> Launch:

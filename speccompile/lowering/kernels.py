@@ -18,7 +18,9 @@ class Kernels:
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
     weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
     ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
-    (:mod:`speccompile.passes.target.join_weights`). ``reason`` says why, for ``explain()``."""
+    (:mod:`speccompile.passes.target.join_weights`). ``filters``: temperature, top-k,
+    top-p and min-p are one op, so requests that use only these have their own kind of steps. ``reason`` says why, for
+    ``explain()``."""
 
     native: bool
     reason: str
@@ -26,6 +28,7 @@ class Kernels:
     rounded: bool = False
     few_launches: bool = False
     joins_weights: bool = False
+    filters: bool = False
 
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
@@ -68,6 +71,7 @@ ON_CUDA = Kernels(
     rounded=True,
     few_launches=True,
     joins_weights=True,
+    filters=True,
 )
 
 

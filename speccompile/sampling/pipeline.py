@@ -6,20 +6,17 @@ from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
-import speccompile.sampling.on_cuda  # noqa: F401  kernels of top-k and top-p
+import speccompile.sampling.on_cuda  # noqa: F401  kernels of top-k, top-p and min-p
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
 from speccompile.sampling.ends import ForcedEos, MinNewTokens
+from speccompile.sampling.filters import FILTERS
 from speccompile.sampling.guide import FollowGuide
 from speccompile.sampling.host import HostProcessors, Watermark
 from speccompile.sampling.lists import BeginSuppressTokens, LogitBias, SuppressTokens
-from speccompile.sampling.min_p import MinP
 from speccompile.sampling.penalties import FrequencyPenalty, PresencePenalty, RepetitionPenalty
 from speccompile.sampling.sequences import BadWords, NoRepeatNgram
-from speccompile.sampling.temperature import Temperature
-from speccompile.sampling.top_k import TopK
-from speccompile.sampling.top_p import TopP
 from speccompile.sampling.typical_p import TypicalP
 
 PENALTIES: tuple[Processor, ...] = (
@@ -37,7 +34,7 @@ PENALTIES: tuple[Processor, ...] = (
     BeginSuppressTokens(),
 )
 #: They run after the processors of ``wrap(logits_processor=...)``, as in transformers; the penalties run before those.
-WARPERS: tuple[Processor, ...] = (Temperature(), TopK(), TopP(), MinP(), TypicalP())
+WARPERS: tuple[Processor, ...] = (*FILTERS, TypicalP())
 #: Python code of a request, before the warpers and after them. Only the target's scores go through these.
 HOST_PROCESSORS: tuple[Processor, ...] = (HostProcessors(),)
 WATERMARK: tuple[Processor, ...] = (Watermark(),)

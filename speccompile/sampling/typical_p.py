@@ -9,17 +9,13 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.graph.state import N, StateSpec
+from speccompile.ops.tolerances import TYPICAL_P_ROUNDING
 from speccompile.sampling.base import Option, Processor, number
-
-#: A sum of probabilities reaches p if it is at most this much below p, as in :mod:`speccompile.sampling.top_p`: twice
-#: as much, since each of these probabilities is rounded on its own. Without it one token too many stays at every fourth
-#: border where the exact sum equals p.
-ROUNDING = 2.0**-21
 
 
 class TypicalP(Processor):
     """transformers' ``TypicalLogitsWarper`` (Meister et al., "Locally Typical Sampling", 2022), but that a sum that
-    equals p up to :data:`ROUNDING` reaches it."""
+    equals p up to :data:`TYPICAL_P_ROUNDING` reaches it."""
 
     name = "typical_p"
     options: ClassVar = (Option("typical_p", number(0, 1, above=True), neutral=1.0, draws=True),)
@@ -36,7 +32,7 @@ class TypicalP(Processor):
         distance = (information - entropy).abs()
         ordered, order = distance.sort(-1)
         before = probability.gather(-1, order).cumsum(-1)
-        last = (before < mass - ROUNDING).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
+        last = (before < mass - TYPICAL_P_ROUNDING).sum(-1, keepdim=True).clamp(max=scores.shape[-1] - 1)
         threshold = torch.where(mass < 1, ordered.gather(-1, last), float("inf"))
         scores.masked_fill_(distance > threshold, float("-inf"))
 

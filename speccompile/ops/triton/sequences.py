@@ -1,0 +1,77 @@
+"""Sequences of tokens that must not come: bad words, and n-grams that were there before. Rows without them return at
+once."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from speccompile.ops.triton.launch import Launch, run_all
+from speccompile.ops.triton.token_lists import of_scores
+
+# Places of a context that a program looks at at once.
+PLACES = 1024
+
+
+@triton.jit
+def _token(context, capacity, place):  # type: ignore[no-untyped-def]
+    """The token at a place, -2 before the sequence."""
+    return tl.load(context + tl.minimum(place, capacity - 1), mask=place >= 0, other=-2)
+
+
+@triton.jit
+def forbid_ngrams(  # type: ignore[no-untyped-def]
+    scores, score_row, score_place, vocab, context, capacity, length, sizes, PLACES: tl.constexpr
+):
+    """Program (place, row): -inf for tokens that would end an n-gram a second time."""
+    place, row = tl.program_id(0), tl.program_id(1)
+    size = tl.load(sizes + row)
+    if size <= 0:
+        return
+    context += row.to(tl.int64) * capacity
+    scores += row.to(tl.int64) * score_row + place.to(tl.int64) * score_place
+    end = tl.load(length + row) + place
+    lane = tl.arange(0, PLACES)
+    for first in range(0, tl.minimum(end, capacity), PLACES):
+        last = first + lane
+        agrees = (last >= size - 1) & (last < end) & (last < capacity)
+        for back in range(1, size):
+            before = tl.load(context + last - back, mask=agrees, other=-1)
+            agrees = agrees & (before == _token(context, capacity, end - back))
+        token = tl.load(context + last, mask=agrees, other=-1)
+        tl.store(scores + token, float("-inf"), mask=agrees & (token >= 0) & (token < vocab))
+
+
+@triton.jit
+def forbid_words(  # type: ignore[no-untyped-def]
+    scores, score_row, score_place, vocab, context, capacity, length, words, WORDS: tl.constexpr, TOKENS: tl.constexpr
+):
+    """Program (place, row): -inf for the last token of each word whose other tokens are the latest ones. ``words`` end
+    at the last of ``TOKENS``, with -1 before them."""
+    place, row = tl.program_id(0), tl.program_id(1)
+    context += row.to(tl.int64) * capacity
+    end = tl.load(length + row) + place
+    words += row.to(tl.int64) * WORDS * TOKENS + tl.arange(0, WORDS) * TOKENS + TOKENS - 1
+    last = tl.load(words)
+    agrees = (last >= 0) & (last < vocab)
+    for back in range(1, TOKENS):
+        token = tl.load(words - back)
+        agrees = agrees & ((token < 0) | (token == _token(context, capacity, end - back)))
+    scores += row.to(tl.int64) * score_row + place.to(tl.int64) * score_place
+    tl.store(scores + last, float("-inf"), mask=agrees)
+
+
+def forbid_repeated(scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, sizes: torch.Tensor) -> None:
+    """``no_repeat_ngram_`` on CUDA: ``sizes`` int64 ``[B]``, 0 for none."""
+    text = {"context": context.contiguous(), "capacity": context.shape[1], "length": length}
+    arguments = {**of_scores(scores), **text, "sizes": sizes, "PLACES": PLACES}
+    run_all([Launch(forbid_ngrams, (scores.shape[1], scores.shape[0]), arguments)], scores)
+
+
+def forbid_bad_words(scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, words: torch.Tensor) -> None:
+    """``bad_words_`` on CUDA: ``words`` int64 ``[B, WORDS, TOKENS]``, -1 for none; both sizes are powers of two."""
+    text = {"context": context.contiguous(), "capacity": context.shape[1], "length": length}
+    sizes = {"WORDS": words.shape[1], "TOKENS": words.shape[2]}
+    arguments = {**of_scores(scores), **text, "words": words.contiguous(), **sizes}
+    run_all([Launch(forbid_words, (scores.shape[1], scores.shape[0]), arguments)], scores)

@@ -1,0 +1,91 @@
+"""Temperature, top-k, top-p and min-p as one op, and that op with the draw after it: for steps of rows that use nothing
+else. On CUDA they read the options where they lie in the arena, and the logits at most four times."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.ops import choose
+from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.sampling.base import Processor
+from speccompile.sampling.min_p import MinP
+from speccompile.sampling.temperature import Temperature
+from speccompile.sampling.top_k import TopK
+from speccompile.sampling.top_p import TopP
+
+#: In running order. Each has one state tensor, of its option's name.
+FILTERS: tuple[Processor, ...] = (Temperature(), TopK(), TopP(), MinP())
+#: Request options.
+FILTER_OPTIONS = frozenset(option.name for processor in FILTERS for option in processor.options)
+
+_OPTIONS = "Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p"
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_library.define(f"filter_logits(Tensor logits, {_OPTIONS}) -> Tensor")
+_library.define(f"draw_filtered(Tensor logits, {_OPTIONS}, Tensor length, Tensor seed, Tensor? depths=None) -> Tensor")
+
+
+def filter_logits(logits: torch.Tensor, slots: torch.Tensor, *options: torch.Tensor) -> torch.Tensor:
+    """The definition: scores float32 ``[B, T, V]`` of ``logits``, as :data:`FILTERS` one after another leave them.
+
+    Args:
+        slots: int64 ``[B]``.
+        options: the state ``[N]`` of the filters.
+    """
+    scores = logits.to(torch.float32, copy=True)
+    for processor, state in zip(FILTERS, options, strict=True):
+        processor.call(scores, slots, slots, 0, [state[slots]])
+    return scores
+
+
+def draw_filtered(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    top_k: torch.Tensor,
+    top_p: torch.Tensor,
+    min_p: torch.Tensor,
+    length: torch.Tensor,
+    seed: torch.Tensor,
+    depths: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The definition: tokens int64 ``[B, T]`` of ``logits`` ``[B, T, V]``, drawn from :func:`filter_logits` by the
+    target's noise, -1 where none can be chosen.
+
+    Args:
+        length, seed: int64 ``[N]``.
+        depths: int64 ``[B, T]``, how many tokens each place is after the sequence; None is 0 .. T-1.
+    """
+    scores = filter_logits(logits, slots, temperature, top_k, top_p, min_p)
+    after = torch.arange(logits.shape[1], device=logits.device) if depths is None else depths
+    positions = length[slots][:, None] + after
+    return choose.reference(scores, temperature[slots], seed[slots], positions, forbids=True)
+
+
+def _filter_on_cuda(logits, slots, temperature, top_k, top_p, min_p):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton import draw
+
+    return draw.filter_logits(logits, draw.Filters(slots, temperature, top_k, top_p, min_p))
+
+
+def _draw_on_cuda(logits, slots, temperature, top_k, top_p, min_p, length, seed, depths=None):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton import draw
+
+    return draw.draw(logits, draw.Filters(slots, temperature, top_k, top_p, min_p), length, depths, seed)
+
+
+def _fake_filter(logits, *rest):  # type: ignore[no-untyped-def]
+    return logits.new_empty(logits.shape, dtype=torch.float32)
+
+
+def _fake_draw(logits, *rest):  # type: ignore[no-untyped-def]
+    return logits.new_empty(logits.shape[:2], dtype=torch.int64)
+
+
+for _name, _function, _kernel, _fake in (
+    ("filter_logits", filter_logits, _filter_on_cuda, _fake_filter),
+    ("draw_filtered", draw_filtered, _draw_on_cuda, _fake_draw),
+):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    register_on_cuda(_library, _name, _kernel)
+    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

@@ -1,0 +1,150 @@
+"""Each processor's kernels against the processor itself (run by test_interpreted.py)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+
+from speccompile.ops.on_cuda import cuda_kernel
+from speccompile.ops.triton import automata, penalties, sequences, token_lists
+from speccompile.ops.triton.automata import advance_guide, truncate_drafts
+from speccompile.sampling.automata import advance, allowed_lens
+from speccompile.sampling.base import IMPLEMENTATIONS, Processor
+from speccompile.sampling.pipeline import HOST_PROCESSORS, PROCESSORS, WATERMARK
+from support import triton_interpreter  # noqa: F401
+
+VOCAB, CAPACITY, SLOTS, STATES, WIDTH = 70, 40, 5, 4, 3
+Numbers = Callable[..., torch.Tensor]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def small_blocks() -> Any:
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (token_lists, penalties, automata):
+            patch.setattr(module, "SPAN", 32)
+        for module in (penalties, sequences):
+            patch.setattr(module, "PLACES", 16)
+        yield
+
+
+def lists(integers: Numbers, rows: int, size: int) -> torch.Tensor:
+    """Different ids in each row, fewer than ``size`` of them in most, none in some."""
+    ids = torch.argsort(integers(10**6, rows, VOCAB), 1)[:, :size]
+    return torch.where(torch.arange(size) < integers(size + 1, rows, 1), ids, -1)
+
+
+def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
+    return torch.tensor(values)[integers(len(values), rows)]
+
+
+STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
+    "temperature": lambda integers, rows: [one_of(integers, rows, 0.0, 1.0, 0.7, 1.3)],
+    "logit_bias": lambda integers, rows: [lists(integers, rows, 5), integers(9, rows, 5) - 4.25],
+    "suppress_tokens": lambda integers, rows: [lists(integers, rows, 5)],
+    "begin_suppress_tokens": lambda integers, rows: [lists(integers, rows, 5), 10 + integers(8, rows)],
+    "min_new_tokens": lambda integers, rows: [10 + integers(8, rows), lists(integers, rows, 3)],
+    "forced_eos": lambda integers, rows: [lists(integers, rows, 3), 10 + integers(8, rows)],
+    "allowed_tokens": lambda integers, rows: [integers(2, rows).bool(), integers(2, rows, VOCAB).bool()],
+    "repetition_penalty": lambda integers, rows: [one_of(integers, rows, 1.0, 1.3, 0.7)],
+    "presence_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
+    "frequency_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
+    "no_repeat_ngram": lambda integers, rows: [integers(4, rows)],
+}
+
+
+def words(integers: Numbers, rows: int) -> list[torch.Tensor]:
+    """Of the four tokens that texts have."""
+    found, sizes = integers(4, rows, 8, 4), integers(5, rows, 8, 1)
+    return [torch.where(torch.arange(3, -1, -1) < sizes, found, -1)]
+
+
+def check(
+    processor: Processor, rows: int, width: int, drafted: int, state: list[torch.Tensor], integers: Numbers
+) -> None:
+    kernel = cuda_kernel(processor.op)
+    assert kernel is not None
+    # Few tokens, so that they occur again.
+    context, length = integers(4, rows, CAPACITY), 12 + integers(4, rows)
+    # After the places that are looked at stand others.
+    scores = (integers(1000, rows, width + 1, VOCAB) - 500) * 0.013
+    got, expected = scores.clone()[:, :width], scores.clone()[:, :width]
+    kernel(got, context, length, drafted, state)
+    processor.call(expected, context, length, drafted, state)
+    assert torch.equal(got, expected)
+
+
+def integers_from(seed: int) -> Numbers:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda below, *shape: torch.randint(below, shape, generator=generator)
+
+
+generated = settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate])
+SIZES = {"rows": st.integers(1, 3), "width": st.integers(1, 3), "seed": st.integers(0, 10**6)}
+
+
+@pytest.mark.parametrize("name", STATE)
+@generated
+@given(**SIZES)
+def test_processors(name: str, rows: int, width: int, seed: int) -> None:
+    integers = integers_from(seed)
+    check(IMPLEMENTATIONS[f"{name}_"], rows, width, 0, STATE[name](integers, rows), integers)
+
+
+@generated
+@given(**SIZES)
+def test_bad_words(rows: int, width: int, seed: int) -> None:
+    integers = integers_from(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", 4)
+        check(IMPLEMENTATIONS["bad_words_"], rows, width, 0, words(integers, rows), integers)
+
+
+def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], Numbers]:
+    """Slots of the rows, states and tables of all slots, and further numbers."""
+    integers = integers_from(seed)
+    slots = torch.argsort(integers(10**6, SLOTS))[:rows]
+    states, widths = integers(STATES + 1, SLOTS) - 1, 1 + integers(WIDTH, SLOTS)
+    classes = integers(10**6, SLOTS, VOCAB) % widths[:, None]
+    moves = integers(STATES + 2, SLOTS, STATES * WIDTH).clamp(max=STATES) - 1
+    return slots, states, [widths, classes.int(), moves.short()], integers
+
+
+@generated
+@given(drafted=st.integers(0, 2), **SIZES)
+def test_guides(drafted: int, rows: int, width: int, seed: int) -> None:
+    """Tokens of drafts may lead nowhere, and a slot may have no guide."""
+    slots, states, tables, integers = automata_from(seed, rows)
+    check(IMPLEMENTATIONS["guide_"], rows, width, drafted, [slots, states, *tables], integers)
+
+
+@generated
+@given(**SIZES)
+def test_states_after_a_commit(rows: int, width: int, seed: int) -> None:
+    slots, states, tables, integers = automata_from(seed, rows)
+    tokens, length = integers(VOCAB, SLOTS, CAPACITY), 12 + integers(4, SLOTS)
+    emitted = integers(width + 1, SLOTS)
+    moved, expected = states.clone(), states.clone()
+    advance_guide(moved, slots, tokens, length, emitted, width, tables)
+    advance(expected, slots, tokens, length, emitted, width, tables)
+    assert torch.equal(moved, expected)
+
+
+@generated
+@given(**SIZES)
+def test_drafts_that_a_guide_leaves(rows: int, width: int, seed: int) -> None:
+    slots, states, tables, integers = automata_from(seed, rows)
+    drafts, lens = integers(VOCAB + 1, SLOTS, width) - 1, integers(width + 1, SLOTS)
+    cut, expected = lens.clone(), lens.clone()
+    truncate_drafts(cut, slots, drafts, states, tables)
+    allowed_lens(expected, slots, drafts, states, tables)
+    assert torch.equal(cut, expected)
+
+
+def test_every_processor_that_cuda_can_run_has_kernels() -> None:
+    own = {item.name for item in PROCESSORS if cuda_kernel(item.op) is None}
+    assert own == {item.name for item in (*HOST_PROCESSORS, *WATERMARK)}
