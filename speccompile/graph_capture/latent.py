@@ -33,6 +33,7 @@ def expansion(module: nn.Module, rank: int, like: torch.Tensor) -> tuple[torch.T
     Returns:
         Of the keys ``[H, R + P, D]``, and of the values ``[H, R, Dv]``.
     """
-    units = torch.eye(like.shape[-1], dtype=like.dtype, device=like.device)[None, None]
+    # Not torch.eye, which would write a device into the captured graph.
+    units = torch.diag_embed(like.new_ones(like.shape[-1]))[None, None]
     keys, values = module.expand_kv(units[..., :rank], units[..., rank:])  # type: ignore[operator]
     return keys[0], values[0, :, :rank]
