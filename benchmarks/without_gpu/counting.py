@@ -14,6 +14,7 @@ from benchmarks.without_gpu.models import Model
 from speccompile import Adapters, Speculator, wrap
 from speccompile.backends import Eager, register_backend
 from speccompile.errors import SpecCompileError
+from speccompile.graph.keys import Kind
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA, Kernels
 from speccompile.lowering.tier import Tier
@@ -39,14 +40,14 @@ class Variant:
     """A kind of step, and the options of the wrap that has it."""
 
     name: str
-    kind: str = "greedy"
+    kind: Kind = "greedy"
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
 VARIANTS = (
-    Variant("greedy", options={"sampling": True}),
-    Variant("drawn", "drawn", {"sampling": True}),
-    Variant("sampled", "sampled", {"sampling": True}),
+    Variant("greedy"),
+    Variant("drawn", "drawn"),
+    Variant("sampled", "sampled"),
     Variant("int8", options={"weights": "int8"}),
     Variant("int4", options={"weights": "int4"}),
     Variant("LoRA", options={"adapters": Adapters(count=4)}),
@@ -117,16 +118,18 @@ def count(model: Model, variants: tuple[Variant, ...] = VARIANTS) -> dict[str, d
     for options, group in _grouped(variants):
         try:
             with wrapped(model, **options) as spec:
-                for variant in group:
-                    tiers = {draft_len: spec.engine.tiers.get((draft_len, 1, variant.kind)) for draft_len in TIERS}
-                    found[variant.name] = {
-                        draft_len: launches_of(tier, model.stands_for)
-                        for draft_len, tier in tiers.items()
-                        if tier is not None
-                    }
+                found |= {variant.name: _steps_of(spec, variant.kind, model) for variant in group}
         except SpecCompileError as error:
             found |= {variant.name: str(error) for variant in group}
     return {variant.name: found[variant.name] for variant in variants}
+
+
+def _steps_of(spec: Speculator, kind: Kind, model: Model) -> dict[int, Launches]:
+    """By draft length; empty where the wrap has no steps of that kind."""
+    if kind not in spec.engine.kinds:
+        return {}
+    spec.engine.table.prepare(kind)
+    return {draft_len: launches_of(spec.engine.tiers[draft_len, 1, kind], model.stands_for) for draft_len in TIERS}
 
 
 def _grouped(variants: tuple[Variant, ...]) -> list[tuple[Mapping[str, Any], list[Variant]]]:
