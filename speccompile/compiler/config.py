@@ -20,6 +20,7 @@ from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.base import Pass
 from speccompile.ranks.ranks import Ranks
+from speccompile.sampling.filters import FILTER_OPTIONS
 from speccompile.sampling.user import UserProcessor
 from speccompile.utils.weight_forms import WeightForms
 
@@ -79,11 +80,25 @@ class BuildConfig:
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
-        """The kinds of executables that requests may need. Only ranks have steps that draw without the pipeline: these
-        choose from a rank's own part of the logits. The user's passes may have their anchors in the pipeline."""
-        users = bool(self.logits_processors or self.passes)
-        drawn = self.ranks is not None and self.rule.draws_without_scores and not users
-        return tuple(kind for kind in KINDS if kind != "drawn" or drawn)
+        """The kinds of executables that requests may need."""
+        return tuple(kind for kind in KINDS if kind != "drawn" or self.drawn_options)
+
+    @property
+    def uses_filters(self) -> bool:
+        """Steps of the kind ``drawn`` have one op for temperature, top-k, top-p and min-p."""
+        return self.kernels.filters and self.ranks is None
+
+    @property
+    def drawn_options(self) -> frozenset[str]:
+        """Options of requests that run the kind ``drawn``; empty if there is none. Ranks choose from their own part of
+        the logits, which only the temperature leaves possible. The user's passes may have their anchors in the
+        pipeline."""
+        if self.logits_processors or self.passes or self.rule.greedy_only:
+            return frozenset()
+        if self.uses_filters:
+            return FILTER_OPTIONS
+        only_chosen = self.ranks is not None and self.rule.draws_without_scores
+        return frozenset({"temperature"} if only_chosen else ())
 
     @property
     def row_fixed(self) -> bool:

@@ -44,6 +44,7 @@ from speccompile.passes.step.share_subexpressions import ShareSubexpressions
 from speccompile.passes.step.skip_logits import SkipLogits
 from speccompile.passes.step.tree_accept import JoinScores, TreeExactAccept, TreeGreedyAccept
 from speccompile.passes.step.tree_inputs import TreeInputs
+from speccompile.passes.step.use_filters import UseFilters
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.add_adapters import AddAdapters
 from speccompile.passes.target.bound_positions import BoundPositions
@@ -101,6 +102,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         return tree_pipeline(config, draft_len, rows, kind)
     passes = [
         BindRows(rows),
+        *_filters(config, kind),
         *_drafts(config, draft_len, kind),
         *_target_inputs(config, VerifyInputs(draft_len, config.width(draft_len)), *_recurrence(config, prompt=False)),
         *_choice(config, kind),
@@ -120,6 +122,7 @@ def tree_pipeline(config: BuildConfig, tree: Tree, rows: int, kind: Kind = "gree
     reads_path = saved or config.network is not None or mode.drafts_from_hidden
     passes = [
         BindRows(rows),
+        *_filters(config, kind),
         *drafts,
         *_broadcast(config),
         *_marks(config),
@@ -145,6 +148,7 @@ def mixed_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = 
     """Passes that make the step of one tier with a piece of a prompt beside its rows."""
     passes = [
         BindMixedRows(rows, config.prompt_rows(draft_len), config.width(draft_len)),
+        *_filters(config, kind),
         *_drafts(config, draft_len, kind),
         *_target_inputs(config, MixedInputs(draft_len)),
         *_choice(config, kind),
@@ -168,6 +172,7 @@ def prefill_pipeline(config: BuildConfig, width: int, kind: ChunkKind = "greedy"
         choice = [*_choice(config, kind), Commit()]
     passes = [
         BindRows(1, "prefill_slot"),
+        *_filters(config, kind),
         NoDrafts(),
         *_target_inputs(config, *inputs),
         *choice,
@@ -191,7 +196,7 @@ def drafter_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind 
     goals = _split_goals(config) | facts(*["drafts_stored"] * (draft_len > 0))
     name = f"drafter of {tier_name(draft_len, rows, kind)}"
     native = [ChooseTreeOps()] * (config.kernels.native and isinstance(draft_len, Tree))
-    passes = [BindRows(rows), *own, *native, DropTarget(), ShareSubexpressions()]
+    passes = [BindRows(rows), *_filters(config, kind), *own, *native, DropTarget(), ShareSubexpressions()]
     return _pipeline(config, passes, goals, name) if own else None
 
 
@@ -224,6 +229,11 @@ def goals(config: BuildConfig, kind: ChunkKind) -> Facts:
 
 
 # --- parts of the lists --------------------------------------------------------------------------
+
+
+def _filters(config: BuildConfig, kind: ChunkKind) -> list[Pass]:
+    """What lets steps of the kind ``drawn`` do without the other processors."""
+    return [UseFilters()] * (kind == "drawn" and config.uses_filters)
 
 
 def _drafts(config: BuildConfig, draft_len: int, kind: Kind) -> list[Pass]:
@@ -291,7 +301,8 @@ def _choice(config: BuildConfig, kind: Kind) -> list[Pass]:
     """From logits to accepted tokens, by the rule; and records of what was chosen from."""
     kernels, same = ChooseSampling(config.kernels.native), _same_choice(config, kind)
     if kind != "scored":
-        return [*config.rule.passes(kind), *same, kernels]
+        of_rule: Kind = "sampled" if kind == "drawn" and not config.rule.draws_without_scores else kind
+        return [*config.rule.passes(of_rule), *same, kernels]
     chosen: list[Pass] = []
     for item in config.rule.passes("sampled"):
         # Accepting adds noise to the scores in place.

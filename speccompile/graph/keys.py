@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``greedy``; ``drawn``, with temperature and noise alone, which sharded models have; ``sampled``, with the whole
-#: pipeline; ``scored``, which also records what tokens were chosen from.
+#: ``greedy``; ``drawn``, with noise and the options of ``BuildConfig.drawn_options``, for sharded models and on CUDA;
+#: ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
 Kind = Literal["greedy", "drawn", "sampled", "scored"]
 #: Each one serves what those before it serve.
 KINDS: tuple[Kind, ...] = ("greedy", "drawn", "sampled", "scored")

@@ -16,12 +16,14 @@ from speccompile.utils.warn import warn_caller
 class Kernels:
     """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
-    weights have a kernel of ours, also where others are torch's own. ``reason`` says why, for ``explain()``."""
+    weights have a kernel of ours, also where others are torch's own. ``filters``: temperature, top-k, top-p and min-p
+    are one op, so requests that use only these have their own kind of steps. ``reason`` says why, for ``explain()``."""
 
     native: bool
     reason: str
     step_ops: bool = False
     rounded: bool = False
+    filters: bool = False
 
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
@@ -62,6 +64,7 @@ ON_CUDA = Kernels(
     "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears that are not rounded",
     step_ops=True,
     rounded=True,
+    filters=True,
 )
 
 

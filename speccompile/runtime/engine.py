@@ -96,7 +96,7 @@ class Engine:
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """The kinds of executables that requests may need, built or not."""
-        return tuple(kind for kind in KINDS if kind != "drawn" or self.traits.drawn)
+        return tuple(kind for kind in KINDS if kind != "drawn" or self.traits.drawn_options)
 
     @property
     def prefill_tiers(self) -> dict[tuple[int, ChunkKind], Tier]:

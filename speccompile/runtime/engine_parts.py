@@ -180,7 +180,7 @@ def connect_parts(
     adapter_table = AdapterTable(adapters, arena, slots, waiting, turns)
     async_driver, training = AsyncDriver(turns), OnlineTraining(arena, turns, departures)
     submitter = RequestSubmitter(
-        RequestFactory(target, arena, adapter_table, saver, drawn=traits.drawn),
+        RequestFactory(target, arena, adapter_table, saver, drawn_options=traits.drawn_options),
         table,
         turns,
         slots,

@@ -33,7 +33,7 @@ class StepTraits:
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
         reach: most tokens of a sequence that the mode's network reads; None is no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
-        drawn: there are executables of the kind ``drawn``.
+        drawn_options: options of requests that run executables of the kind ``drawn``; empty if there are none.
         prompts_differ: the same tokens leave another state in a prompt than after one.
         network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
     """
@@ -46,4 +46,4 @@ class StepTraits:
     segments: bool = False
     prompts_differ: bool = False
     network_on_demand: bool = False
-    drawn: bool = False
+    drawn_options: frozenset[str] = frozenset()

@@ -33,17 +33,23 @@ class RequestFactory:
     Args:
         adapters: those that requests can name.
         saver: saves hidden states of sequences; None if they are not saved.
-        drawn: there are executables of the kind ``drawn``.
+        drawn_options: options of requests that run executables of the kind ``drawn``.
     """
 
     def __init__(
-        self, target: Target, arena: Arena, adapters: AdapterTable, saver: Saver | None, *, drawn: bool = False
+        self,
+        target: Target,
+        arena: Arena,
+        adapters: AdapterTable,
+        saver: Saver | None,
+        *,
+        drawn_options: frozenset[str] = frozenset(),
     ) -> None:
         self._target = target
         self._adapters = adapters
         self._arena = arena
         self._saver = saver
-        self._drawn = drawn
+        self._drawn_options = drawn_options
 
     def from_options(
         self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
@@ -144,7 +150,8 @@ class RequestFactory:
             # The host is called before each of its tokens, so it has no drafts.
             sampling = params.sampling.of_request(shown, len(prompt), layout.vocab_size, self._arena.device)
             params = replace(params, sampling=sampling, num_draft_tokens=0)
-        params = replace(params, drawn=self._drawn and params.sampling is not None and params.sampling.draws_alone)
+        drawn = params.sampling is not None and params.sampling.draws_with(self._drawn_options)
+        params = replace(params, drawn=drawn)
         prepare(params.kind, not params.patient)
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)

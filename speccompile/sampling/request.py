@@ -51,10 +51,9 @@ class Sampling:
         """What the host asks before each of its tokens."""
         return self.values.get("prefix_allowed_tokens_fn")
 
-    @property
-    def draws_alone(self) -> bool:
-        """Nothing but the temperature changes its logits."""
-        return set(self.values) == {"temperature"}
+    def draws_with(self, options: frozenset[str]) -> bool:
+        """Whether its tokens are drawn, and no other options than these change its logits."""
+        return "temperature" in self.values and self.values.keys() <= options
 
     @property
     def on_host(self) -> bool:

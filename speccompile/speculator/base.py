@@ -79,7 +79,7 @@ class SpeculatorBase:
                 captured=build.captures is not None,
                 segments=config.drafts_in_segments,
                 reach=None if config.network is None else config.network.max_len,
-                drawn="drawn" in config.kinds,
+                drawn_options=config.drawn_options,
                 prompts_differ=any(shape.prompts_differ for shape in build.observed.recurrent.values()),
                 network_on_demand=config.mode.network_on_demand and config.max_draft_len > 0,
             ),

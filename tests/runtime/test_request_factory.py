@@ -66,13 +66,15 @@ class Reservations:
 class Bench:
     """A factory, and what it has prepared: kinds, and whether for watched tokens."""
 
-    def __init__(self, *, saves: bool = False, drawn: bool = False) -> None:
+    def __init__(self, *, saves: bool = False, drawn_options: frozenset[str] = frozenset()) -> None:
         self.arena: Arena = small_arena(*recorded_state(VOCAB, 4, scores=False))
         self.target, self.reservations = AnyTarget(), Reservations()
         self.prepared: list[tuple[Kind, bool]] = []
         saver = cast(Saver, SimpleNamespace(writer=self.reservations)) if saves else None
         adapters = cast(AdapterTable, SimpleNamespace(find=lambda where, name: None))
-        self.factory = RequestFactory(cast(Target, self.target), self.arena, adapters, saver, drawn=drawn)
+        self.factory = RequestFactory(
+            cast(Target, self.target), self.arena, adapters, saver, drawn_options=drawn_options
+        )
 
     def prepare(self, kind: Kind, watched: bool) -> None:
         self.prepared.append((kind, watched))
@@ -105,13 +107,26 @@ def test_what_a_watched_request_runs_is_built_before_it_is_made(bench: Bench) ->
     assert bench.prepared == [("greedy", True), ("scored", True), ("greedy", False)]
 
 
-def test_requests_that_only_draw_run_steps_of_their_own_where_there_are_some() -> None:
-    alone, with_processors = Sampling({"temperature": 0.7}), Sampling({"temperature": 0.7, "top_k": 5})
-    for drawn, expected in ((False, ["sampled"] * 2), (True, ["drawn", "sampled"])):
-        bench = Bench(drawn=drawn)
-        for sampling in (alone, with_processors):
-            bench.made([1], Params(4, (), sampling))
-        assert [kind for kind, _ in bench.prepared] == expected
+@pytest.mark.parametrize(
+    ("options", "drawn"),
+    [
+        ((), []),
+        (("temperature",), [{"temperature"}]),
+        (("temperature", "top_k"), [{"temperature"}, {"temperature", "top_k"}]),
+    ],
+    ids=str,
+)
+def test_requests_with_few_options_run_the_kind_drawn_where_there_is_one(
+    options: tuple[str, ...], drawn: list[set[str]]
+) -> None:
+    values = {"temperature": 0.7, "top_k": 5, "repetition_penalty": 1.1}
+    bench, asked = (
+        Bench(drawn_options=frozenset(options)),
+        [["temperature"], ["temperature", "top_k"], ["top_k"], [*values]],
+    )
+    for names in asked:
+        bench.made([1], Params(4, (), Sampling({name: values[name] for name in names})))
+    assert [kind for kind, _ in bench.prepared] == ["drawn" if set(names) in drawn else "sampled" for names in asked]
 
 
 def test_an_argument_that_is_not_valid_builds_nothing(bench: Bench) -> None:

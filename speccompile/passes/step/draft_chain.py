@@ -14,6 +14,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
+from speccompile.passes.step.use_filters import filter_state, uses_filters
 
 #: Token ``[B, 1]``, its position ``[B, 1]`` and its place in the draft to logits ``[B, 1, V]``, or of a part of the
 #: vocabulary, see :meth:`DraftChain.token_ids`.
@@ -80,7 +81,10 @@ class DraftChain(Pass):
                 context, length = graph.insert(append_token, context, length, stored, before=start)
         for place in range(self.begin, self.draft_len):
             logits = forward(token, position, place)
-            if self.draws:
+            if self.draws and uses_filters(graph) and not self.probabilities:
+                read = [*filter_state(graph), graph.state("length"), graph.state("seed")]
+                drawn = graph.insert(draw_draft, logits, slots, *read, before=start, place=place)
+            elif self.draws:
                 logits = process(graph, logits, context, length, start, drafted=place)
                 if self.probabilities:
                     nodes = (logits, graph.state("temperature"), slots)
@@ -118,6 +122,17 @@ def newest(
     longest = (max_len - 1 - row_length).clamp(min=0, max=draft_len)
     lens = useful_lens(longest, row_length, limit[slots])
     return tokens[slots, position][:, None], position[:, None], lens
+
+
+def draw_draft(logits: torch.Tensor, slots: torch.Tensor, *state: torch.Tensor, place: int) -> torch.Tensor:
+    """The token ``[B, 1]`` of logits ``[B, 1, V]``, ``place`` tokens after the sequence, by filters and noise.
+
+    Args:
+        state: of the filters, then length and seed, ``[N]``.
+    """
+    depths = torch.full(logits.shape[:2], place, device=logits.device) if place else None
+    token: torch.Tensor = torch.ops.speccompile.draw_filtered(logits, slots, *state, depths)
+    return token
 
 
 def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,5 @@
-"""Acceptance of tokens that are drawn with a temperature alone: no processor reads the logits before the choice."""
+"""Acceptance of tokens that are drawn from logits by few options: a temperature, and where steps use filters top-k,
+top-p and min-p."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
@@ -13,11 +15,12 @@ from speccompile.graph.tree import Tree
 from speccompile.ops.noise import TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
+from speccompile.passes.step.use_filters import filter_state, uses_filters
 
 
 @dataclass(frozen=True)
 class DrawnAccept(Pass):
-    """As :class:`~speccompile.passes.step.sample.ExactAccept`, over logits that only the temperature changes."""
+    """As :class:`~speccompile.passes.step.sample.ExactAccept`, over logits that only these options change."""
 
     name: ClassVar[str] = "drawn_accept"
     looks_for: ClassVar[str] = "logits and drafts"
@@ -26,14 +29,14 @@ class DrawnAccept(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "row_draft_lens", "slots")
-        state = [graph.state(name) for name in ("length", "temperature", "seed")]
-        target_tokens, accepted = graph.insert(drawn_accept, *(graph.values[name] for name in names), *state)
+        nodes = [graph.values[name] for name in names]
+        target_tokens, accepted = graph.insert(drawn_accept, *nodes, *noise_state(graph), *own_filters(graph))
         return name_judged(graph, target_tokens, accepted)
 
 
 @dataclass(frozen=True)
 class TreeDrawnAccept(Pass):
-    """As :class:`~speccompile.passes.step.tree_accept.TreeExactAccept`, over logits that only the temperature changes:
+    """As :class:`~speccompile.passes.step.tree_accept.TreeExactAccept`, over logits that only these options change:
     all nodes choose at once, those of one depth by the same noise."""
 
     tree: Tree
@@ -45,12 +48,21 @@ class TreeDrawnAccept(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "parents", "depths", "slots")
-        state = [graph.state(name) for name in ("length", "temperature", "seed")]
-        nodes = [graph.values[name] for name in names]
-        found = graph.insert(drawn_path, *nodes, *state, depth=self.tree.depth)
+        nodes = [*(graph.values[name] for name in names), *noise_state(graph), *own_filters(graph)]
+        found = graph.insert(drawn_path, *nodes, depth=self.tree.depth)
         for name, node in zip(("target_tokens", "path", "row_accepted"), found, strict=True):
             graph.name_value(name, node)
         return Changes(1, f"{int(self.tree)} nodes judged")
+
+
+def noise_state(graph: StepGraph) -> list[fx.Node]:
+    """The state that a choice by temperature and noise reads."""
+    return [graph.state(name) for name in ("length", "temperature", "seed")]
+
+
+def own_filters(graph: StepGraph) -> list[fx.Node]:
+    """The state of top-k, top-p and min-p; none where steps have a temperature alone."""
+    return filter_state(graph)[1:] if uses_filters(graph) else []
 
 
 def drawn_accept(
@@ -61,14 +73,20 @@ def drawn_accept(
     length: torch.Tensor,
     temperature: torch.Tensor,
     seed: torch.Tensor,
+    *filters: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Target tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
 
     Args:
         logits: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens, slots: ``[B]``.
         length, temperature, seed: ``[N]``.
+        filters: top_k, top_p and min_p ``[N]``, or none.
     """
     count = drafts.shape[1] + 1
+    if filters:
+        logits = logits[:, :count]
+        target = torch.ops.speccompile.draw_filtered(logits, slots, temperature, *filters, length, seed)
+        return target, count_agreeing(target, drafts, draft_lens)
     positions = length[slots][:, None] + torch.arange(count, device=drafts.device)
     target = drawn(logits[:, :count], positions, temperature[slots], seed[slots])
     return target, count_agreeing(target, drafts, draft_lens)
@@ -83,10 +101,13 @@ def drawn_path(
     length: torch.Tensor,
     temperature: torch.Tensor,
     seed: torch.Tensor,
-    *,
+    *filters: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    target = drawn(logits, length[slots][:, None] + depths, temperature[slots], seed[slots])
+    if filters:
+        target = torch.ops.speccompile.draw_filtered(logits, slots, temperature, *filters, length, seed, depths)
+    else:
+        target = drawn(logits, length[slots][:, None] + depths, temperature[slots], seed[slots])
     path, accepted = torch.ops.speccompile.walk_tree(target, drafts, parents, depth)
     return target.gather(1, path), path, accepted
 

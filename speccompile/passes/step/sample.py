@@ -12,7 +12,9 @@ from speccompile.graph.step_graph import StepGraph, TracedProcessor
 from speccompile.ops.noise import DRAFTS, TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
+from speccompile.passes.step.use_filters import filter_state, uses_filters
 from speccompile.sampling.base import Processor
+from speccompile.sampling.filters import FILTERS
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PENALTIES, WARPERS, WATERMARK, all_processors, in_order
 from speccompile.sampling.user import apply_processors
 
@@ -28,6 +30,9 @@ class ProcessLogits(Pass):
     provides: ClassVar[Facts] = facts("scores")
 
     def run(self, graph: StepGraph) -> Changes:
+        if uses_filters(graph):
+            graph.name_value("scores", filtered(graph, graph.values["logits"], graph.values["slots"], graph.output))
+            return Changes(len(FILTERS), ", ".join(processor.name for processor in FILTERS))
         text = [graph.state(name) for name in ("tokens", "length")]
         context, row_length = graph.insert(text_and_drafts, *text, graph.values["slots"], graph.values["drafts"])
         scores = process(graph, graph.values["logits"], context, row_length, graph.output, calls_host=True)
@@ -88,7 +93,8 @@ def process(
     calls_host: bool = False,
     slots: fx.Node | None = None,
 ) -> fx.Node:
-    """Insert all processors; returns their scores, float32 like ``logits`` ``[B, T, V]``.
+    """Insert all processors, or the filters where rows use only these. Returns their scores, float32 like ``logits``
+    ``[B, T, V]``.
 
     Args:
         context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
@@ -96,6 +102,9 @@ def process(
         calls_host: these are the target's scores: processors on the host are called, once for each token.
         slots: ``[B]``, whose parameters hold; None is those of the step's rows.
     """
+    slots = graph.values["slots"] if slots is None else slots
+    if uses_filters(graph):
+        return filtered(graph, logits, slots, before)
     processors = all_processors(graph.layout.tensors)
     names = tuple(dict.fromkeys(name for processor in processors for name in state_of(processor)))
     user = graph.logits_processors
@@ -103,9 +112,16 @@ def process(
     for index, processor in enumerate(user):
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each by itself takes several times as long.
-    nodes = (logits, context, row_length, graph.values["slots"] if slots is None else slots, *tensors)
+    nodes = (logits, context, row_length, slots, *tensors)
     options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
     scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
+    return scores
+
+
+def filtered(graph: StepGraph, logits: fx.Node, slots: fx.Node, before: fx.Node) -> fx.Node:
+    """Insert the filters; returns their scores, float32 like ``logits`` ``[B, T, V]``."""
+    op = torch.ops.speccompile.filter_logits
+    scores: fx.Node = graph.insert(op, logits, slots, *filter_state(graph), before=before)
     return scores
 
 
