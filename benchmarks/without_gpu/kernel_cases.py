@@ -196,6 +196,15 @@ def _recurrences() -> Iterator[Case]:
 
 
 def _linears() -> Iterator[Case]:
+    for features in (4096, 6144):
+        for dtype in (BF16, F16):
+            yield Case(
+                "skinny_linear",
+                f"4096 to {features}, {_name(dtype)}",
+                lambda features=features, dtype=dtype: [of.skinny(4096, features, dtype)],
+                dtype is BF16,
+            )
+    yield Case("skinny_linear", "576 to 577, bias", lambda: [of.skinny(576, 577, bias=True)], True)
     for form in ("int8", "int4"):
         for rows in (1, 8, 64):
             yield Case(

@@ -25,6 +25,7 @@ from speccompile.ops.triton.launch import Launch, launches_of
 from speccompile.ops.triton.lora import lora
 from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
 from speccompile.ops.triton.selective_scan import scan_launches
+from speccompile.ops.triton.skinny_linear import skinny_linear_launch
 from speccompile.ops.triton.step_inputs import step_inputs_launch
 from speccompile.ops.triton.store_drafts import store_drafts_launch
 from speccompile.ops.triton.within_top import within_top_launch
@@ -282,6 +283,12 @@ def rounded(
         ),
         embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=F32)),
     )
+
+
+def skinny(depth: int, features: int, dtype: torch.dtype = BF16, rows: int = 8, *, bias: bool = False) -> Launch:
+    """A linear over few rows."""
+    x, weight, out = meta(rows, depth, dtype=dtype), meta(features, depth, dtype=dtype), meta(rows, features, dtype=dtype)
+    return skinny_linear_launch(x, weight, meta(features, dtype=dtype) if bias else None, out)
 
 
 def experts(

@@ -58,6 +58,7 @@ from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
+from speccompile.passes.target.use_skinny_linears import UseSkinnyLinears
 from speccompile.utils.joined_weights import JoinedWeights
 
 #: Requests that follow a guide run none of these.
@@ -89,6 +90,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
+        *[UseSkinnyLinears()] * config.kernels.skinny_linears,
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,

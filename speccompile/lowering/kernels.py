@@ -18,9 +18,9 @@ class Kernels:
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
     weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
     ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
-    (:mod:`speccompile.passes.target.join_weights`). ``filters``: temperature, top-k,
-    top-p and min-p are one op, so requests that use only these have their own kind of steps. ``reason`` says why, for
-    ``explain()``."""
+    (:mod:`speccompile.passes.target.join_weights`). ``skinny_linears``: linears in half precision are one op, which has a
+    kernel for few rows. ``filters``: temperature, top-k, top-p and min-p are one op, so requests that use only these
+    have their own kind of steps. ``reason`` says why, for ``explain()``."""
 
     native: bool
     reason: str
@@ -28,6 +28,7 @@ class Kernels:
     rounded: bool = False
     few_launches: bool = False
     joins_weights: bool = False
+    skinny_linears: bool = False
     filters: bool = False
 
     def prepare(self, *libraries: str) -> None:
@@ -66,11 +67,13 @@ STOCK = Kernels(False, "torch's own")
 #: Attention has a Triton kernel there whichever backend runs it: that is what the op is on CUDA.
 ON_CUDA = Kernels(
     False,
-    "Triton's for attention, choice of tokens, commit and n-gram match; torch's own for linears that are not rounded",
+    "Triton's for attention, linears of up to 16 rows in half precision, choice of tokens, commit and n-gram match; "
+    "torch's own for other linears that are not rounded",
     step_ops=True,
     rounded=True,
     few_launches=True,
     joins_weights=True,
+    skinny_linears=True,
     filters=True,
 )
 

@@ -13,6 +13,7 @@ from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
 from speccompile.ops import prediction as prediction
 from speccompile.ops import selective_scan as selective_scan
+from speccompile.ops import skinny_linear as skinny_linear
 from speccompile.ops import step_inputs as step_inputs
 from speccompile.ops import store_drafts as store_drafts
 from speccompile.ops import tree as tree
@@ -32,6 +33,7 @@ __all__ = [
     "ngram",
     "prediction",
     "selective_scan",
+    "skinny_linear",
     "step_inputs",
     "store_drafts",
     "tree",

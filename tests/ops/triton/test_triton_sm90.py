@@ -152,6 +152,11 @@ def test_one_code_of_a_recurrence_serves_every_width(op: str) -> None:
     assert all(code == codes[0] for code in codes)
 
 
+def test_one_code_of_a_skinny_linear_serves_every_number_of_rows() -> None:
+    codes = [_ptx([of.skinny(4096, 6144, rows=rows)]) for rows in (1, 2, 8, 16)]
+    assert all(code == codes[0] for code in codes) and "mma" in codes[0][0]
+
+
 def test_one_code_of_experts_serves_every_width() -> None:
     codes = [_ptx(of.experts(tokens)) for tokens in (1, 5, 16)]
     assert all(code == codes[0] for code in codes)
