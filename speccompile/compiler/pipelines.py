@@ -30,6 +30,7 @@ from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.drawn_accept import TreeDrawnAccept
+from speccompile.passes.step.join_inputs import JoinInputs
 from speccompile.passes.step.judge_chain import JudgeChain
 from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
@@ -54,6 +55,7 @@ from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.outline import OutlineLayers
+from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
 from speccompile.utils.joined_weights import JoinedWeights
 
@@ -88,6 +90,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseStepOps()] * config.kernels.step_ops,
         OutlineLayers(),
+        *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
     ]
     return _pipeline(config, passes, facts("outlined"), "the captured model")
@@ -112,6 +115,7 @@ def tier_pipeline(config: BuildConfig, draft_len: int, rows: int, kind: Kind = "
         *_choice(config, kind),
         Commit(),
         *_after_commit(config, kind),
+        *[JoinInputs()] * (config.kernels.few_launches and not config.passes),
         ShareSubexpressions(),
     ]
     return _pipeline(config, passes, goals(config, kind), tier_name(draft_len, rows, kind))

@@ -1,10 +1,11 @@
-"""An outlined piece of a step graph: one function for all equal decoder layers."""
+"""An outlined piece of a step graph: one function for all equal decoder layers, or for what stands around them."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 from weakref import WeakValueDictionary
 
 import torch
@@ -20,17 +21,35 @@ def size_of(dim: int | str, sizes: Mapping[str, int]) -> int:
     return math.prod(sizes[factor] if factor in sizes else int(factor) for factor in dim.split("*"))
 
 
+#: The part of a model that a body computes: equal decoder layers, what comes before the first layer, or what follows
+#: the last one.
+Part = Literal["layers", "prologue", "epilogue"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """One result of a body: its sizes, as in :attr:`Body.dims`, or None if it is not contiguous."""
+
+    dims: tuple[int | str, ...] | None
+    dtype: torch.dtype
+
+    def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
+        """Its shape for named ``sizes``."""
+        return None if self.dims is None else tuple(size_of(dim, sizes) for dim in self.dims)
+
+
 @dataclass(frozen=True)
 class Body:
-    """A group of equal decoder layers: a function of (hidden, weights, KV, ...) that all of them call.
+    """A part of a step as a function of tensors: a group of equal decoder layers, a function of (hidden, weights, KV,
+    ...) that all of them call, or the ops before or after the layers.
 
     Args:
         dims: the sizes of each input. Sizes that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are products
             with a name, such as ``"4*B"`` (see :func:`size_of`).
-        result: the sizes of the result; None if it is not contiguous.
+        results: what it returns: one tensor, or a tuple of several.
         captured: the B and T that it was captured with.
         mutates: the inputs that are written in place.
-        layers: the decoder layers that call it.
+        layers: the decoder layers that call it; none for another part than ``layers``.
         key: a digest, equal for equal functions.
     """
 
@@ -38,38 +57,43 @@ class Body:
     module: fx.GraphModule
     dims: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[torch.dtype, ...]
-    result: tuple[int | str, ...] | None
-    result_dtype: torch.dtype
+    results: tuple[Result, ...]
     captured: Mapping[str, int]
     mutates: frozenset[int]
     layers: tuple[int, ...]
     key: str
+    part: Part = "layers"
 
-    def fake(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The fake result for fake ``inputs``.
+    def fake(self, inputs: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """The fake result, or results, for fake ``inputs``.
 
         Raises:
             RuntimeError: the body does not accept them.
         """
         sizes = self._sizes(inputs)
-        shape = None if self.result is None else tuple(size_of(dim, sizes) for dim in self.result)
-        if shape is not None and self.key in _RUN:
-            return fake(shape, self.result_dtype, inputs[0].device)
+        shapes = [result.shape(sizes) for result in self.results]
+        if self.key in _RUN:
+            results, device = zip(shapes, self.results, strict=True), inputs[0].device
+            made = [fake(shape, item.dtype, device) for shape, item in results if shape is not None]
+            if len(made) == len(shapes):
+                return _returned(made)
         call = self.key, settings(), *map(kind, inputs)
-        if (known := _RESULTS.get(call)) is not None:
-            return known
+        known = [value for index in range(len(shapes)) if (value := _RESULTS.get((call, index))) is not None]
+        if len(known) == len(shapes):
+            return _returned(known)
         with faking():
-            found: torch.Tensor = self.module(*inputs)
-        if shape is not None and (tuple(found.shape), found.dtype) != (shape, self.result_dtype):
-            raise RuntimeError(
-                f"{self.name} returns {found.dtype}{list(found.shape)}, and was to return "
-                f"{self.result_dtype}{list(shape)}"
-            )
+            returned = self.module(*inputs)
+        found = list(returned) if isinstance(returned, tuple) else [returned]
+        for value, shape, item in zip(found, shapes, self.results, strict=True):
+            if shape is not None and (tuple(value.shape), value.dtype) != (shape, item.dtype):
+                raise RuntimeError(
+                    f"{self.name} returns {value.dtype}{list(value.shape)}, and was to return {item.dtype}{list(shape)}"
+                )
         # Checked once at other sizes than those of the capture: one of these might be a constant in the body.
         if any(sizes.get(name) != size for name, size in self.captured.items()):
             _RUN.add(self.key)
-        _RESULTS[call] = found
-        return found
+        _RESULTS.update(((call, index), value) for index, value in enumerate(found))
+        return _returned(found)
 
     def _sizes(self, inputs: Sequence[torch.Tensor]) -> dict[str, int]:
         """The named sizes of ``inputs``."""
@@ -86,8 +110,12 @@ class Body:
         return sizes
 
 
+def _returned(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    return values[0] if len(values) == 1 else tuple(values)
+
+
 # Keys (digests) of the bodies that were run on fakes of other sizes in this process. Equal keys mean equal bodies.
 _RUN: set[str] = set()
 # Fake results by key, settings and the kinds of the inputs: 30 layers make one call. A result lives as long as the
 # nodes of some graph that have it.
-_RESULTS: WeakValueDictionary[tuple[Hashable, ...], torch.Tensor] = WeakValueDictionary()
+_RESULTS: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()

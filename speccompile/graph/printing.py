@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import LoweringError
-from speccompile.graph.body import Body
+from speccompile.graph.body import Body, Part
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.in_cpp import libraries_of
@@ -37,6 +37,12 @@ from torch import device, inf, nan  # noqa: F401
 
 import speccompile.lowering.stage_ops  # noqa: F401  registers torch.ops.speccompile
 '''
+
+_PARTS: dict[Part, str] = {
+    "layers": "Decoder layers {layers}.",
+    "prologue": "What the model computes before its first decoder layer.",
+    "epilogue": "What the model computes between its last decoder layer and the lm_head.",
+}
 
 _LOAD = "speccompile.lowering.stage_ops.load_compiled({libraries})\n"
 
@@ -126,7 +132,7 @@ def _output_names(graph: StepGraph) -> list[str]:
 def _body_function(body: Body) -> str:
     names = [node.name for node in body.module.graph.find_nodes(op="placeholder")]
     layers = ", ".join(str(layer) for layer in body.layers)
-    doc = f'    """Decoder layers {layers}."""'
+    doc = f'    """{_PARTS[body.part].format(layers=layers)}"""'
     lines = [*_statements(body.module.graph.nodes), _return(body.module.graph)]
     return f"\ndef {body.name}({', '.join(names)}):\n{doc}\n" + "\n".join(lines) + "\n"
 

@@ -287,7 +287,7 @@ class StepGraph:
         their inputs stay."""
         nodes = list(self.graph.nodes)
         from_start = nodes[nodes.index(self.anchors.start) :]
-        self.graph.eliminate_dead_code(lambda node: node in keep or node.op == "call_module" or node.is_impure())
+        self.graph.eliminate_dead_code(lambda node: node in keep or self._has_effect(node))
         for node in reversed(self.placeholders):
             if not node.users:
                 self.graph.erase_node(node)
@@ -295,6 +295,10 @@ class StepGraph:
         live = set(self.graph.nodes)
         self.anchors.start = next(node for node in from_start if node in live)
         self.values = Values((name, node) for name, node in self.values.items() if node in live)
+
+    def _has_effect(self, node: fx.Node) -> bool:
+        """Layers write KV. What a model computes around them has no effect but its results."""
+        return self.bodies[str(node.target)].part == "layers" if node.op == "call_module" else node.is_impure()
 
     # --- shapes ----------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import operator
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -51,7 +52,8 @@ from speccompile.utils.tracer_isolation import traced_alone
 
 aten = torch.ops.aten
 
-BodyFunction = Callable[..., torch.Tensor]
+#: Returns one tensor, or a tuple of several, as the body does.
+BodyFunction = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 ARTIFACTS = "compiled"
 
@@ -110,12 +112,12 @@ class CompiledBodies:
             artifact = self._make(name, body, device) if data is None else _read(name, data)
             compiled, source = compiled_function(artifact)
             # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
-            call = _direct(compiled, body.name) if traits_of(device).host_memory else _function(artifact)
+            call = _direct(compiled, body) if traits_of(device).host_memory else _function(artifact, body)
             self._loaded[name] = _Loaded(artifact, call, source)
         return self._loaded[name]
 
     def _make(self, name: str, body: Body, device: torch.device) -> CompiledArtifact:
-        with task(f"compile {body.name} for {len(body.layers)} layers"):
+        with task(f"compile {body.name}" + f" for {len(body.layers)} layers" * bool(body.layers)):
             artifact = _compile(body, device)
         if _is_saveable(artifact):
             self.storage.write(name, _file_of(artifact, body))
@@ -134,31 +136,34 @@ def artifact_name(body: Body, device: torch.device) -> str:
     return f"{ARTIFACTS}/{digest(chr(10).join(parts))[:32]}.bin"
 
 
-def _direct(compiled: Callable[[list[torch.Tensor]], Any], name: str) -> BodyFunction:
+def _direct(compiled: Callable[[list[torch.Tensor]], Any], body: Body) -> BodyFunction:
     """Past AOTAutograd's wrappers, which are about gradients, aliases and subclasses: a body has none of them, and they
     take a tenth of what a layer of a small model takes. They would also record the call while a profiler runs.
     """
-    recorded_as, run = f"speccompile::{name}", direct_call(compiled)
+    recorded_as, run, result = f"speccompile::{body.name}", direct_call(compiled), _selected(body)
 
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor
+    def call(*inputs: torch.Tensor) -> Any:
         # torch sets this flag while a profiler runs. Reading it takes nanoseconds, an unused record microseconds.
         if profiler._is_profiler_enabled:
             with profiler.record_function(recorded_as):
-                result = run(inputs)[0]
-        else:
-            result = run(inputs)[0]
-        return result
+                return result(run(inputs))
+        return result(run(inputs))
 
     return call
 
 
-def _function(artifact: CompiledArtifact) -> BodyFunction:
-    def call(*inputs: torch.Tensor) -> torch.Tensor:
-        result: torch.Tensor = artifact(*inputs)[0]
-        return result
+def _function(artifact: CompiledArtifact, body: Body) -> BodyFunction:
+    result = _selected(body)
+
+    def call(*inputs: torch.Tensor) -> Any:
+        return result(artifact(*inputs))
 
     return call
+
+
+def _selected(body: Body) -> Callable[[Any], Any]:
+    """From what an artifact returns to what its body does."""
+    return operator.itemgetter(0) if len(body.results) == 1 else tuple
 
 
 def _is_saveable(artifact: CompiledArtifact) -> bool:
@@ -208,9 +213,9 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     module = _returning_tuple(body)
     # In C++ some composite ops (linear before torch 2.12) cannot work on symbolic sizes.
     with mode, torch.no_grad(), enable_python_dispatcher():
-        (result,) = module(*fakes)
-    (returned,) = cast(Any, module.graph.output_node().args[0])
-    returned.meta["val"] = returned.meta["example_value"] = result
+        results = module(*fakes)
+    for returned, result in zip(cast(Any, module.graph.output_node().args[0]), results, strict=True):
+        returned.meta["val"] = returned.meta["example_value"] = result
     try:
         in_parts: dict[OpOverload, Callable[..., Any]] = {}
         if traits_of(device).cpp_ops:
@@ -273,8 +278,8 @@ def _example_sizes(body: Body) -> dict[str, int]:
 
 def _returning_tuple(body: Body) -> fx.GraphModule:
     graph = fx.Graph()
-    result = graph.graph_copy(body.module.graph, {})
-    graph.output((result,))
+    result: Any = graph.graph_copy(body.module.graph, {})
+    graph.output(result if isinstance(result, tuple) else (result,))
     for node in graph.find_nodes(op="call_function", target=aten.baddbmm.default):
         _split_baddbmm(graph, node)
     for node in graph.nodes:

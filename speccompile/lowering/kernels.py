@@ -24,6 +24,7 @@ class Kernels:
     step_ops: bool = False
     rounded: bool = False
     joins_weights: bool = False
+    few_launches: bool = False
 
     def prepare(self, *libraries: str) -> None:
         """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
@@ -65,6 +66,7 @@ ON_CUDA = Kernels(
     step_ops=True,
     rounded=True,
     joins_weights=True,
+    few_launches=True,
 )
 
 

@@ -13,6 +13,8 @@ from speccompile.ops import native as native
 from speccompile.ops import ngram as ngram
 from speccompile.ops import prediction as prediction
 from speccompile.ops import selective_scan as selective_scan
+from speccompile.ops import step_inputs as step_inputs
+from speccompile.ops import store_drafts as store_drafts
 from speccompile.ops import tree as tree
 from speccompile.ops import within_top as within_top
 
@@ -30,6 +32,8 @@ __all__ = [
     "ngram",
     "prediction",
     "selective_scan",
+    "step_inputs",
+    "store_drafts",
     "tree",
     "within_top",
 ]

@@ -157,7 +157,7 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
     found = []
     for name, callers in calls.items():
         body = graph.bodies[name]
-        regions = regions_of_body(graph, body.module.graph)
+        regions = regions_of_body(graph, body)
         values = body_values(graph, callers[0])
         nbytes: dict[fx.Node, int] = {}
         for call in callers:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from torch import fx
 
+from speccompile.graph.body import Body, Part
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import written
 from speccompile.lowering.pooled import PRODUCTS
@@ -45,7 +46,7 @@ OF_FACTS: dict[Region, frozenset[str]] = {
         }
     ),
     "draft": frozenset({"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped"}),
-    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound"}),
+    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound", "inputs_joined"}),
     "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
 }
 
@@ -55,6 +56,7 @@ _LINEARS = frozenset(
 ) | {"native_expert_linear"}
 #: What adapters add to linears.
 _ADAPTERS = frozenset({"lora", "native_lora"})
+_ENDS: dict[Part, Region] = {"prologue": "embedding", "epilogue": "lm_head"}
 #: What of an op's name says that it mixes the tokens of a sequence.
 _MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
 
@@ -115,13 +117,15 @@ def op_name(node: fx.Node) -> str:
     return str(getattr(node.target, "__name__", node.target))
 
 
-def regions_of_body(graph: StepGraph, body: fx.Graph) -> dict[fx.Node, Region]:
-    """The region of every call of a decoder layer.
+def regions_of_body(graph: StepGraph, body: Body) -> dict[fx.Node, Region]:
+    """The region of every call of a body: the whole of ``embedding`` or ``lm_head`` for what stands around the layers.
 
-    ``qkv`` is what attention (or a recurrence) depends on, ``projection`` the first linear after it and what lies
-    between them, ``mlp`` the rest. Without an op that mixes tokens all of it is ``layers``.
+    Of a decoder layer, ``qkv`` is what attention (or a recurrence) depends on, ``projection`` the first linear after it
+    and what lies between them, ``mlp`` the rest. Without an op that mixes tokens all of it is ``layers``.
     """
-    calls = [node for node in body.nodes if node.op == "call_function"]
+    calls = [node for node in body.module.graph.nodes if node.op == "call_function"]
+    if body.part != "layers":
+        return dict.fromkeys(calls, _ENDS[body.part])
     mixers = [node for node in calls if is_mixer(node)]
     if not mixers:
         whole: Region = "layers"

@@ -29,7 +29,10 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
     """The same lines by name."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
-    bodies = ", ".join(f"{body.name} x{len(body.layers)}" for body in build.model.last.graph.bodies.values())
+    bodies = ", ".join(
+        f"{body.name} x{len(body.layers)}" if body.layers else body.name
+        for body in build.model.last.graph.bodies.values()
+    )
     forwards = "by one forward" if config.mode.one_forward else "by as many forwards as the policy's draft length"
     drafts = f"made inside the step, {forwards}"
     if config.mode.network_on_demand:

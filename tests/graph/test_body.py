@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
+from typing import Any
 from weakref import WeakValueDictionary
 
 import pytest
@@ -11,7 +12,7 @@ import torch
 from torch import fx
 
 from speccompile.graph import body as body_module
-from speccompile.graph.body import Body, size_of
+from speccompile.graph.body import Body, Result, size_of
 from speccompile.graph.fakes import fake
 
 CPU = torch.device("cpu")
@@ -24,7 +25,7 @@ def none_was_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(body_module, "_RESULTS", WeakValueDictionary())
 
 
-def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], fx.Node], key: str = "a", **fields: object) -> Body:
+def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], Any], key: str = "a", **fields: object) -> Body:
     """Of (hidden ``[B, T, 3]``, weight ``[3, 3]``), captured at B = 5 and T = 7."""
     graph = fx.Graph()
     hidden, weight = graph.placeholder("hidden"), graph.placeholder("weight")
@@ -34,8 +35,7 @@ def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], fx.Node], key: str = "
         "module": fx.GraphModule(torch.nn.Module(), graph),
         "dims": (("B", "T", 3), (3, 3)),
         "dtypes": (torch.float32, torch.float32),
-        "result": ("B", "T", 3),
-        "result_dtype": torch.float32,
+        "results": (Result(("B", "T", 3), torch.float32),),
         "captured": {"B": 5, "T": 7},
         "mutates": frozenset(),
         "layers": (0,),
@@ -67,7 +67,7 @@ def test_its_result_has_the_sizes_of_its_inputs() -> None:
     for rows, width in ((5, 7), (1, 1), (2, 4)):
         result = body.fake(inputs(rows, width))
         assert (tuple(result.shape), result.dtype) == ((rows, width, 3), torch.float32)
-    halves = body_of(product, key="b", result=("2*B", 3), result_dtype=torch.float16)
+    halves = body_of(product, key="b", results=(Result(("2*B", 3), torch.float16),))
     with pytest.raises(RuntimeError, match=r"returns .*float32\[2, 4, 3\], and was to return .*float16\[4, 3\]"):
         halves.fake(inputs(2, 4))
 
@@ -83,6 +83,20 @@ def test_layers_of_one_call_are_run_once() -> None:
     assert ran == [1]
 
 
+def test_of_several_results_all_are_remembered() -> None:
+    def both(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> Any:
+        made = product(graph, hidden, weight)
+        return made, graph.call_function(aten.sum.dim_IntList, (made, [-1]))
+
+    results = Result(("B", "T", 3), torch.float32), Result(("B", "T"), torch.float32)
+    body = body_of(both, results=results)
+    ran = [body.fake(inputs(rows, 2)) for rows in (5, 4, 4)]
+    assert [[tuple(item.shape) for item in made] for made in ran] == [[(n, 2, 3), (n, 2)] for n in (5, 4, 4)]
+    wrong = body_of(both, key="c", results=(results[0], Result(("B", 7), torch.float32)))
+    with pytest.raises(RuntimeError, match=r"decoder_layer returns torch.float32\[4, 2\], and was to return"):
+        wrong.fake(inputs(4, 2))
+
+
 def test_a_fake_result_lives_as_long_as_a_graph_has_it() -> None:
     result = body_of(product).fake(inputs(5, 7))
     assert list(body_module._RESULTS.values()) == [result]
@@ -95,7 +109,7 @@ def test_one_laid_out_in_another_order_keeps_it() -> None:
     def across(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
         return graph.call_function(aten.transpose.int, (product(graph, hidden, weight), 0, 1))
 
-    body = body_of(across, result=None)
+    body = body_of(across, results=(Result(None, torch.float32),))
     for rows, width in ((2, 4), (3, 2)):
         assert body.fake(inputs(rows, width)).stride() == (3, 3 * width, 1)
 

@@ -103,10 +103,13 @@ def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
     with wrapped(max_len=SPLIT) as spec:
         calls = kernels_called(spec.tiers[3].graph, "cuda", {})
-    (body,) = names(calls, "step", "body")
+    body = "decoder_layer"
+    assert names(calls, "step", "body") == {body: 2, "prologue": 1, "epilogue": 1}
     assert names(calls, body, "triton") == {f"speccompile.attention: {kernel}": 1 for kernel in ATTENTION}
     step = names(calls, "step", "triton")
     assert step["speccompile.accept_commit_: accept_commit_rows"] == 1
+    assert step["speccompile.step_inputs: step_inputs_rows"] == 1
+    assert step["speccompile.store_drafts_: store_drafts_rows"] == 1
     assert step["speccompile.match_ngram: match_partial"] == step["speccompile.match_ngram: match_combine"] == 1
     assert not [call for call in calls if call.kind in ("plain", "c++")]
 
@@ -119,7 +122,7 @@ def test_rounded_linears_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch
         calls = kernels_called(spec.tiers[3].graph, "cuda", {})
         assert spec.check(PROMPTS, max_new_tokens=8)
         assert "rounded to int4 in groups of 32" in spec.explain()
-    (body,) = names(calls, "step", "body")
+    body = "decoder_layer"
     triton = names(calls, body, "triton")
     assert triton["speccompile.int4_linears: multiply_rounded"] == 5
     assert triton["speccompile.int8_linear: multiply_rounded"] == 1
@@ -162,8 +165,7 @@ def benchmark_compiled_module():
 def test_what_inductor_wrote_for_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
     with wrapped() as spec:
-        graph = spec.tiers[3].graph
-        (body,) = graph.bodies
+        graph, body = spec.tiers[3].graph, "decoder_layer"
         calls = kernels_called(graph, "cuda", {body: CODE})
     assert names(calls, body, "inductor") == {"triton_poi_fused_add_0": 2}
     assert names(calls, body, "stock") == {"mm": 1, "aten.sort": 1}

@@ -39,7 +39,7 @@ def of_trees(drafter: StepGraph) -> StepGraph:
         graph.ports[name] = Port(name, "input", positions.shape, positions.dtype, positions.device)
         inputs.append(node)
     for node in graph.graph.nodes:
-        if node.op == "call_module":
+        if node.op == "call_module" and graph.bodies[str(node.target)].part == "layers":
             node.target = f"{node.target}{SUFFIX}"
             node.args = (*node.args, *inputs)
     return graph

@@ -10,6 +10,8 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
 
 STEP_OPS = "step_ops"
+#: The fact that each launch costs time, so that what stands outside of the layers is joined.
+FEW_LAUNCHES = "few_launches"
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from torch import fx
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
-from speccompile.passes.native.step_ops import uses_step_ops
+from speccompile.passes.native.step_ops import FEW_LAUNCHES, uses_step_ops
 from speccompile.passes.step.drafts import useful_lens
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
@@ -69,6 +69,7 @@ class Propose(Pass):
                 scored=self.scored,
                 stateful=bool(self.state),
                 vocab_size=graph.layout.vocab_size if self.foreign else None,
+                joined=FEW_LAUNCHES in graph.facts,
             )
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
@@ -112,6 +113,7 @@ def propose_and_store(
     scored: bool,
     stateful: bool,
     vocab_size: int | None,
+    joined: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
     same in one op) says of the rows ``slots [B]``.
@@ -121,6 +123,7 @@ def propose_and_store(
             weights.
         stateful: ``propose`` receives the slots before these.
         vocab_size: drafts end before an id outside of it; None if there can be none.
+        joined: they are stored by one op.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
@@ -140,6 +143,9 @@ def propose_and_store(
     if vocab_size is not None:
         are_tokens = (drafts >= 0) & (drafts < vocab_size)
         lens = torch.minimum(lens, are_tokens.long().cumprod(1).sum(1))
+    if joined:
+        torch.ops.speccompile.store_drafts_(draft_tokens, draft_lens, length, limit, slots, drafts, lens)
+        return drafts, lens
     draft_tokens.index_put_((slots,), drafts)
     useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
     draft_lens.index_put_((slots,), useful)

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import AnchorError
-from speccompile.graph.body import Body
+from speccompile.graph.body import Body, Result
 from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import written
@@ -77,25 +77,14 @@ class _Region:
 
     def key(self) -> str:
         """Equal for layers that compute the same function of their inputs."""
-        number = {node: f"in{i}" for i, node in enumerate(self.inputs)}
-        number |= {node: f"n{i}" for i, node in enumerate(self.nodes)}
-
-        def canonical(value: Any) -> str:
-            # A Ref stands for a node only while it is printed, so it need not be what fx takes for an argument.
-            return repr(fx.map_arg(value, lambda node: cast(Any, _Ref(number[node]))))
-
-        lines = [f"{x.meta['val'].dtype}{list(x.meta['val'].shape)}" for x in self.inputs]
-        for node in self.nodes:
-            lines.append(f"{node.target}{canonical(node.args)}{canonical(node.kwargs)}")
-        lines.append(number[self.live_out])
-        return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+        return key_of(self.nodes, self.inputs, [self.live_out])
 
     def body(self, graph: StepGraph, name: str, layers: tuple[int, ...], key: str) -> Body:
         inner = fx.Graph()
         node_map: dict[fx.Node, fx.Node] = {}
         prefix, taken = _layer_prefix(self.inputs), Counter[str]()
         for node in self.inputs:
-            own = _input_name(node, graph, node is self.inputs[0], prefix)
+            own = "hidden" if node is self.inputs[0] else input_name(node, graph, prefix)
             taken[own] += 1
             # A layer with two attentions has two caches.
             node_map[node] = inner.placeholder(own if taken[own] == 1 else f"{own}_{taken[own]}")
@@ -107,14 +96,12 @@ class _Region:
             base = re.sub(r"_\d+$", "", node.name)
             node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
         inner.output(node_map[self.live_out])
-        dims, result = _dims(self.inputs, graph), self.live_out.meta["val"]
         return Body(
             name=name,
             module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
-            dims=dims,
+            dims=dims_of(self.inputs, graph),
             dtypes=tuple(node.meta["val"].dtype for node in self.inputs),
-            result=tuple(_product(size, graph.sizes) for size in result.shape) if result.is_contiguous() else None,
-            result_dtype=result.dtype,
+            results=(result_of(self.live_out, graph),),
             captured=dict(graph.sizes),
             mutates=frozenset(self._mutated(graph)),
             layers=layers,
@@ -194,7 +181,30 @@ def _is_state(node: fx.Node, graph: StepGraph) -> bool:
     return node.op == "placeholder" and graph.ports[node.name].role == "state"
 
 
-def _dims(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...], ...]:
+def key_of(nodes: list[fx.Node], inputs: list[fx.Node], live_outs: list[fx.Node]) -> str:
+    """A digest, equal for parts that compute the same ``live_outs`` of their inputs."""
+    number = {node: f"in{i}" for i, node in enumerate(inputs)}
+    number |= {node: f"n{i}" for i, node in enumerate(nodes)}
+
+    def canonical(value: Any) -> str:
+        # A Ref stands for a node only while it is printed, so it need not be what fx takes for an argument.
+        return repr(fx.map_arg(value, lambda node: cast(Any, _Ref(number[node]))))
+
+    lines = [f"{x.meta['val'].dtype}{list(x.meta['val'].shape)}" for x in inputs]
+    for node in nodes:
+        lines.append(f"{node.target}{canonical(node.args)}{canonical(node.kwargs)}")
+    lines.extend(number[node] for node in live_outs)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
+
+
+def result_of(live_out: fx.Node, graph: StepGraph) -> Result:
+    """The sizes of a body's result, with names for those that differ between steps."""
+    value = live_out.meta["val"]
+    dims = tuple(_product(size, graph.sizes) for size in value.shape) if value.is_contiguous() else None
+    return Result(dims, value.dtype)
+
+
+def dims_of(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...], ...]:
     """The sizes of a body's inputs, with names for those that differ between steps (B, T) and wraps (N, S)."""
     weights = {node for node in inputs if node.op == "placeholder" and graph.ports[node.name].role == "weight"}
     fixed = {size for node in weights for size in node.meta["val"].shape}
@@ -240,9 +250,8 @@ def _layer_prefix(inputs: list[fx.Node]) -> str:
     return first[: first.rfind("_", 0, common) + 1]
 
 
-def _input_name(node: fx.Node, graph: StepGraph, is_hidden: bool, prefix: str) -> str:
-    if is_hidden:
-        return "hidden"
+def input_name(node: fx.Node, graph: StepGraph, prefix: str = "") -> str:
+    """The name of a body's input that stands for ``node``: less the layer's number, or the ``prefix`` that names it."""
     if _is_state(node, graph):
         # A drafter's have a prefix, and may share a body with the target's.
         name = re.sub(r"_\d+", "", node.name.removeprefix(PREFIX), count=1)

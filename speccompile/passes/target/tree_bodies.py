@@ -33,7 +33,7 @@ class AddTreeBodies(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         # A drafter's are among the bodies, too.
-        called = dict.fromkeys(str(node.target) for node in graph.graph.nodes if node.op == "call_module")
+        called = dict.fromkeys(str(layer.target) for layer in graph.anchors.layers)
         bodies = {name + SUFFIX: tree_body(graph.bodies[name]) for name in called}
         graph.bodies.update(bodies)
         return Changes(len(bodies), ", ".join(bodies))
@@ -42,7 +42,8 @@ class AddTreeBodies(Pass):
 def call_tree_bodies(graph: StepGraph, places: fx.Node, parents: fx.Node) -> int:
     """Let the target's layers read trees; returns how many there are."""
     others = {} if graph.drafter is None else graph.drafter.bodies
-    calls = [node for node in graph.graph.nodes if node.op == "call_module" and node.target not in others]
+    layers = {name for name, body in graph.bodies.items() if body.part == "layers" and name not in others}
+    calls = [node for node in graph.graph.nodes if node.op == "call_module" and node.target in layers]
     for node in calls:
         node.target = f"{node.target}{SUFFIX}"
         node.args = (*node.args, places, parents)

@@ -21,6 +21,8 @@ from speccompile.ops.triton.gated_delta_rule import delta_rule_launches
 from speccompile.ops.triton.launch import Launch
 from speccompile.ops.triton.rounded_linear import embedding_launch, multiply_launch, round_launch
 from speccompile.ops.triton.selective_scan import scan_launches
+from speccompile.ops.triton.step_inputs import step_inputs_launch
+from speccompile.ops.triton.store_drafts import store_drafts_launch
 from speccompile.ops.triton.threshold import threshold_launch
 from speccompile.ops.triton.within_top import within_top_launch
 
@@ -182,6 +184,24 @@ def test_ngram_match(record_property: Note) -> None:
     outputs = meta(rows, drafted), meta(rows), meta(rows, -(-capacity // ngram.SPAN))
     for launch in ngram.match_launches(*text, *outputs, max_ngram=3, min_ngram=1):
         fits(launch, record_property, f"S={capacity}")
+
+
+@pytest.mark.parametrize("source", ["none", "state", "given"])
+def test_inputs_of_a_step(source: str, record_property: Note) -> None:
+    rows, slots, capacity, drafted = 4, 9, 4096, 7 * (source != "none")
+    drafts = {"none": (None, None), "state": (meta(slots, 7), meta(slots)), "given": (meta(rows, 7), meta(rows))}[
+        source
+    ]
+    limit = meta(slots) if source == "state" else None
+    results = meta(rows, drafted), meta(rows), meta(rows, drafted + 1), meta(rows, drafted + 1)
+    given = (meta(slots, capacity), meta(slots), meta(rows), *drafts, limit, meta(slots))
+    fits(step_inputs_launch(*given, drafted + 1, 128256, results), record_property, f"K={drafted}, drafts {source}")
+
+
+def test_stored_drafts(record_property: Note) -> None:
+    rows, slots = 4, 9
+    state = meta(slots, 7), meta(slots), meta(slots), meta(slots)
+    fits(store_drafts_launch(*state, meta(rows), meta(rows, 7), meta(rows)), record_property, "K=7")
 
 
 @pytest.mark.parametrize("static", [False, True])

@@ -9,14 +9,18 @@ import pytest
 import torch
 
 import speccompile
+from speccompile import Tree
 from speccompile.acceptance import Forced
 from speccompile.graph_capture.model_info import inspect_model
+from speccompile.heads import Eagle3Head
 from speccompile.lowering.kernels import ON_CUDA, choose_kernels
+from speccompile.policies import Fixed
 from speccompile.speculator.speculator import Speculator
 from support.tiny import tiny_llama
 
 PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3, 9, 1]])
 
+TREE = Tree.dynamic(6, 3, 2)
 CASES: dict[str, dict[str, Any]] = {
     "ngram": {"mode": "ngram"},
     "early_exit": {"mode": "early_exit", "exit_layer": 1},
@@ -24,6 +28,9 @@ CASES: dict[str, dict[str, Any]] = {
     "typical": {"mode": "ngram", "acceptance": "typical"},
     "forced": {"mode": "ngram", "acceptance": Forced(accepted=1.6)},
     "none": {"mode": "none"},
+    # What stands around the layers of the drafter is outlined, too.
+    "head": {"mode": "eagle3_one_model", "draft": Eagle3Head.random(tiny_llama(), taps=(0, 1), draft_vocab_size=50)},
+    "tree": {"mode": "draft_target", "draft": tiny_llama(), "tiers": (0, TREE), "policy": Fixed(TREE)},
 }
 
 
@@ -31,7 +38,7 @@ def wrapped(monkeypatch: pytest.MonkeyPatch, *, step_ops: bool, mode: str, **opt
     if step_ops:
         monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: ON_CUDA)
     sizes: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_batch": 2, "max_len": 40}
-    spec = speccompile.wrap(tiny_llama(), mode, backend="eager", **sizes, **options)
+    spec = speccompile.wrap(tiny_llama(), mode, backend="eager", **sizes | options)
     monkeypatch.undo()
     return spec
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import fx, nn
+from torch import fx
 
 from speccompile.errors import AnchorError
 from speccompile.graph.step_graph import StepGraph
@@ -17,6 +17,7 @@ from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
+from support.graph_runs import outcome
 from support.tiny import captured, tiny_llama
 
 aten = torch.ops.aten
@@ -42,33 +43,6 @@ def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) 
 
 def calls(graph: StepGraph) -> list[fx.Node]:
     return [node for node in graph.graph.nodes if node.op == "call_module"]
-
-
-def outcome(graph: StepGraph, rows: int, width: int) -> dict[str, torch.Tensor]:
-    """Logits of random tokens at ragged positions, and all keys and values afterwards."""
-    generator = torch.Generator().manual_seed(rows * 100 + width)
-    first = torch.randint(8, (rows, 1), generator=generator)
-    inputs = {
-        "input_ids": torch.randint(128, (rows, width), generator=generator),
-        "position_ids": first + torch.arange(width),
-        "row_slots": torch.randperm(3, generator=generator)[:rows],
-    }
-    values: dict[str, torch.Tensor] = {}
-    for node in graph.placeholders:
-        port = graph.ports[node.name]
-        if port.role == "weight":
-            assert port.value is not None
-            values[node.name] = port.value
-        elif port.role == "state":
-            values[node.name] = torch.randn(port.shape, generator=torch.Generator().manual_seed(len(node.name)))
-        else:
-            values[node.name] = inputs[node.name]
-    root = nn.Module()
-    for name, body in graph.bodies.items():
-        root.add_module(name, body.module)
-    with torch.no_grad():
-        (logits,) = fx.Interpreter(fx.GraphModule(root, graph.graph)).run(*values.values())
-    return {"logits": logits} | {name: values[name] for name, port in graph.ports.items() if port.role == "state"}
 
 
 # --- one body for equal layers -------------------------------------------------------------------

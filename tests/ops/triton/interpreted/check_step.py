@@ -1,4 +1,4 @@
-"""N-gram match, acceptance and commit as kernels against the functions that steps run (run by test_interpreted.py)."""
+"""Ops of a step around its target as kernels against the functions that steps run (run by test_interpreted.py)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,12 @@ import pytest
 import torch
 from hypothesis import Phase, given, settings
 
+from speccompile.ops import step_inputs as inputs_op
+from speccompile.ops import store_drafts as store_op
 from speccompile.ops.commit import _on_cuda
 from speccompile.ops.triton import ngram
 from support import triton_interpreter  # noqa: F401
+from support.input_cases import input_cases, stored_cases
 from support.step_cases import Match, Outcome, matches, outcomes
 
 generated = settings(deadline=None, max_examples=80, phases=[Phase.explicit, Phase.generate])
@@ -35,3 +38,17 @@ def test_accept_and_commit(outcome: Outcome) -> None:
     _on_cuda(*outcome.arguments)
     for name, value in outcome.state.items():
         assert torch.equal(value, expected[name]), name
+
+
+def test_step_inputs() -> None:
+    for case in input_cases():
+        for one, other in zip(inputs_op._on_cuda(*case), inputs_op.reference(*case), strict=True):
+            assert one.dtype is other.dtype and torch.equal(one, other)
+
+
+def test_store_drafts() -> None:
+    for case in stored_cases():
+        own, expected = [item.clone() for item in case], [item.clone() for item in case]
+        store_op._on_cuda(*own)
+        store_op.reference(*expected)
+        assert all(torch.equal(one, other) for one, other in zip(own, expected, strict=True))

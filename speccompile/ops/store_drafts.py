@@ -1,0 +1,46 @@
+"""What a ready drafter proposed, kept for the next step, as ONE op. On CUDA it is one launch."""
+
+from __future__ import annotations
+
+import torch
+
+from speccompile.ops.on_cuda import register_on_cuda
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_SCHEMA = (
+    "store_drafts_(Tensor(a!) draft_tokens, Tensor(b!) draft_lens, Tensor length, Tensor limit, Tensor slots, "
+    "Tensor drafts, Tensor lens) -> ()"
+)
+
+
+def reference(
+    draft_tokens: torch.Tensor,
+    draft_lens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    lens: torch.Tensor,
+) -> None:
+    """Write the drafts of each row to its slot, and how many of them the next step could emit.
+
+    Args:
+        draft_tokens: int64 ``[N, Kmax]``, draft_lens: int64 ``[N]``: written.
+        length, limit: int64 ``[N]``; slots: int64 ``[B]``.
+        drafts: int64 ``[B, Kmax]``; lens: int64 ``[B]``, how many of these are valid.
+    """
+    draft_tokens.index_put_((slots,), drafts)
+    useful = torch.minimum(lens.clamp(max=drafts.shape[1]), limit[slots] - length[slots] - 1).clamp(min=0)
+    draft_lens.index_put_((slots,), useful)
+
+
+def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.store_drafts import store_drafts
+
+    store_drafts(*arguments)
+
+
+_library.define(_SCHEMA)
+torch.library.register_fake("speccompile::store_drafts_", lambda *_: None, lib=_library)
+_library.impl("store_drafts_", reference, "CPU")
+register_on_cuda(_library, "store_drafts_", _on_cuda)
