@@ -55,6 +55,7 @@ from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
+from speccompile.passes.target.move_norms import MoveNorms
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.passes.target.tree_bodies import AddTreeBodies
@@ -92,6 +93,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseSkinnyLinears()] * config.kernels.skinny_linears,
         *[UseStepOps()] * config.kernels.step_ops,
+        *[MoveNorms()] * config.kernels.few_launches,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),

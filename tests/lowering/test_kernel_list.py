@@ -104,7 +104,8 @@ def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
     with wrapped(max_len=SPLIT) as spec:
         calls = kernels_called(spec.tiers[3].graph, "cuda", {})
     body = "decoder_layer"
-    assert names(calls, "step", "body") == {body: 2, "prologue": 1, "epilogue": 1}
+    # The last layer has no norm after it.
+    assert names(calls, "step", "body") == {body: 1, f"{body}_1": 1, "prologue": 1, "epilogue": 1}
     assert names(calls, body, "triton") == {f"speccompile.attention: {kernel}": 1 for kernel in ATTENTION}
     step = names(calls, "step", "triton")
     assert step["speccompile.accept_commit_: accept_commit_rows"] == 1

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
+import operator
 import re
 from collections import Counter
 from collections.abc import Mapping
@@ -20,6 +22,9 @@ from speccompile.graph.verify import written
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.target.local_sizes import factors, keep_sizes_local
+
+#: Mark of the nodes of a layer that compute the norm which the next layer begins with, and what its result is called.
+AHEAD, NORMED = "ahead", "normed"
 
 
 @dataclass(frozen=True)
@@ -53,7 +58,7 @@ class OutlineLayers(Pass):
         calls: dict[fx.Node, fx.Node] = {}
         for index in sorted(owner):
             name, region = owner[index]
-            calls[region.live_out] = region.replace_by_call(graph, name, index, calls)
+            calls |= region.replace_by_call(graph, name, index, calls)
         graph.anchors = graph.anchors.mapped(lambda node: calls.get(node, node))
         graph.values = Values((name, calls.get(node, node)) for name, node in graph.values.items())
         graph.remove_dead_code()
@@ -63,28 +68,37 @@ class OutlineLayers(Pass):
 
 @dataclass
 class _Region:
-    """The nodes of one decoder layer, its inputs in first-use order, and its one live-out."""
+    """The nodes of one decoder layer, its inputs in first-use order, and its live-outs: the hidden state that it
+    leaves, and what else is read outside of it."""
 
     nodes: list[fx.Node]
     inputs: list[fx.Node]
-    live_out: fx.Node
+    live_outs: list[fx.Node]
 
     @staticmethod
     def of(graph: StepGraph, index: int, live_out: fx.Node) -> _Region:
         nodes, outside = _region(graph, index)
-        hidden = _hidden_state(outside, graph, index)
-        return _Region(nodes, [hidden, *(x for x in outside if x is not hidden)], live_out)
+        hidden, inside = _hidden_state(outside, graph, index), set(nodes)
+        others = [node for node in nodes if node.meta.get(AHEAD) and not inside.issuperset(node.users)]
+        return _Region(nodes, [hidden, *(x for x in outside if x is not hidden)], [live_out, *others])
 
     def key(self) -> str:
         """Equal for layers that compute the same function of their inputs."""
-        return key_of(self.nodes, self.inputs, [self.live_out])
+        return key_of(self.nodes, self.inputs, self.live_outs)
 
     def body(self, graph: StepGraph, name: str, layers: tuple[int, ...], key: str) -> Body:
         inner = fx.Graph()
         node_map: dict[fx.Node, fx.Node] = {}
-        prefix, taken = _layer_prefix(self.inputs), Counter[str]()
+        ahead = self._ahead()
+        prefix, taken = _layer_prefix([node for node in self.inputs if node not in ahead]), Counter[str]()
+        # The same with the number of any layer.
+        prefixes = re.compile(re.sub(r"\d+", r"\\d+", prefix))
         for node in self.inputs:
             own = "hidden" if node is self.inputs[0] else input_name(node, graph, prefix)
+            if node in ahead:
+                own = f"next_{prefixes.sub('', node.name, count=1)}"
+            elif node.name.startswith(f"{NORMED}_"):
+                own = NORMED
             taken[own] += 1
             # A layer with two attentions has two caches.
             node_map[node] = inner.placeholder(own if taken[own] == 1 else f"{own}_{taken[own]}")
@@ -95,34 +109,53 @@ class _Region:
             # Counted anew: the names of equal layers must not tell which of a model's layers they were.
             base = re.sub(r"_\d+$", "", node.name)
             node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
-        inner.output(node_map[self.live_out])
+        returned = tuple(node_map[node] for node in self.live_outs)
+        inner.output(returned[0] if len(returned) == 1 else returned)
         return Body(
             name=name,
             module=fx.GraphModule(torch.nn.Module(), inner, class_name=name),
             dims=dims_of(self.inputs, graph),
             dtypes=tuple(node.meta["val"].dtype for node in self.inputs),
-            results=(result_of(self.live_out, graph),),
+            results=tuple(result_of(node, graph) for node in self.live_outs),
             captured=dict(graph.sizes),
             mutates=frozenset(self._mutated(graph)),
             layers=layers,
             key=key,
         )
 
+    def _ahead(self) -> set[fx.Node]:
+        """Weights of the layer after this one."""
+        inside = set(self.nodes)
+        found = (node for node in self.inputs if node.op == "placeholder")
+        return {node for node in found if all(user.meta.get(AHEAD) for user in node.users if user in inside)}
+
     def _mutated(self, graph: StepGraph) -> set[int]:
         return {
             self.inputs.index(target) for node in self.nodes for target in written(graph, node) if target in self.inputs
         }
 
-    def replace_by_call(self, graph: StepGraph, name: str, index: int, calls: dict[fx.Node, fx.Node]) -> fx.Node:
-        """Put a call where the layer was; ``calls`` stand for the live-outs of layers already replaced."""
+    def replace_by_call(
+        self, graph: StepGraph, name: str, index: int, calls: dict[fx.Node, fx.Node]
+    ) -> dict[fx.Node, fx.Node]:
+        """Put a call where the layer was; ``calls`` stand for the live-outs of layers already replaced. Returns what
+        stands for those of this one."""
+        meta, inside = {"pass": "outline", "layer": index}, set(self.nodes)
         with graph.graph.inserting_before(self.nodes[0]):
             inputs = tuple(_contiguous(graph, calls.get(node, node)) for node in self.inputs)
-            call = graph.graph.create_node("call_module", name, inputs, name=f"layer_{index}")
-        call.meta = {"pass": "outline", "layer": index, "val": self.live_out.meta["val"]}
-        self.live_out.replace_all_uses_with(call, delete_user_cb=lambda user: user not in set(self.nodes))
+            several = len(self.live_outs) > 1
+            own = f"layer_{index}" + "_results" * several
+            call = graph.graph.create_node("call_module", name, inputs, name=own)
+            call.meta, results = dict(meta), [call]
+            if several:
+                names = [f"layer_{index}", *(f"layer_{index}_{NORMED}" for _ in self.live_outs[1:])]
+                getitem = functools.partial(graph.graph.create_node, "call_function", operator.getitem)
+                results = [getitem((call, place), name=own) for place, own in enumerate(names)]
+        for node, result in zip(self.live_outs, results, strict=True):
+            result.meta = meta | {"val": node.meta["val"]}
+            node.replace_all_uses_with(result, delete_user_cb=lambda user: user not in inside)
         for node in reversed(self.nodes):
             graph.graph.erase_node(node)
-        return call
+        return dict(zip(self.live_outs, results, strict=True))
 
 
 def _contiguous(graph: StepGraph, node: fx.Node) -> fx.Node:
@@ -151,10 +184,19 @@ def layer_input(graph: StepGraph, index: int) -> fx.Node:
     Raises:
         AnchorError: the layer reads none.
     """
-    layer = graph.anchors.layers[index]
-    if layer.op == "call_module":
-        return layer.all_input_nodes[0]
+    call = call_of(graph.anchors.layers[index])
+    if call.op == "call_module":
+        return call.all_input_nodes[0]
     return _hidden_state(_region(graph, index)[1], graph, index)
+
+
+def call_of(layer: fx.Node) -> fx.Node:
+    """The call of the body that computes ``layer``, an anchor of an outlined graph; it may be one result of several."""
+    if layer.target is operator.getitem:
+        call = layer.args[0]
+        assert isinstance(call, fx.Node)
+        return call
+    return layer
 
 
 def _region(graph: StepGraph, index: int) -> tuple[list[fx.Node], list[fx.Node]]:
@@ -168,11 +210,14 @@ def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.No
     """What the layer before left, or for the first layer the first floating ``[B, T, ...]`` that is read."""
     if index > 0 and graph.anchors.layers[index - 1] in outside:
         return graph.anchors.layers[index - 1]
+    normed = next((node for node in outside if node.name.startswith(f"{NORMED}_")), None)
     for node in outside:
         value = node.meta["val"]
         if node.op == "placeholder" or not isinstance(value, torch.Tensor) or not value.is_floating_point():
             continue
-        if list(value.shape[:2]) == [graph.sizes["B"], graph.sizes["T"]]:
+        # Beside its norm it is not what is read first.
+        differs = normed is not None and (node is normed or value.shape != normed.meta["val"].shape)
+        if list(value.shape[:2]) == [graph.sizes["B"], graph.sizes["T"]] and not differs:
             return node
     raise AnchorError(anchor=f"the input of decoder layer {index}", reason="it reads no hidden state")
 

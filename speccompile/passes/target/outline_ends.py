@@ -16,7 +16,7 @@ from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import views_of, written
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.native.step_ops import FEW_LAUNCHES
-from speccompile.passes.target.outline import dims_of, input_name, key_of, result_of
+from speccompile.passes.target.outline import call_of, dims_of, input_name, key_of, result_of
 from speccompile.utils.torch_private import OpOverload
 
 #: With fewer calls than this nothing can be fused.
@@ -39,7 +39,7 @@ class OutlineEnds(Pass):
     optional: ClassVar[bool] = True
 
     def run(self, graph: StepGraph) -> Changes:
-        layers = set(graph.anchors.layers)
+        layers = set(map(call_of, graph.anchors.layers))
         order = list(graph.graph.nodes)
         places = [place for place, node in enumerate(order) if node in layers]
         before, after = order[: places[0]], order[places[-1] + 1 :]

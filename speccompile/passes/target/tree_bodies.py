@@ -14,6 +14,7 @@ from speccompile.errors import AnchorError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.target.outline import call_of
 
 #: What the names of such bodies end with.
 SUFFIX = "_of_trees"
@@ -33,7 +34,7 @@ class AddTreeBodies(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         # A drafter's are among the bodies, too.
-        called = dict.fromkeys(str(layer.target) for layer in graph.anchors.layers)
+        called = dict.fromkeys(str(call_of(layer).target) for layer in graph.anchors.layers)
         bodies = {name + SUFFIX: tree_body(graph.bodies[name]) for name in called}
         graph.bodies.update(bodies)
         return Changes(len(bodies), ", ".join(bodies))

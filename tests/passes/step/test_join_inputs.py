@@ -28,7 +28,9 @@ def test_a_greedy_step_has_one_call_for_each_of_its_parts(monkeypatch: pytest.Mo
         found = calls(spec, draft_len)
     launching = {name for name in found if not name.endswith("getitem>") and "alias" not in name}
     ours = ("step_inputs", "choose", "accept_commit_", "match_ngram", "store_drafts_")
-    expected = {f"speccompile.{op}.default" for op in ours} | {"prologue", "decoder_layer", "epilogue"}
+    expected = {f"speccompile.{op}.default" for op in ours} | {"prologue", "epilogue"}
+    # The last layer has no norm after it.
+    expected |= {"decoder_layer", "decoder_layer_1"}
     assert launching - {"aten.slice.Tensor"} == expected | {"aten.linear.default"}
     assert all(found[name] == 1 for name in expected - {"decoder_layer"})
 
