@@ -287,7 +287,11 @@ def rounded(
 
 def skinny(depth: int, features: int, dtype: torch.dtype = BF16, rows: int = 8, *, bias: bool = False) -> Launch:
     """A linear over few rows."""
-    x, weight, out = meta(rows, depth, dtype=dtype), meta(features, depth, dtype=dtype), meta(rows, features, dtype=dtype)
+    x, weight, out = (
+        meta(rows, depth, dtype=dtype),
+        meta(features, depth, dtype=dtype),
+        meta(rows, features, dtype=dtype),
+    )
     return skinny_linear_launch(x, weight, meta(features, dtype=dtype) if bias else None, out)
 
 

@@ -18,8 +18,8 @@ class Kernels:
     and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
     weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
     ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
-    (:mod:`speccompile.passes.target.join_weights`). ``skinny_linears``: linears in half precision are one op, which has a
-    kernel for few rows. ``filters``: temperature, top-k, top-p and min-p are one op, so requests that use only these
+    (:mod:`speccompile.passes.target.join_weights`). ``skinny_linears``: linears in half precision are one op, which has
+    a kernel for few rows. ``filters``: temperature, top-k, top-p and min-p are one op, so requests that use only these
     have their own kind of steps. ``reason`` says why, for ``explain()``."""
 
     native: bool

@@ -69,9 +69,7 @@ def multiply_few_rows(  # type: ignore[no-untyped-def]
     tl.store(at, total.to(out.dtype.element_ty), mask=there & live)
 
 
-def skinny_linear_launch(
-    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
-) -> Launch:
+def skinny_linear_launch(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> Launch:
     """The launch; ``x`` ``[rows, K]`` may have gaps between rows, the others are contiguous."""
     features, depth = weight.shape
     tile = _LARGE if features >= _MANY_OUTPUTS else _SMALL
