@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 from unittest.mock import patch
 
+import torch
+
 from benchmarks.without_gpu.bodies import cuda_code
 from benchmarks.without_gpu.hopper import hopper
 from benchmarks.without_gpu.models import Model
@@ -71,7 +73,8 @@ class Launches:
 @contextlib.contextmanager
 def cuda_traits() -> Iterator[None]:
     """In this context the package builds for a CPU what it builds for CUDA."""
-    with patch.dict(TRAITS, {"cpu": replace(TRAITS["cuda"], asynchronous=False)}):
+    traits = patch.dict(TRAITS, {"cpu": replace(TRAITS["cuda"], asynchronous=False)})
+    with traits, patch.object(torch.accelerator, "empty_cache", lambda: None):
         yield
 
 
