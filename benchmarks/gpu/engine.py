@@ -21,9 +21,7 @@ REQUESTS: dict[str, dict[str, Any]] = {
 }
 
 
-def measure_engine(
-    spec: Speculator, vocab: int, figures: Figures, *, requests: tuple[str, ...], steps: int, context: int, rounds: int
-) -> None:
+def measure_engine(spec: Speculator, vocab: int, figures: Figures, *, steps: int, context: int, rounds: int) -> None:
     """Milliseconds from one step of the engine to the next, for one request at a time, at each fixed draft length;
     beside them those of the greedy tier alone, launched without the engine."""
     figures["cases"] = cases = []
@@ -35,10 +33,10 @@ def measure_engine(
         alone = interleaved(work, device, rounds, {"tier": lambda: place(spec, 1, context)})["tier"] / TOGETHER
         clear(spec)
         spec.set_tier(draft_len)
-        for name in requests:
+        for name, options in REQUESTS.items():
             # The first request builds what it needs.
-            _steps(spec, prompt, 4, REQUESTS[name])
-            seconds, run, emitted = _steps(spec, prompt, steps, REQUESTS[name])
+            _steps(spec, prompt, 4, options)
+            seconds, run, emitted = _steps(spec, prompt, steps, options)
             cases.append(
                 {
                     "K": draft_len,

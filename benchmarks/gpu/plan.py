@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.budget import Figures, Part
-from benchmarks.gpu.engine import REQUESTS, measure_engine
+from benchmarks.gpu.engine import measure_engine
 from benchmarks.gpu.linears import measure_linears
 from benchmarks.gpu.loops import measure_loops
 from benchmarks.gpu.memory import measure_memory
@@ -46,8 +46,8 @@ class Group:
 
 
 def _first(settings: Settings, device: torch.device) -> list[Part]:
-    """Whether sequences are right, and what share of the bandwidth K=0 reaches."""
-    large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens)
+    """Whether sequences are right, what share of the bandwidth K=0 reaches, and what drawing costs."""
+    large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens, sampling=True)
 
     def bandwidth(figures: Figures) -> None:
         figures["bytes_per_second"] = large.bandwidth
@@ -64,7 +64,7 @@ def _first(settings: Settings, device: torch.device) -> list[Part]:
             large,
             ("texts", 5, 40, partial(_texts, large, False)),
             ("kernels", 5, 30, partial(_kernels, large)),
-            ("engine", 5, 30, partial(_engine, large, ("greedy",))),
+            ("engine", 5, 40, partial(_engine, large)),
             ("swaps", 2, 20, partial(_swaps, large)),
         ),
     ]
@@ -82,12 +82,6 @@ def _texts_of_modes(settings: Settings, device: torch.device) -> list[Part]:
             small, ("wrap", 10, 80, small.wrap), ("texts", 5, 40, partial(_texts, small, True)), kind=f"float32, {mode}"
         )
     return parts
-
-
-def _sampled(settings: Settings, device: torch.device) -> list[Part]:
-    large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens, sampling=True)
-    engine = partial(_engine, large, tuple(REQUESTS))
-    return _named(large, ("wrap", 10, 100, large.wrap), ("engine", 5, 60, engine), kind="sampled")
 
 
 def _rounded(settings: Settings, device: torch.device) -> list[Part]:
@@ -154,7 +148,6 @@ def _loops(settings: Settings, device: torch.device) -> list[Part]:
 GROUPS = (
     Group("first", 20, 240, _first),
     Group("texts", 20, 150, _texts_of_modes, timed=False),
-    Group("sampled", 20, 120, _sampled),
     Group("rounded", 20, 120, _rounded),
     Group("head", 20, 120, _head),
     Group("small", 20, 150, _small),
@@ -201,13 +194,12 @@ def _kernels(of: WrappedModel, figures: Figures) -> None:
     profile_steps(of.spec, figures, draft_lens=of.spec.engine.draft_lens, context=of.settings.context)
 
 
-def _engine(of: WrappedModel, requests: tuple[str, ...], figures: Figures) -> None:
+def _engine(of: WrappedModel, figures: Figures) -> None:
     settings = of.settings
     measure_engine(
         of.spec,
         of.shape.vocab,
         figures,
-        requests=requests,
         steps=settings.engine_steps,
         context=settings.context,
         rounds=settings.rounds,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,9 +16,9 @@ from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PROCESSORS, WATERMARK
 from support import triton_interpreter  # noqa: F401
+from support.processor_cases import STATE, VOCAB, Numbers, integers_from
 
-VOCAB, CAPACITY, SLOTS, STATES, WIDTH = 70, 40, 5, 4, 3
-Numbers = Callable[..., torch.Tensor]
+CAPACITY, SLOTS, STATES, WIDTH = 40, 5, 4, 3
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -30,31 +29,6 @@ def small_blocks() -> Any:
         for module in (penalties, sequences):
             patch.setattr(module, "PLACES", 16)
         yield
-
-
-def lists(integers: Numbers, rows: int, size: int) -> torch.Tensor:
-    """Different ids in each row, fewer than ``size`` of them in most, none in some."""
-    ids = torch.argsort(integers(10**6, rows, VOCAB), 1)[:, :size]
-    return torch.where(torch.arange(size) < integers(size + 1, rows, 1), ids, -1)
-
-
-def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
-    return torch.tensor(values)[integers(len(values), rows)]
-
-
-STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
-    "temperature": lambda integers, rows: [one_of(integers, rows, 0.0, 1.0, 0.7, 1.3)],
-    "logit_bias": lambda integers, rows: [lists(integers, rows, 5), integers(9, rows, 5) - 4.25],
-    "suppress_tokens": lambda integers, rows: [lists(integers, rows, 5)],
-    "begin_suppress_tokens": lambda integers, rows: [lists(integers, rows, 5), 10 + integers(8, rows)],
-    "min_new_tokens": lambda integers, rows: [10 + integers(8, rows), lists(integers, rows, 3)],
-    "forced_eos": lambda integers, rows: [lists(integers, rows, 3), 10 + integers(8, rows)],
-    "allowed_tokens": lambda integers, rows: [integers(2, rows).bool(), integers(2, rows, VOCAB).bool()],
-    "repetition_penalty": lambda integers, rows: [one_of(integers, rows, 1.0, 1.3, 0.7)],
-    "presence_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
-    "frequency_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
-    "no_repeat_ngram": lambda integers, rows: [integers(4, rows)],
-}
 
 
 def words(integers: Numbers, rows: int) -> list[torch.Tensor]:
@@ -76,11 +50,6 @@ def check(
     kernel(got, context, length, drafted, state)
     processor.call(expected, context, length, drafted, state)
     assert torch.equal(got, expected)
-
-
-def integers_from(seed: int) -> Numbers:
-    generator = torch.Generator().manual_seed(seed)
-    return lambda below, *shape: torch.randint(below, shape, generator=generator)
 
 
 generated = settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate])

@@ -1,0 +1,41 @@
+"""Random state of the sampling processors, by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+VOCAB = 70
+#: ``(below, *shape)`` to int64 in ``[0, below)``.
+Numbers = Callable[..., torch.Tensor]
+
+
+def integers_from(seed: int) -> Numbers:
+    generator = torch.Generator().manual_seed(seed)
+    return lambda below, *shape: torch.randint(below, shape, generator=generator)
+
+
+def lists(integers: Numbers, rows: int, size: int) -> torch.Tensor:
+    """Different ids in each row, fewer than ``size`` of them in most, none in some."""
+    ids = torch.argsort(integers(10**6, rows, VOCAB), 1)[:, :size]
+    return torch.where(torch.arange(size) < integers(size + 1, rows, 1), ids, -1)
+
+
+def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
+    return torch.tensor(values)[integers(len(values), rows)]
+
+
+STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
+    "temperature": lambda integers, rows: [one_of(integers, rows, 0.0, 1.0, 0.7, 1.3)],
+    "logit_bias": lambda integers, rows: [lists(integers, rows, 5), integers(9, rows, 5) - 4.25],
+    "suppress_tokens": lambda integers, rows: [lists(integers, rows, 5)],
+    "begin_suppress_tokens": lambda integers, rows: [lists(integers, rows, 5), 10 + integers(8, rows)],
+    "min_new_tokens": lambda integers, rows: [10 + integers(8, rows), lists(integers, rows, 3)],
+    "forced_eos": lambda integers, rows: [lists(integers, rows, 3), 10 + integers(8, rows)],
+    "allowed_tokens": lambda integers, rows: [integers(2, rows).bool(), integers(2, rows, VOCAB).bool()],
+    "repetition_penalty": lambda integers, rows: [one_of(integers, rows, 1.0, 1.3, 0.7)],
+    "presence_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
+    "frequency_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
+    "no_repeat_ngram": lambda integers, rows: [integers(4, rows)],
+}
