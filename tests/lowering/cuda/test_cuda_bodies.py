@@ -20,7 +20,9 @@ from speccompile.graph.body import Body
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from support.inductor_kernels import kernels_in, resources
 
-PRODUCTS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm", "speccompile.skinny_linear: multiply_few_rows"}
+PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "speccompile.skinny_linear: multiply_few_rows"}
+#: Bytes that a float32 sine keeps to reduce a large argument.
+SINE_STACK = 32
 
 
 @pytest.mark.parametrize("model", MODELS[1:], ids=lambda model: model.family)
@@ -38,7 +40,8 @@ def test_bodies_of_a_family(model: Model, tmp_path: Path) -> None:
         _assert_state_stays(body, code[name])
         for kernel in kernels_in(code[name]).values():
             usage = resources(kernel, tmp_path)
-            assert usage["STACK"] <= MOST_STACK and usage["shared"] <= MOST_SHARED, (kernel.name, usage)
+            most = SINE_STACK if ".sin(" in kernel.source else MOST_STACK
+            assert usage["STACK"] <= most and usage["shared"] <= MOST_SHARED, (kernel.name, usage)
 
 
 def _assert_as_in_the_table(model: Model, found: list[Launches]) -> None:
@@ -49,7 +52,7 @@ def _assert_as_in_the_table(model: Model, found: list[Launches]) -> None:
 
 def _products(calls: tuple[KernelCall, ...], body: str) -> int:
     """The products of a body that are torch's or a kernel of the package: not those that Inductor writes."""
-    return sum(call.calls for call in calls if call.caller == body and call.name in PRODUCTS)
+    return sum(call.calls for call in calls if call.caller == body and call.name.removeprefix("aten.") in PRODUCTS)
 
 
 def _assert_state_stays(body: Body, code: str) -> None:
