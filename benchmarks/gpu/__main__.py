@@ -73,7 +73,7 @@ def _tests(name: str, paths: Sequence[str]) -> Job:
     def command(until: float) -> Sequence[str]:
         files = sum(len(list(Path(path).glob("test_*.py"))) or 1 for path in paths)
         processes = min(files, _PROCESSES, os.cpu_count() or 1)
-        options = ["-q", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
+        options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
         return [sys.executable, "-m", "pytest", *options, "-o", f"faulthandler_timeout={_HANG_SECONDS}", *paths]
 
     return Job(name, command, 20, 150, timed=False)

@@ -82,7 +82,12 @@ def _run(jobs: Sequence[Job], output: Path, until: float) -> list[tuple[Job, dic
                 found.append((job, {"outcome": reason}))
             else:
                 running.append((job, stack.enter_context(_Running(job, output, min(left, job.most)))))
-        found += [(job, process.wait()) for job, process in running]
+        for _, process in running:
+            process.wait()
+        # All at once: each has seconds to print what it has.
+        for _, process in running:
+            process.interrupt()
+        found += [(job, process.outcome()) for job, process in running]
     return found
 
 
@@ -90,7 +95,7 @@ class _Running:
     """A process that has begun, and is ended with the ``with``."""
 
     def __init__(self, job: Job, output: Path, seconds: float) -> None:
-        self._seconds, self._started = seconds, time.monotonic()
+        self._seconds, self._started, self._cut = seconds, time.monotonic(), False
         with log_of(job.name, output).open("wb") as log:
             self._process = subprocess.Popen(
                 job.command(time.time() + seconds),
@@ -107,14 +112,23 @@ class _Running:
         # Also when this process is interrupted, and children that it left.
         self._signal(signal.SIGKILL)
 
-    def wait(self) -> dict[str, Any]:
-        try:
-            code = self._process.wait(max(0.0, self._started + self._seconds - time.monotonic()))
-            outcome = "ended" if code == 0 else f"failed with exit code {code}"
-        except subprocess.TimeoutExpired:
+    def wait(self) -> None:
+        """Until it has ended, or its time is over."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(max(0.0, self._started + self._seconds - time.monotonic()))
+        self._cut = self._process.poll() is None
+
+    def interrupt(self) -> None:
+        """Ask it to end if its time is over."""
+        if self._cut:
             self._signal(signal.SIGINT)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(_GRACE_SECONDS)
+
+    def outcome(self) -> dict[str, Any]:
+        """How it ended, and after how many seconds."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(_GRACE_SECONDS)
+        outcome = "ended" if self._process.poll() == 0 else f"failed with exit code {self._process.poll()}"
+        if self._cut:
             outcome = f"cut short after {self._seconds:.0f} s"
         return {"outcome": outcome, "seconds": time.monotonic() - self._started}
 

@@ -114,7 +114,7 @@ def test_what_a_watched_request_runs_is_built_before_it_is_made(bench: Bench) ->
         (("temperature",), [{"temperature"}]),
         (("temperature", "top_k"), [{"temperature"}, {"temperature", "top_k"}]),
     ],
-    ids=str,
+    ids=["no option", "temperature", "temperature and top_k"],
 )
 def test_requests_with_few_options_run_the_kind_drawn_where_there_is_one(
     options: tuple[str, ...], drawn: list[set[str]]

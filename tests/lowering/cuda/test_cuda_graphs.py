@@ -89,7 +89,7 @@ def test_replays_in_random_order_are_what_was_captured(
             spec.engine.policy = _Dice(rng)
             texts.append(
                 [
-                    spec.engine.submit(random_prompt(30, number), max_new_tokens=60, **options).result().new_tokens
+                    spec.engine.submit(random_prompt(30, number), max_new_tokens=60, **options).result().token_ids
                     for number in range(4)
                 ]
             )
