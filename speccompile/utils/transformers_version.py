@@ -13,9 +13,7 @@ import transformers
 from torch import nn
 
 _installed = tuple(int(part) for part in transformers.__version__.split(".")[:2])
-FROM_5_18, FROM_5_20, FROM_5_21, FROM_5_23, FROM_5_24 = (
-    _installed >= (5, minor) for minor in (18, 20, 21, 23, 24)
-)
+FROM_5_18, FROM_5_20, FROM_5_21, FROM_5_23, FROM_5_24 = (_installed >= (5, minor) for minor in (18, 20, 21, 23, 24))
 _OLD_NAMES = ("past_key_values", "cache_params")
 
 #: The cache in the forward of transformers' layers that attend, and in the outputs of its models with attention.
