@@ -12,15 +12,31 @@ GPU_PYTHON := $(BIN)/python
 GPU_READY := $(STAMP)
 endif
 
-.PHONY: demo test lint docs bench gpu-check clean
+# One pair of supported versions: make test-versions TORCH=2.12 TRANSFORMERS=5.19
+TORCH ?= 2.11
+TRANSFORMERS ?= 5.17
+VERSION_TESTS := tests/utils tests/graph_capture/test_observe.py tests/graph_capture/test_experts.py \
+	tests/graph_capture/test_recurrence.py tests/ops/test_in_cpp.py tests/ops/test_attention_op.py \
+	tests/ops/test_expert_linear.py tests/ops/test_recurrences.py tests/ops/cpu/test_native_choose.py \
+	tests/ops/triton/test_triton_sm90.py \
+	tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text
+PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
+
+# One process more than cores: each waits a quarter of its time, for other processes and for the disk.
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal \
+	--durations=15
+
+.PHONY: demo test test-versions lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
 
-# One process more than cores: each waits a quarter of its time, for other processes and for the disk.
 test: $(STAMP)
-	OMP_WAIT_POLICY=PASSIVE $(BIN)/python -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal \
-		--durations=15 $(ARGS)
+	$(call PYTEST,$(BIN)) $(ARGS)
+
+# What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
+test-versions: $(PAIR)/.stamp
+	$(call PYTEST,$(PAIR)/bin) $(or $(ARGS),$(VERSION_TESTS))
 
 lint: $(STAMP)
 	$(BIN)/ruff check
@@ -38,6 +54,13 @@ bench: $(STAMP)
 # has torch already, without an environment. Results: build/gpu-check, or ARGS='--output FOLDER'.
 gpu-check: $(GPU_READY)
 	$(GPU_PYTHON) -m benchmarks.gpu $(ARGS)
+
+# torch is a build for CUDA on most indexes, about 3 GB: pip keeps no copy of it.
+$(PAIR)/.stamp: pyproject.toml
+	test -x $(PAIR)/bin/pip || $(PYTHON) -m venv $(PAIR)
+	$(PAIR)/bin/pip install --no-cache-dir 'torch==$(TORCH).*' 'transformers==$(TRANSFORMERS).*' triton -e . \
+		hypothesis pytest pytest-xdist
+	touch $@
 
 # The environment stays: making it again costs a download of torch. Remove .venv by hand for that.
 clean:

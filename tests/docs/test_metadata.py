@@ -42,6 +42,17 @@ def test_the_readme_names_the_lowest_versions_that_are_required(project: dict[st
     assert rows["Python"].startswith(project["requires-python"].removeprefix(">="))
 
 
+def test_ci_runs_the_lowest_versions_that_are_required(project: dict[str, Any]) -> None:
+    lowest = {
+        name: requirement.partition(">=")[2].partition(",")[0]
+        for name in ("torch", "transformers")
+        for requirement in project["dependencies"]
+        if requirement.startswith(f"{name}>=")
+    }
+    pair = f'"TORCH={lowest["torch"]} TRANSFORMERS={lowest["transformers"]}"'
+    assert pair in (ROOT / ".ci" / "run").read_text()
+
+
 @pytest.mark.parametrize("package", ["torch", "transformers"])
 def test_it_is_bounded_right_after_the_last_version_that_is_tested(project: dict[str, Any], package: str) -> None:
     (row,) = [line for line in (ROOT / "README.md").read_text().splitlines() if line.startswith(f"| {package} |")]

@@ -41,6 +41,11 @@ def test_ops_say_the_library_that_their_sources_are_in(library: str) -> None:
     assert found and {library_of(getattr(ops, name).default) for name in found} == {library}
 
 
+@pytest.mark.parametrize("library", LIBRARIES)
+def test_every_library_is_built_and_loaded(library: str) -> None:
+    assert load_cpu_ops(library) is None
+
+
 def test_other_ops_are_in_none() -> None:
     assert library_of(torch.ops.aten.mm.default) is None
     assert library_of(ops.lora.default) is None
