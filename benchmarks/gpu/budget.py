@@ -24,6 +24,10 @@ class OutOfTime(BaseException):
     """Raised in the middle of a part. It is no ``Exception``, so that no handler there catches it."""
 
 
+class NotMeasured(Exception):
+    """What a part needs is not there, which another part reports."""
+
+
 @dataclass(frozen=True)
 class Part:
     """One thing to measure.
@@ -83,6 +87,8 @@ def measure(parts: Sequence[Part], budget: Budget, save: Callable[[dict[str, Fig
                     part.run(figures)
             except OutOfTime:
                 figures["not measured"] = "cut short: its time was over"
+            except NotMeasured as error:
+                figures["not measured"] = str(error)
             except Exception as error:
                 traceback.print_exc()
                 figures["failed"] = figures["not measured"] = f"{type(error).__name__}: {error}".splitlines()[0]

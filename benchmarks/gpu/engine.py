@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.gpu.budget import Figures
 from benchmarks.gpu.steps import TOGETHER, clear, fill, many, place, tier_of
-from benchmarks.gpu.texts import prompts_of
+from benchmarks.gpu.texts import prompts_of, steps_of
 from benchmarks.gpu.timing import interleaved, synchronize
 from speccompile import Speculator
 
@@ -36,11 +36,13 @@ def measure_engine(spec: Speculator, vocab: int, figures: Figures, *, steps: int
         for name, options in REQUESTS.items():
             # The first request builds what it needs.
             _steps(spec, prompt, 4, options)
+            before = steps_of(spec, draft_len)
             seconds, run, emitted = _steps(spec, prompt, steps, options)
             cases.append(
                 {
                     "K": draft_len,
                     "request": name,
+                    "share_of_steps": (steps_of(spec, draft_len) - before) / run,
                     "milliseconds": 1e3 * seconds / run,
                     "tier_milliseconds": 1e3 * alone,
                     "tokens_per_second": emitted / seconds,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import time
@@ -56,7 +57,7 @@ def run_jobs(jobs: Sequence[Job], output: Path, until: float, tell: Callable[[st
 
 def log_of(name: str, output: Path) -> Path:
     """The file of all that the job prints."""
-    return output / f"{name.replace(' ', '-')}.log"
+    return output / f"{re.sub(r'[^a-z0-9]+', '-', name)}.log"
 
 
 def _steps(jobs: Sequence[Job]) -> list[list[Job]]:

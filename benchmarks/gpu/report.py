@@ -65,11 +65,12 @@ def _shares(name: str, figures: Figures) -> Table:
 
 
 def _texts(name: str, figures: Figures) -> Table:
-    table = _table(name, "tier", "tokens", "compared with", "equal", "first difference", "logit change")
+    table = _table(name, "tier", "its steps", "tokens", "compared with", "equal", "first difference", "logit change")
     for case in figures.get("cases", []):
         first, change = (case.get(key) for key in ("first_difference", "logit_change"))
         table.add_row(
             case["tier"],
+            str(case["steps"]),
             case["tokens"],
             case["reference"],
             case["equal"],
@@ -98,11 +99,12 @@ def _linears(name: str, figures: Figures) -> Table:
 
 
 def _engine(name: str, figures: Figures) -> Table:
-    table = _table(name, "K", "request", "ms a step", "tier alone ms", "tokens/s", "acceptance length")
+    table = _table(name, "K", "request", "steps with K", "ms a step", "tier alone ms", "tokens/s", "acceptance length")
     for case in figures.get("cases", []):
         times = (f"{case['milliseconds']:.3f}", f"{case['tier_milliseconds']:.3f}")
         rates = (f"{case['tokens_per_second']:.1f}", f"{case['acceptance_length']:.2f}")
-        table.add_row(str(case["K"]), case["request"], *times, *rates)
+        share = f"{100 * case['share_of_steps']:.0f} %"
+        table.add_row(str(case["K"]), case["request"], share, *times, *rates)
     return table
 
 

@@ -23,18 +23,20 @@ def prompts_of(vocab: int, seed: int = 1) -> list[list[int]]:
 
 
 def compare_texts(spec: Speculator, vocab: int, figures: Figures, *, new_tokens: int, drawn: bool) -> None:
-    """Greedy: every tier against ``model.generate`` and against K=0. Drawn: every tier against K=0, by one seed."""
+    """Greedy: every tier against ``model.generate`` and against K=0. With ``drawn`` also requests that draw: every tier
+    against K=0, by one seed; and each tier must have run, which needs drafts."""
     figures["cases"] = cases = []
     prompts = prompts_of(vocab)
-    for draft_len in spec.engine.draft_lens:
+    lens = spec.engine.draft_lens
+    for draft_len in lens:
         spec.set_tier(draft_len)
-        for reference in ("transformers", "plain"):
-            if reference == "plain" and draft_len == 0:
-                continue
+        for reference in ("transformers", "plain") if draft_len else ("transformers",):
+            before = steps_of(spec, draft_len)
             report = spec.check(prompts, max_new_tokens=new_tokens, reference=reference)  # type: ignore[arg-type]
             cases.append(
                 {
                     "tier": f"K={draft_len}",
+                    "steps": steps_of(spec, draft_len) - before,
                     "tokens": "greedy",
                     "reference": "model.generate" if reference == "transformers" else "K=0",
                     "equal": f"{report.prompts - len(report.differences)} of {report.prompts}",
@@ -42,23 +44,32 @@ def compare_texts(spec: Speculator, vocab: int, figures: Figures, *, new_tokens:
                     "logit_change": report.largest_logit_change,
                 }
             )
-    for name, options in DRAWN.items() if drawn else ():
-        texts = {
-            draft_len: _drawn(spec, prompts, draft_len, new_tokens, options) for draft_len in spec.engine.draft_lens
-        }
-        plain = texts.pop(0)
-        for draft_len, found in texts.items():
+    if not drawn:
+        return
+    for name, options in DRAWN.items():
+        plain = _drawn(spec, prompts, 0, new_tokens, options)
+        for draft_len in lens[1:]:
+            before = steps_of(spec, draft_len)
+            found = _drawn(spec, prompts, draft_len, new_tokens, options)
             parts = [_first_difference(one, other) for one, other in zip(found, plain, strict=True)]
             differing = [place for place in parts if place is not None]
             cases.append(
                 {
                     "tier": f"K={draft_len}",
+                    "steps": steps_of(spec, draft_len) - before,
                     "tokens": name,
                     "reference": "K=0",
                     "equal": f"{len(parts) - len(differing)} of {len(parts)}",
                     "first_difference": min(differing, default=None),
                 }
             )
+    if idle := [draft_len for draft_len in lens if not steps_of(spec, draft_len)]:
+        raise RuntimeError(f"no step ran with K={idle[0]}: nothing was drafted")
+
+
+def steps_of(spec: Speculator, draft_len: int) -> int:
+    """The steps that ran with this tier: one without drafts runs with K=0, whatever tier is set."""
+    return spec.stats.tier_steps.get(draft_len, 0)
 
 
 def _drawn(

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from transformers import LlamaForCausalLM
 
-from benchmarks.gpu.budget import Figures
+from benchmarks.gpu.budget import Figures, NotMeasured
 from benchmarks.gpu.floor import copy_bandwidth
 from benchmarks.gpu.settings import Settings
 from benchmarks.gpu.shapes import Shape, make_model
@@ -66,9 +66,9 @@ class WrappedModel:
 
     @property
     def spec(self) -> Speculator:
-        """Raises RuntimeError: the part that builds it failed."""
+        """Raises NotMeasured: the part that builds it did not run to its end."""
         if self._spec is None:
-            raise RuntimeError("there is no speculator: the wrap failed")
+            raise NotMeasured("there is no speculator: see the part that wraps")
         return self._spec
 
     def wrap(self, figures: Figures) -> None:

@@ -247,6 +247,9 @@ def settings(device: torch.device) -> dict[str, Any]:
         options["combo_kernels"] = True
         # A padded product copies its weight in every step, if a measurement at compile time happens to prefer that.
         options["shape_padding"] = False
+        # Else a measurement at the first launch chooses the order of sums of a short reduction: two builds would
+        # differ in bits.
+        options["deterministic"] = True
     return options
 
 

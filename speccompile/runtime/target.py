@@ -87,6 +87,10 @@ class Target:
         """Where the weights lie that the executables read, those of the drafter among them."""
         return {address for *_, address in self._weights} | self._drafter.addresses
 
+    def release(self) -> None:
+        """The executables have ended: their weights may move."""
+        _alive.discard(self)
+
     @property
     def settings(self) -> Settings:
         """What holds for requests that bring no generation_config."""

@@ -203,6 +203,8 @@ class SpeculatorBase:
         # Set first: another thread may read it as soon as there is no engine.
         self._closed_error = error
         engine, self._engine = self._engine, None
+        if self._target is not None:
+            self._target.release()
         self._build = self._target = self._answer = None
         if engine is not None:
             engine.turns.closed_error = error

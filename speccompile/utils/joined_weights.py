@@ -7,10 +7,13 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 from torch import nn
 
+from speccompile.utils.torch_private import StorageReference
+
 
 class JoinedWeights:
     """Moves parameters of a model into joined tensors. A parameter that is moved stays the same object with the same
-    values: it becomes a view, so there is one copy, and a change in place is a change of the joined tensor.
+    values: it becomes a part of the joined memory. There is one copy, and a change in place is a change of the joined
+    tensor.
 
     Args:
         model: the owner of the parameters; None if there are none.
@@ -74,22 +77,38 @@ class JoinedWeights:
         return joined
 
 
-def _parts(joined: torch.Tensor, weights: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return joined.split([len(weight) for weight in weights])
+#: The storages of joined tensors, by their address. A storage lives as long as one of its parts does.
+_storages: dict[int, StorageReference] = {}
+
+
+def _parts(joined: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """A tensor over the memory of each weight, with its own storage: what saves models takes weights of one storage for
+    tied ones, and a part of it for incomplete."""
+    whole = joined.untyped_storage()
+    for address in [address for address, reference in _storages.items() if reference.storage() is None]:
+        del _storages[address]
+    _storages[whole.data_ptr()] = StorageReference(whole)
+    parts, begin = [], 0
+    for weight in weights:
+        end = begin + weight.nbytes
+        parts.append(joined.new_empty(0).set_(whole[begin:end], 0, weight.shape, weight.stride()))
+        begin = end
+    return parts
 
 
 def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """One view of all weights, if they lie side by side in one storage already."""
+    """One tensor of all weights, if they are the parts of one already."""
     first = weights[0].detach()
-    if any(weight.untyped_storage().data_ptr() != first.untyped_storage().data_ptr() for weight in weights):
+    reference = _storages.get(first.data_ptr())
+    whole = None if reference is None else reference.storage()
+    if whole is None or whole.nbytes() != sum(weight.nbytes for weight in weights):
         return None
     end = first.data_ptr()
     for weight in weights:
         if weight.data_ptr() != end:
             return None
         end += weight.nbytes
-    shape = (sum(map(len, weights)), *first.shape[1:])
-    return first.as_strided(shape, first.stride())
+    return first.new_empty(0).set_(whole, 0, (sum(map(len, weights)), *first.shape[1:]), first.stride())
 
 
 def _place(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -97,10 +116,8 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 def _overlap(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr():
-        return False
     begin, end = one.data_ptr(), one.data_ptr() + one.nbytes
     # A view with gaps counts as its whole storage.
-    if not other.is_contiguous():
-        return True
-    return begin < other.data_ptr() + other.nbytes and other.data_ptr() < end
+    memory = other if other.is_contiguous() else other.untyped_storage()
+    size = other.nbytes if other.is_contiguous() else other.untyped_storage().nbytes()
+    return one.device == other.device and begin < memory.data_ptr() + size and memory.data_ptr() < end

@@ -58,6 +58,9 @@ from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicO
 # The tracer's patches of ``nn.Module``, which are seen by all threads.
 from torch.fx import _symbolic_trace as symbolic_trace
 
+# A storage that is not kept alive; torch's own way to find one that another process shares.
+from torch.multiprocessing.reductions import StorageWeakRef
+
 # Nested structures, as torch.export returns them.
 from torch.utils import _pytree as pytree
 
@@ -83,6 +86,7 @@ __all__ = [
     "FakeTensorMode",
     "OpOverload",
     "OpOverloadPacket",
+    "StorageReference",
     "TorchDispatchMode",
     "VecISA",
     "all_gather_into",
@@ -222,6 +226,18 @@ def persistent_buffers(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     that a hook unpacks."""
     left_out = module._non_persistent_buffers_set
     return {name: value for name, value in module.named_buffers(recurse=False) if name not in left_out}
+
+
+class StorageReference:
+    """A storage that the reference does not keep alive."""
+
+    def __init__(self, storage: torch.UntypedStorage) -> None:
+        self._reference = StorageWeakRef(storage)
+
+    def storage(self) -> torch.UntypedStorage | None:
+        """The storage, None after its end."""
+        found: torch.UntypedStorage | None = torch.UntypedStorage._new_with_weak_ptr(self._reference.cdata)
+        return found
 
 
 def _held(value: Any) -> list[Any]:

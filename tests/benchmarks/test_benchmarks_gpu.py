@@ -32,6 +32,7 @@ COMPILED = "rounded"
 def test_every_part_runs_on_a_tiny_model(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     measure_group(group, tmp_path, time.time() + 300, rehearse=True)
     found = Results(tmp_path).read()
+    assert not any("failed" in figures for figures in found["parts"].values())
     missing = {figures["not measured"] for figures in found["parts"].values() if "not measured" in figures}
     assert missing <= {"there are no kernels of a GPU", "there is no device memory"}
     assert found["settings"]["large"]["name"] == "tiny" and found["machine"]["versions"]["torch"] == torch.__version__
@@ -43,7 +44,7 @@ def test_every_part_runs_on_a_tiny_model(group: str, tmp_path: Path, capsys: pyt
         assert "of the floor's speed" in out and "tokens/s" in out
     if group == "texts":
         cases = [case for figures in found["parts"].values() for case in figures.get("cases", [])]
-        assert len(cases) == 11 and all(case["equal"] == "2 of 2" for case in cases)
+        assert len(cases) == 11 and all(case["equal"] == "2 of 2" and case["steps"] for case in cases)
     if group == "loops":
         assert len(found["parts"]["tiny, loops: loops"]["loops"]) == 5
         assert "compiled loop by hand" in out
@@ -70,10 +71,10 @@ def test_without_a_gpu_it_is_a_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_pa
 def test_the_first_job_is_the_first_group_and_all_tests_exist(tmp_path: Path) -> None:
     names = [job.name for job in all_jobs(tmp_path, rehearse=True)]
     assert names[0] == "first" and set(names) == {group.name for group in GROUPS} | set(TESTS)
-    assert all((ROOT / path).exists() for paths in TESTS.values() for path in paths)
+    assert all((ROOT / path).exists() for paths, _ in TESTS.values() for path in paths)
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
     run = {
-        path for paths in TESTS.values() for name in paths for path in marked if (ROOT / name) in (path, path.parent)
+        path for paths, _ in TESTS.values() for name in paths for path in marked if (ROOT / name) in (path, path.parent)
     }
     assert marked - run == {Path(__file__)}, "a test for a GPU is in none of the jobs"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -22,7 +23,9 @@ PROMPTS = [random.Random(seed).sample(range(5, 100), 9) * 2 for seed in range(3)
 
 
 @pytest.fixture
-def trait(monkeypatch: pytest.MonkeyPatch) -> None:
+def trait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    # Stored captures are those of the device's usual traits.
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     monkeypatch.setitem(TRAITS, "cpu", replace(TRAITS["cpu"], latent_attention=True))
 
 

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import copy
+import gc
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
+from accelerate import Accelerator
+from huggingface_hub import save_torch_model
+from safetensors.torch import load_file, save_file, save_model
 from torch import nn
 
 from speccompile.utils.joined_weights import JoinedWeights
+from speccompile.utils.torch_private import StorageReference
 
 PATHS = ["q.weight", "k.weight"]
 
@@ -40,6 +44,39 @@ def test_parameters_keep_identity_name_and_values() -> None:
     for name, parameter in model.named_parameters():
         assert parameter is before[name][0] and parameter.requires_grad
         assert torch.equal(parameter, before[name][1])
+
+
+@pytest.mark.parametrize("saver", ["accelerate", "hub", "safetensors"])
+def test_all_weights_of_a_joined_model_are_saved(saver: str, tmp_path: Path) -> None:
+    """These take weights of one storage for tied ones, and leave out all but one of them."""
+    model = module()
+    joined = join(model)
+    if saver == "accelerate":
+        Accelerator(cpu=True).save_model(model, tmp_path)
+    elif saver == "hub":
+        save_torch_model(model, tmp_path)
+    else:
+        save_model(model, str(tmp_path / "model.safetensors"))
+    saved = load_file(tmp_path / "model.safetensors")
+    assert saved.keys() == model.state_dict().keys()
+    assert torch.equal(torch.cat([saved[path] for path in PATHS]), joined)
+    torch.save(model["k"].state_dict(), tmp_path / "part.pt")
+    assert (tmp_path / "part.pt").stat().st_size < 4000
+
+
+def test_a_joined_tensor_is_found_again_and_ends_with_its_parts() -> None:
+    model = module()
+    address = join(model).data_ptr()
+    again = JoinedWeights(model)
+    assert again.join(PATHS, []).data_ptr() == address == model["q"].weight.data_ptr()
+    reference = StorageReference(again.join(PATHS, []).untyped_storage())
+    del again
+    gc.collect()
+    assert reference.storage() is not None
+    model["q"].weight.data = model["q"].weight.data.clone()
+    assert reference.storage() is not None
+    model["k"].weight.data = model["k"].weight.data.clone()
+    assert reference.storage() is None
 
 
 def test_there_is_one_copy_and_changes_in_place_are_followed() -> None:
