@@ -95,7 +95,10 @@ def find_device(name: str, *, local_rank: int = 0) -> torch.device:
     if device.index >= (count := gpu_count()):
         raise UnknownDevice(name=name, reason=_no_gpu(count))
     if not torch.cuda.is_available():
-        reason = "torch finds the GPU and cannot use it (torch.cuda.is_available() is False): check the driver"
+        reason = (
+            "torch finds the GPU and cannot use it (torch.cuda.is_available() is False): check the driver, or choose "
+            "the CPU (--device cpu)"
+        )
         raise UnknownDevice(name=name, reason=reason)
     return device
 
