@@ -161,15 +161,19 @@ def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
 def decomposed(ops: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
     """In this context Inductor compiles these functions in the place of calls of ``ops``."""
     # Imported late: it takes long.
-    table = importlib.import_module("torch._inductor.decomposition").decompositions
+    module = importlib.import_module("torch._inductor.decomposition")
+    table = module.decompositions
     before = {op: table[op] for op in ops if op in table}
     table.update(ops)
+    # Inductor compiles with a copy of the table, which it keeps from the first compilation of a process.
+    module.fast_random_decomps.cache_clear()
     try:
         yield
     finally:
         for op in ops:
             del table[op]
         table.update(before)
+        module.fast_random_decomps.cache_clear()
 
 
 def import_inductor() -> None:

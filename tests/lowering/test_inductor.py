@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -21,10 +22,11 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
 from speccompile.lowering.backends import Inductor
 from speccompile.lowering.inductor import CompiledBodies
+from speccompile.ops import lora
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.storage import CacheFolder
-from speccompile.utils.torch_private import compiled_function, inductor_config
+from speccompile.utils.torch_private import compiled_function, decomposed, inductor_config
 from support.tiny import tiny_llama
 
 CPU = torch.device("cpu")
@@ -341,3 +343,13 @@ def test_bodies_around_the_layers_compute_the_same(built: Built) -> None:
                 for shape in [[size_of(dim, {"B": rows, "T": width}) for dim in dims]]
             ]
             torch.testing.assert_close(function(*inputs), body.module(*inputs))
+
+
+def test_an_op_is_decomposed_only_inside_of_the_context() -> None:
+    """Inductor keeps a copy of its table from the first compilation: a build for a CPU and one for CUDA differ."""
+    table = importlib.import_module("torch._inductor.decomposition").select_decomp_table
+    op = torch.ops.speccompile.lora.default
+    assert op not in table()
+    with decomposed({op: lora.reference}):
+        assert table()[op] is lora.reference
+    assert op not in table()
