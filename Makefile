@@ -59,7 +59,7 @@ gpu-check: $(GPU_READY)
 $(PAIR)/.stamp: pyproject.toml
 	test -x $(PAIR)/bin/pip || $(PYTHON) -m venv $(PAIR)
 	$(PAIR)/bin/pip install --no-cache-dir 'torch==$(TORCH).*' 'transformers==$(TRANSFORMERS).*' triton -e . \
-		hypothesis pytest pytest-xdist
+		accelerate hypothesis pytest pytest-xdist
 	touch $@
 
 # The environment stays: making it again costs a download of torch. Remove .venv by hand for that.
