@@ -53,7 +53,7 @@ def main(
     unknown = set(wanted) - {job.name for job in jobs}
     if unknown:
         names = ", ".join(job.name for job in jobs)
-        raise typer.BadParameter(f"there is no job {sorted(unknown)}; the jobs are {names}", param_hint="--only")
+        raise typer.BadParameter(f"unknown jobs {sorted(unknown)}; choose from: {names}", param_hint="--only")
     chosen = [job for job in jobs if not wanted or job.name in wanted]
     if not run_jobs(chosen, output, time.time() + seconds, typer.echo):
         raise typer.Exit(1)

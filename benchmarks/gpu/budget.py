@@ -25,7 +25,7 @@ class OutOfTime(BaseException):
 
 
 class NotMeasured(Exception):
-    """What a part needs is not there, which another part reports."""
+    """A part lacks the result of another part, which reports the reason."""
 
 
 @dataclass(frozen=True)

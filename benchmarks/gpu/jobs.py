@@ -125,7 +125,7 @@ class _Running:
             self._signal(signal.SIGINT)
 
     def outcome(self) -> dict[str, Any]:
-        """How it ended, and after how many seconds."""
+        """The way in which it ended, and its seconds."""
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(_GRACE_SECONDS)
         outcome = "ended" if self._process.poll() == 0 else f"failed with exit code {self._process.poll()}"

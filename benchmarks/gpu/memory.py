@@ -29,7 +29,7 @@ def measure_memory(
     tier's."""
     device = model.device
     if device.type != "cuda":
-        figures["not measured"] = "there is no device memory"
+        figures["not measured"] = "a CPU has no device memory"
         return
     taken = []
     two = (draft_lens[0], draft_lens[-1])

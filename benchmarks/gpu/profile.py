@@ -22,7 +22,7 @@ def profile_steps(spec: Speculator, figures: Figures, *, draft_lens: tuple[int, 
     device = spec.arena.device
     figures["cases"] = cases = []
     if device.type != "cuda":
-        figures["not measured"] = "there are no kernels of a GPU"
+        figures["not measured"] = "a CPU runs no kernels of a GPU"
         return
     fill(spec)
     for draft_len in draft_lens:

@@ -68,7 +68,7 @@ class WrappedModel:
     def spec(self) -> Speculator:
         """Raises NotMeasured: the part that builds it did not run to its end."""
         if self._spec is None:
-            raise NotMeasured("there is no speculator: see the part that wraps")
+            raise NotMeasured("the wrap failed or did not run: see the part that wraps")
         return self._spec
 
     def wrap(self, figures: Figures) -> None:

@@ -1,1 +1,1 @@
-"""What a GPU would run, found on a machine without one; see README.md in the folder above."""
+"""Kernels and launches of a GPU, determined on a machine without one; see README.md in the folder above."""

@@ -66,7 +66,7 @@ class Launches:
 
     @property
     def total(self) -> int:
-        """Of a step."""
+        """Launches of a whole step."""
         return self.outside + round(self.layers * self.layer)
 
 
@@ -93,7 +93,7 @@ def wrapped(model: Model, **options: Any) -> Iterator[Speculator]:
 
 
 def calls_of(tier: Tier) -> tuple[KernelCall, ...]:
-    """What ``spec.kernels()`` would list on an H100. For use in :func:`wrapped`."""
+    """The list that ``spec.kernels()`` would return on an H100. For use in :func:`wrapped`."""
     code = cuda_code(tier.graph)
     with hopper():
         return kernels_called(tier.graph, "cuda", code)

@@ -176,7 +176,7 @@ def move_path(dtype: torch.dtype, depth: int) -> Launch:
 
 
 def step_inputs(drafted: int, rows: int = 4, *, stored: bool = True) -> Launch:
-    """What the target of a step reads at K: ``stored`` drafts of the state, or those of a drafter in the step."""
+    """Inputs of a step's target at K: ``stored`` drafts of the state, or those of a drafter in the step."""
     drafts = (None, None)
     if drafted:
         of = SLOTS if stored else rows

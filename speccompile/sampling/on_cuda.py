@@ -152,7 +152,7 @@ def _truncate_drafts(lens, slots, drafts, states, tables):  # type: ignore[no-un
     truncate_drafts(lens, slots, drafts, states, tables)
 
 
-# Trees of drafters that propose at the end of a step are not made on CUDA, so there is no kernel that truncates them.
+# CUDA has no trees of drafters that propose at the end of a step, so no kernel truncates them.
 register_on_cuda(_library, "advance_guide_", _advance_guide)
 register_on_cuda(_library, "truncate_drafts_", _truncate_drafts)
 

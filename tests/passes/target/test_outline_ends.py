@@ -69,7 +69,7 @@ def test_other_families_compute_the_same(name: str) -> None:
 
 
 def test_no_view_and_no_size_is_a_result(llama: StepGraph) -> None:
-    """A compiled body cannot return its inputs' memory, and sizes are no tensors."""
+    """A compiled body cannot return the memory of its inputs, and returns only tensors."""
 
     def edit(graph: StepGraph) -> StepGraph:
         graph = graph.copy()
