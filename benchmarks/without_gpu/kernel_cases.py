@@ -36,6 +36,7 @@ LLAMA_8B = Heads("Llama-3.1-8B", 32, 8, 128, 128)
 QWEN3_30B = Heads("Qwen3-30B-A3B", 32, 4, 128, 128)
 GPT_OSS = Heads("gpt-oss-20b", 64, 8, 64, 64, window=128, sinks=True)
 GEMMA_2 = Heads("Gemma 2 9B", 16, 8, 256, 256, window=4096, softcap=50.0)
+BLOOM = Heads("BLOOM-7B", 32, 32, 128, 128, alibi=True)
 DEEPSEEK = Heads("DeepSeek-V3", 128, 128, 192, 128)
 MLA = Heads("MLA, absorbed", 128, 1, 576, 512)
 MLA_LITE = Heads("MLA, absorbed, 16 heads", 16, 1, 576, 512)
@@ -48,6 +49,7 @@ ALL_HEADS = (
     QWEN3_30B,
     GPT_OSS,
     GEMMA_2,
+    BLOOM,
     DEEPSEEK,
     MLA,
     MLA_LITE,
@@ -102,6 +104,7 @@ def _attention() -> Iterator[Case]:
         yield case(heads, 1, 8, F16, in_suite=heads is LLAMA_8B)
         yield case(heads, 1, 8, fixed=True, in_suite=False)
         yield case(heads, 1, 16, F32, tree=True, in_suite=False)
+    yield case(BLOOM, 1, 16, tree=True, in_suite=True)
     yield case(LLAMA_8B, 1, 1, capacity=128, in_suite=True)
     for heads, dtype in ((LLAMA_8B, BF16), (LLAMA_8B, F32), (GEMMA_2, BF16), (EVERYTHING, BF16)):
         # One split, and so no second launch.

@@ -56,6 +56,7 @@ class Heads:
     chunk: int | None = None
     softcap: float | None = None
     sinks: bool = False
+    alibi: bool = False
 
 
 def attention(
@@ -82,6 +83,7 @@ def attention(
         softcap=of.softcap,
         sinks=meta(of.heads, dtype=dtype) if of.sinks else None,
         parents=meta(rows, width) if parents else None,
+        alibi=of.alibi,
     )
     return attention_launches(
         call,

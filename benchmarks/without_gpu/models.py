@@ -49,4 +49,5 @@ MODELS = (
     Model("Command R7B", "cohere2", (24, 8), {"layer_types": ["sliding_attention", "full_attention"]}),
     Model("Qwen3-Next-80B-A3B", "qwen3_next", (36, 12), {"layer_types": ["linear_attention", "full_attention"]}),
     Model("Bamba-9B", "bamba", (29, 3), {"attn_layer_indices": [1]}),
+    Model("BLOOM-7B1", "bloom", (15, 15)),
 )

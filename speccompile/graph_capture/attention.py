@@ -2,12 +2,12 @@
 
 ``attention``: transformers is given an attention implementation and a mask function of ours, so that every layer calls
 the semantic op ``speccompile::attention``. Without the mask function transformers would pass no mask at all to an
-implementation it does not know, and some families would silently lose causality.
+implementation it does not know, and some families would silently lose causality. Modules of ``alibi.py`` call the op
+without that interface.
 
 ``eager``: the model's own attention (its ``eager`` or ``sdpa`` one, as the user set it) runs as it is, over its rows'
-keys and with a 4-D mask made from the positions. It serves models whose attention is not an interface, or adds
-something that the op does not have (ALiBi), and those that expand what they have cached where the device has no
-``latent_attention``.
+keys and with a 4-D mask made from the positions. It serves models whose attention is not an interface. Without the
+device's trait ``replaces_attention`` also those with ALiBi, and those that expand what they have cached.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def current_run() -> Running | None:
     return _running.stack[-1] if _running.stack else None
 
 
-def _attention(
+def captured_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
     key: torch.Tensor,
@@ -77,6 +77,7 @@ def _attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    alibi: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     run = _running.stack[-1]
@@ -90,7 +91,7 @@ def _attention(
         if isinstance(option, torch.Tensor) and name != "position_ids":
             raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not take")
     latent = not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned)
-    if latent and not (traits_of(key.device).latent_attention and expands_latents(module)):
+    if latent and not (traits_of(key.device).replaces_attention and expands_latents(module)):
         raise UnsupportedByRoute("attends to other keys and values than it put into the cache")
     run.attended += 1
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
@@ -118,6 +119,7 @@ def _attention(
         attention_mask.chunk,
         softcap,
         s_aux,
+        *((None, True) if alibi else ()),
     )
     return out if of_values is None else (out.transpose(1, 2) @ of_values).transpose(1, 2), None
 
@@ -158,7 +160,7 @@ def _mask_from_state(
     return torch.where(seen, torch.zeros_like(hidden), hidden).expand(positions.shape[0], 1, positions.shape[1], -1)
 
 
-AttentionInterface.register(IMPLEMENTATION["attention"], _attention)
+AttentionInterface.register(IMPLEMENTATION["attention"], captured_attention)
 AttentionMaskInterface.register(IMPLEMENTATION["attention"], _recorded_mask)
 
 

@@ -16,6 +16,7 @@ from speccompile.graph.layer_state import recurrent_names
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout, primes_clear_of
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.alibi import alibi_captured
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.anchors import ModulePaths, find_anchors, layer_of
 from speccompile.graph_capture.attention import Running, captured_by, running
@@ -167,6 +168,7 @@ def _export(
     with (
         altering(model),
         captured_by(model, observed.route),
+        alibi_captured(model, observed.route),
         recurrences_captured(model),
         lightning_captured(model),
         experts_captured(model),

@@ -25,6 +25,10 @@ class Mask:
     window: int | None = None
     chunk: int | None = None
 
+    def to(self, dtype: torch.dtype) -> Mask:
+        """The mask itself. MPT's forward converts the mask that it requests."""
+        return self
+
     @property
     def reach(self) -> int:
         """How long a text has to be for the mask to hide a key that a causal mask shows; 0 for never."""

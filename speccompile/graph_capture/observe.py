@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import UnsupportedModel, error_line
 from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph.step_graph import Route
+from speccompile.graph_capture.alibi import alibi_captured
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
@@ -165,6 +166,7 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
     with (
         altering(model),
         captured_by(model, route),
+        alibi_captured(model, route),
         recurrences_captured(model),
         lightning_captured(model),
         running(run),
@@ -201,7 +203,7 @@ def _counts(
 def extra_inputs(
     model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt | None
 ) -> dict[str, torch.Tensor]:
-    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for ALiBi a full mask ``[B, S]``.
+    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for its own attention a mask ``[B, S]``.
 
     ``cache_len`` None is for models with recurrent layers, which would take the mask for padding of what they read.
     """

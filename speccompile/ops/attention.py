@@ -27,10 +27,12 @@ SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slots, Tensor positions, float scale, int? window=None, "
     "int? chunk=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None) -> Tensor"
 )
+# The C++ kernel does not have ALiBi.
+SCHEMA_WITH_ALIBI = SCHEMA.replace(") ->", ", bool alibi=False) ->")
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("attention" + SCHEMA)
-_library.define("attention_fixed_order" + SCHEMA)
+_library.define("attention" + SCHEMA_WITH_ALIBI)
+_library.define("attention_fixed_order" + SCHEMA_WITH_ALIBI)
 
 
 def reference(
@@ -45,6 +47,7 @@ def reference(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     parents: torch.Tensor | None = None,
+    alibi: bool = False,
 ) -> torch.Tensor:
     """The definition, in float64 and without any shortcut; the tests hold every kernel against it.
 
@@ -64,6 +67,8 @@ def reference(
             stands at place ``positions[b, 0] + i`` of the cache; its position, ``positions[b, i]``, is the root's plus
             its depth. A node sees the places before the root's, where place and position are one, its ancestors and
             itself; window and chunk go by positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
+        alibi: add to each score the key's position minus the query's, times the slope of the head
+            (:func:`alibi_slopes`).
 
     Returns:
         ``[B, T, H, Dv]`` in the dtype of ``q``.
@@ -80,11 +85,24 @@ def reference(
         visible = _visible(places, positions, window, chunk)
     else:
         visible = _visible_in_tree(places, positions, parents, window, chunk)
+    if alibi:
+        distance = _key_positions(places, positions)[:, None] - positions[:, :, None]
+        scores = scores + alibi_slopes(q.shape[2], q.device).double()[:, None, None] * distance[:, None]
     scores = scores.masked_fill(~visible[:, None], float("-inf"))
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
     weights = scores.softmax(-1)[..., : keys.shape[1]]
     return torch.einsum("bhts,bshd->bthd", weights, values).to(q.dtype)
+
+
+def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
+    """float32 ``[H]``: ``2 ** (-8 * i / p)`` for i = 1 ... p, the greatest power of 2 in H; for more heads also ``2 **
+    (-4 * i / p)`` for odd i. Source: Press et al., arXiv 2108.12409, section 3, and their code for other numbers of
+    heads.
+    """
+    power = 1 << (heads.bit_length() - 1)
+    halves = [*range(2, 2 * power + 1, 2), *range(1, 2 * (heads - power), 2)]
+    return torch.tensor([2.0 ** (-4 * half / power) for half in halves], device=device)
 
 
 def refuse_sizes(window: int | None, chunk: int | None) -> None:
@@ -105,16 +123,25 @@ def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, ch
     return visible
 
 
+def _key_positions(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """Positions of ``keys`` (their places, ``[L]``): ``[B, L]``. Those of the step's own tokens are ``positions``, also
+    if these are the nodes of a tree."""
+    found = keys.repeat(len(positions), 1)
+    for row, own in enumerate(positions):
+        root = int(own[0])
+        found[row, root : root + len(own)] = own[: len(keys) - root]
+    return found
+
+
 def _visible_in_tree(
     keys: torch.Tensor, positions: torch.Tensor, parents: torch.Tensor, window: int | None, chunk: int | None
 ) -> torch.Tensor:
     """The same where the queries are the nodes of trees, row by row and node by node: ``[B, T, L]``."""
     rows, width = parents.shape
     visible = torch.zeros(rows, width, len(keys), dtype=torch.bool, device=keys.device)
+    of_keys = _key_positions(keys, positions)
     for row in range(rows):
         root = int(positions[row, 0])
-        position = keys.clone()
-        position[root : root + width] = positions[row, : len(keys) - root]
         seen = torch.zeros_like(visible[row])
         seen[:, :root] = True
         for node in range(width):
@@ -122,7 +149,7 @@ def _visible_in_tree(
             while ancestor >= 0:
                 seen[node, root + ancestor] = True
                 ancestor = int(parents[row, ancestor])
-        visible[row] = seen & _visible(position, positions[row], window, chunk)
+        visible[row] = seen & _visible(of_keys[row], positions[row], window, chunk)
     return visible
 
 
@@ -137,6 +164,7 @@ def _row_by_row(
     chunk: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    alibi: bool,
     fixed_order: bool,
 ) -> torch.Tensor:
     # One call a row: the cost follows that row's own length, and neither its neighbours nor the unused
@@ -144,9 +172,10 @@ def _row_by_row(
     # for plain products, a block at a time).
     # Flash attention wants a head's features side by side; without that SDPA falls back to plain products.
     q = q if q.stride(-1) == 1 else q.contiguous()
-    # SDPA knows neither option, and where keys and values differ in size its CPU kernel is one of plain products too,
+    # SDPA has none of these options. If keys and values differ in size, its CPU kernel is one of plain products too,
     # with an order that depends on the width and the KV heads copied for every query head.
-    products = softcap is not None or sinks is not None or k_cache.shape[3] != v_cache.shape[3]
+    options = softcap is not None or sinks is not None or alibi
+    products = options or k_cache.shape[3] != v_cache.shape[3]
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
     for row, (slot, places) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         lowest, stop = min(places), max(places) + 1
@@ -161,7 +190,11 @@ def _row_by_row(
         keys, values = k_cache[slot, start:stop], v_cache[slot, start:stop]
         if products:
             tile = TILE if fixed_order else 1
-            out[row] = _products(q[row], keys, values, visible, scale, softcap, sinks, tile)
+            bias = None
+            if alibi:
+                distance = torch.arange(start, stop, device=q.device) - positions[row][:, None]
+                bias = alibi_slopes(q.shape[2], q.device)[:, None, None] * distance
+            out[row] = _products(q[row], keys, values, visible, scale, softcap, sinks, bias, tile)
             continue
         out[row] = F.scaled_dot_product_attention(
             q[row : row + 1].transpose(1, 2),
@@ -186,6 +219,7 @@ def _node_by_node(
     chunk: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    alibi: bool,
 ) -> torch.Tensor:
     """Each node of trees over a copy of the keys of its own path, in the order of their positions."""
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
@@ -199,7 +233,7 @@ def _node_by_node(
             own = slice(row, row + 1), slice(node, node + 1)
             keys, values = k_cache[slot, places][None], v_cache[slot, places][None]
             alone, at = slots.new_zeros(1), torch.tensor([[position]], device=q.device)
-            out[own] = _row_by_row(q[own], keys, values, alone, at, scale, window, chunk, softcap, sinks, False)
+            out[own] = _row_by_row(q[own], keys, values, alone, at, scale, window, chunk, softcap, sinks, alibi, False)
     return out
 
 
@@ -211,12 +245,14 @@ def _products(
     scale: float,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    bias: torch.Tensor | None,
     tile: int,
 ) -> torch.Tensor:
     """One row's queries ``[T, H, D]`` over keys ``[L, G, D]`` and values ``[L, G, Dv]``: ``[T, H, Dv]``.
 
     The queries of all heads of a group are multiplied with its keys at once, in float32 and a block of keys at a
-    time, under a running softmax; ``visible`` is ``[T, L]``, or None where every query sees every key.
+    time, under a running softmax; ``visible`` is ``[T, L]``, or None where every query sees every key; ``bias`` is
+    ``[H, T, L]`` or None.
     """
     wide = torch.promote_types(q.dtype, torch.float32)
     width, groups = len(q), keys.shape[1]
@@ -236,6 +272,8 @@ def _products(
         scores = torch.bmm(queries, keys[block].permute(1, 2, 0).to(wide))
         if softcap is not None:
             scores = scores.tanh_().mul_(softcap)
+        if bias is not None:
+            scores[:, :count] += bias[..., block].reshape(groups, count, -1)
         if visible is not None:
             scores[:, :count].unflatten(1, (-1, width)).masked_fill_(~visible[:, block], float("-inf"))
         higher = torch.maximum(top, scores.amax(-1, keepdim=True))
@@ -247,22 +285,45 @@ def _products(
 
 
 def _attention(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
+    q,
+    k_cache,
+    v_cache,
+    slots,
+    positions,
+    scale,
+    window=None,
+    chunk=None,
+    softcap=None,
+    sinks=None,
+    parents=None,
+    alibi=False,
 ):
     refuse_sizes(window, chunk)
-    options = scale, window, chunk, softcap, sinks
+    options = scale, window, chunk, softcap, sinks, alibi
     if parents is not None:
         return _node_by_node(q, k_cache, v_cache, slots, positions, parents, *options)
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=False)
 
 
 def _attention_fixed_order(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, slots, positions, scale, window=None, chunk=None, softcap=None, sinks=None, parents=None
+    q,
+    k_cache,
+    v_cache,
+    slots,
+    positions,
+    scale,
+    window=None,
+    chunk=None,
+    softcap=None,
+    sinks=None,
+    parents=None,
+    alibi=False,
 ):
     refuse_sizes(window, chunk)
     if parents is not None:
         raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents")
-    return _row_by_row(q, k_cache, v_cache, slots, positions, scale, window, chunk, softcap, sinks, fixed_order=True)
+    options = scale, window, chunk, softcap, sinks, alibi
+    return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=True)
 
 
 def _on_cuda(*arguments, fixed_order, **options):  # type: ignore[no-untyped-def]

@@ -24,8 +24,8 @@ class DeviceTraits:
         triton_ops: the Triton kernels of ``ops/triton`` run there.
         prefill_budget: prompt tokens between two decode steps, where the caller gives no number. None reads prompts
             along with decode steps, or in chunks whose measured time is short beside a step's.
-        latent_attention: the attention op reads the latents that a model caches, rather than the model's own attention
-            all of a slot's places.
+        replaces_attention: the attention op replaces a model's own attention that would read all positions of a slot
+            (MLA, ALiBi).
         flat_chunk: up to so many tokens a prompt chunk is expected to take as long as one of a single token.
     """
 
@@ -36,7 +36,7 @@ class DeviceTraits:
     triton_ops: bool = False
     prefill_budget: int | None = None
     flat_chunk: int = 1
-    latent_attention: bool = False
+    replaces_attention: bool = False
 
 
 TRAITS: dict[str, DeviceTraits] = {
@@ -48,7 +48,7 @@ TRAITS: dict[str, DeviceTraits] = {
         triton_ops=True,
         prefill_budget=512,
         flat_chunk=128,
-        latent_attention=True,
+        replaces_attention=True,
     ),
 }
 _OTHER = DeviceTraits()

@@ -26,7 +26,7 @@ PROMPTS = [random.Random(seed).sample(range(5, 100), 9) * 2 for seed in range(3)
 def trait(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # Stored captures are those of the device's usual traits.
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
-    monkeypatch.setitem(TRAITS, "cpu", replace(TRAITS["cpu"], latent_attention=True))
+    monkeypatch.setitem(TRAITS, "cpu", replace(TRAITS["cpu"], replaces_attention=True))
 
 
 def test_without_the_trait_a_model_keeps_its_own_attention() -> None:

@@ -86,7 +86,7 @@ def test_families_with_the_attention_interface(name: str, masks: tuple[Mask | Fo
             for name, kind in (("gptj", "GPTJAttention"), ("codegen", "CodeGenAttention"))
             if not FROM_5_24
         ),
-        ("mpt", rf"transformer \(MptModel\) does not attend through {INTERFACE}$"),
+        ("mpt", rf"transformer\.blocks\.0\.attn \(MptAttention\) does not attend through {INTERFACE}$"),
         ("cpmant", rf"^attends in 0 of 2 layers by {INTERFACE}"),
         (
             "deepseek_v3",

@@ -15,7 +15,7 @@ from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.gpt_oss import modeling_gpt_oss
 
 import speccompile.ops.native  # noqa: F401  defines an op
-from speccompile.ops.attention import BLOCK, reference
+from speccompile.ops.attention import BLOCK, alibi_slopes, reference
 from speccompile.ops.cpu.library import load_cpu_ops
 
 assert load_cpu_ops() is None
@@ -117,6 +117,7 @@ def by_hand(case: Case) -> torch.Tensor:
     rows, width, heads, _ = case.q.shape
     out = torch.empty(rows, width, heads, case.v_cache.shape[3], dtype=torch.float64)
     softcap, sinks = case.options.get("softcap"), case.options.get("sinks")
+    slopes = alibi_slopes(heads, case.q.device).double() if "alibi" in case.options else torch.zeros(heads)
     for row in range(rows):
         for place in range(width):
             own = int(case.positions[row, place])
@@ -128,7 +129,7 @@ def by_hand(case: Case) -> torch.Tensor:
                 weights = keys @ case.q[row, place, head].double() * case.scale
                 if softcap is not None:
                     weights = softcap * (weights / softcap).tanh()
-                weights = weights.exp()
+                weights = (weights + slopes[head] * (torch.tensor(seen) - own)).exp()
                 total = weights.sum() + (0 if sinks is None else sinks[head].double().exp())
                 out[row, place, head] = weights / total @ values
     return out
@@ -139,6 +140,15 @@ def test_the_reference_is_attention_over_a_rows_own_past(options: dict[str, Any]
     for sizes in ({}, {"groups": 1, "per_group": 3, "value_dim": 5}, {"rows": 3, "width": 1}):
         case = make(seed=len(sizes), **sizes, **options)
         torch.testing.assert_close(case.through(reference).double(), by_hand(case), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("op", [OPS["attention"], OPS["attention_fixed_order"]], ids=str)
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@optional
+def test_alibi_adds_a_bias_by_distance(op: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    case = make(capacity=BLOCK + 9, starts=[3, BLOCK + 2], alibi=True, dtype=dtype, **options)
+    torch.testing.assert_close(case.through(reference).double(), by_hand(case), rtol=4e-3, atol=4e-3)
+    torch.testing.assert_close(case.through(op), case.through(reference), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
 def by_transformers(case: Case) -> torch.Tensor:
@@ -361,7 +371,8 @@ def test_a_query_sees_itself_at_least(op: Any, option: str) -> None:
 
 def test_the_schema_names_every_option() -> None:
     required = ["q", "k_cache", "v_cache", "slots", "positions", "scale"]
-    for op in OPS.values():
+    for name, op in OPS.items():
         names = [argument.name for argument in op.default._schema.arguments]
-        assert names == [*required, "window", "chunk", "softcap", "sinks", "parents"]
+        alibi = [] if name == "native_attention" else ["alibi"]
+        assert names == [*required, "window", "chunk", "softcap", "sinks", "parents", *alibi]
         assert not op.default._schema.is_mutable

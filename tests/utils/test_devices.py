@@ -22,7 +22,7 @@ API = {"utils/streams.py", "utils/machine.py", "utils/device_memory.py", "loweri
 
 def test_traits_are_those_of_the_kind_of_device() -> None:
     assert traits_of(torch.device("cpu")).host_memory and not traits_of(torch.device("cpu")).asynchronous
-    assert traits_of(torch.device("cuda", 1)) is TRAITS["cuda"] and TRAITS["cuda"].latent_attention
+    assert traits_of(torch.device("cuda", 1)) is TRAITS["cuda"] and TRAITS["cuda"].replaces_attention
     other = traits_of(torch.device("meta"))
     assert not (other.host_memory or other.asynchronous or other.cpp_ops or other.triton_ops)
 

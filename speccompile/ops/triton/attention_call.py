@@ -26,6 +26,7 @@ class AttentionCall:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     parents: torch.Tensor | None = None
+    alibi: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:

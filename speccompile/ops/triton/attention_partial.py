@@ -41,6 +41,7 @@ def _attend(  # type: ignore[no-untyped-def]
     v_place,
     scale,
     cap,
+    slopes,
     tile_first,
     tile_stop,
     first,
@@ -70,6 +71,13 @@ def _attend(  # type: ignore[no-untyped-def]
     scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if cap is not None:
         scores = _tanh(scores) * cap
+    if slopes is not None:
+        position = key
+        if parents is not None:
+            node = key - root
+            of_node = tl.load(positions + node, mask=(node >= 0) & (node < width), other=0).to(tl.int32)
+            position = tl.where(node >= 0, of_node, key)
+        scores += slopes[:, None] * (position[None, :] - own[:, None]).to(tl.float32)
 
     visible = (key[None, :] >= first[:, None]) & (key[None, :] <= own[:, None])
     if parents is not None:
@@ -129,12 +137,13 @@ def partial_attention(  # type: ignore[no-untyped-def]
     KEYS: tl.constexpr,
     BLOCKS: tl.constexpr,
     TWO_LOOPS: tl.constexpr,
+    ALIBI: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
     """Program (tile, group + GROUPS * split, row): its queries over blocks ``split * BLOCKS ...`` of the row's slot.
 
-    Scores are in units of log 2: ``scale`` includes that factor, or ``cap`` where there is a soft cap. Without a
-    ``workspace`` there is one split, and results go to ``out``.
+    Scores are in units of log 2: ``scale`` includes that factor, or ``cap`` if there is a soft cap. Without a
+    ``workspace`` there is one split, and results go to ``out``. ``ALIBI`` is the p of ``alibi_slopes``, or None.
     """
     group = tl.program_id(1) % GROUPS
     split = tl.program_id(1) // GROUPS
@@ -170,6 +179,10 @@ def partial_attention(  # type: ignore[no-untyped-def]
     v_cache += slot * v_slot + group * v_group
     if WIDEN:
         queries = queries.to(tl.float32)
+    slopes = None
+    if ALIBI is not None:
+        half = tl.where(head < ALIBI, 2 * head + 2, 2 * (head - ALIBI) + 1).to(tl.float32)
+        slopes = tl.exp2(half * (-4.0 / ALIBI)) * 1.4426950408889634  # log2(e)
 
     top = tl.full((QUERIES,), NOTHING, tl.float32)
     total = tl.zeros((QUERIES,), tl.float32)
@@ -183,14 +196,14 @@ def partial_attention(  # type: ignore[no-untyped-def]
             nodes = tl.minimum(tl.maximum(root // KEYS, begin), end)
     for block in range(begin, nodes):
         top, total, part = _attend(
-            block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+            block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap, slopes,
             tile_first, tile_stop, first, own, place, root, width, positions, None,
             DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
         )  # fmt: skip
     if parents is not None:
         for block in range(nodes, end):
             top, total, part = _attend(
-                block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap,
+                block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap, slopes,
                 tile_first, tile_stop, first, own, place, root, width, positions, parents + row * width,
                 DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
             )  # fmt: skip
@@ -250,6 +263,7 @@ def partial_launch(call: AttentionCall, out: torch.Tensor, workspace: torch.Tens
             "KEYS": plan.keys,
             "BLOCKS": plan.blocks,
             "TWO_LOOPS": two_loops,
+            "ALIBI": 1 << (heads.bit_length() - 1) if call.alibi else None,
             # The interpreter multiplies bfloat16 as the integers that it keeps it in.
             "WIDEN": triton.knobs.runtime.interpret and q.dtype is torch.bfloat16,
         },

@@ -85,7 +85,7 @@ def tree_body(body: Body) -> Body:
         added.meta = {"val": positions.meta["val"]}
     for node in calls:
         given = (*node.args, *[None] * (BEFORE_PARENTS - len(node.args)))
-        node.args = (*given, parents)
+        node.args = (*given[:BEFORE_PARENTS], parents, *given[BEFORE_PARENTS + 1 :])
     for node in inner.nodes:
         if node.target is torch.ops.aten.index_put_.default:
             tensor, indices, *rest = node.args

@@ -123,6 +123,7 @@ asked = st.fixed_dictionaries(
         "chunk": st.integers(1, 40),
         "softcap": st.sampled_from([0.5, 5.0, 50.0]),
         "sinks": st.just(True),
+        "alibi": st.just(True),
         "tree": st.just(True),
     },
 )
@@ -176,7 +177,9 @@ def test_the_launcher_with_plans_of_its_own(dtype: torch.dtype, fixed_order: boo
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"sinks": True}, {"window": 7, "softcap": 5.0}, {"tree": True, "sinks": True}], ids=str
+    "options",
+    [{}, {"sinks": True}, {"window": 7, "softcap": 5.0}, {"tree": True, "sinks": True, "alibi": True}],
+    ids=str,
 )
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_one_split_needs_no_workspace_and_one_launch(options: dict[str, Any], dtype: torch.dtype) -> None:
@@ -201,7 +204,7 @@ def test_a_chain_is_a_tree(options: dict[str, Any]) -> None:
 
 def test_a_path_of_a_tree_is_its_chain() -> None:
     """The definition itself: a node's result is that of a row that holds its path alone."""
-    case = make(rows=1, width=6, starts=[21], window=20)
+    case = make(rows=1, width=6, starts=[21], window=20, alibi=True)
     parents = torch.tensor([[-1, 0, 0, 1, 2, 4]])
     tree = replace(case, positions=21 + depths(parents), options=case.options | {"parents": parents})
     path = [0, 2, 4, 5]
