@@ -62,7 +62,7 @@ def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[
     source = Source(str(folder))
     if quantization.get("quant_method") == "compressed-tensors":
         check_config(quantization, source)
-    files, block = TensorFiles(folder, source), _block(quantization, source)
+    files, block = TensorFiles(folder, source), declared_block(quantization, source)
     weights = {name: _scale_of(name, files, source.of(name)) for name in files if files.dtype(name) in VALUES}
     if not weights:
         raise source.damaged(f"its quantization_config is of {quantization['quant_method']}, and no tensor is float8")
@@ -75,7 +75,7 @@ def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[
             raise source.of(name).unsupported("its module has a float8 weight, and no scale of that name is read")
     readers: dict[str, Callable[[], torch.Tensor]] = {name: partial(files.get, name) for name in others}
     for name, scale in weights.items():
-        readers[name] = partial(_dequantize, files, name, scale, block, source.of(name))
+        readers[name] = partial(_read, files, name, scale, block, source.of(name))
     return OnLookup(readers), frozenset(weights)
 
 
@@ -89,8 +89,22 @@ def _scale_of(name: str, files: TensorFiles, source: Source) -> str:
     return found[0]
 
 
-def _dequantize(files: TensorFiles, name: str, scale: str, block: Block | None, source: Source) -> torch.Tensor:
-    values, scales = files.get(name), files.get(scale, (*SCALES, torch.float8_e8m0fnu)).float()
+def _read(files: TensorFiles, name: str, scale: str, block: Block | None, source: Source) -> torch.Tensor:
+    return dequantize(files.get(name), files.get(scale, (*SCALES, torch.float8_e8m0fnu)), block, source)
+
+
+def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, source: Source) -> torch.Tensor:
+    """The weight ``[..., N, K]`` of float8 ``values``, float32.
+
+    Args:
+        scales: one number, ``[N]``, a shape that broadcasts to the weight, or one number for each block.
+        block: as :func:`declared_block` returns it.
+
+    Raises:
+        UnsupportedCheckpoint: ``scales`` have another shape.
+        DamagedCheckpoint: a scale is not finite.
+    """
+    scales = scales.float()
     if not bool(scales.isfinite().all()):
         raise source.damaged("a scale is not a finite number")
     return values.float() * _spread(scales, values.shape, block, source)
@@ -116,12 +130,16 @@ def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source
     raise source.unsupported(f"it is {list(shape)} with scales of {list(scales.shape)}, and {expected} are read")
 
 
-def _block(quantization: Mapping[str, Any], source: Source) -> Block | None:
-    """Rows and columns that share a scale where the config names them."""
-    named = [
-        quantization.get("weight_block_size"),
-        *(item.get("block_structure") for item in _group_weights(quantization)),
-    ]
+def declared_block(quantization: Mapping[str, Any], source: Source) -> Block | None:
+    """Rows and columns that share a scale; None where the declared scheme has none.
+
+    Raises:
+        UnsupportedCheckpoint: there are several sizes, or one is not a pair of ints.
+    """
+    # As transformers has it, blocks of ``fp8`` are of this size where the config does not say.
+    of_method = {"fp8": [128, 128]}.get(str(quantization.get("quant_method")))
+    of_groups = (weights.get("block_structure") for weights in _group_weights(quantization))
+    named = [quantization.get("weight_block_size", of_method), *of_groups]
     blocks = [block for block in named if block is not None]
     if not blocks:
         return None
