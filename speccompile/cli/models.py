@@ -62,7 +62,9 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
     if ranks > 1:
         reason = "integers of a quantised checkpoint are not shared out over processes; leave it out"
     elif not (is_gguf(name) or is_read(Path(name))):
-        reason = f"{name} is not a quantised checkpoint on this machine; leave it out, or give a GGUF file or a folder"
+        reason = (
+            f"{name} is not a checkpoint of integers on this machine; leave it out, or give a GGUF file or a folder"
+        )
     if reason:
         raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
     model, weights = pretrained.load_quantized(name)

@@ -54,7 +54,8 @@ def load(
     Raises:
         PretrainedError: the model does not exist, cannot be loaded, or needs a package that is not installed.
         UnsupportedCheckpoint: its weights are quantised in a way that is not read.
-        DamagedCheckpoint: it is quantised, and is cut off or incomplete.
+        DamagedCheckpoint: a file is missing, cut off, or not what its format says.
+        InvalidOption: the quantised checkpoint would be shared out over ``ranks``.
         DeviceMemoryFull: the device has not enough free memory for the weights.
     """
     check_tokenizer(name_or_path)
@@ -134,7 +135,10 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
 def _dequantised(name_or_path: str, quantization: Mapping[str, Any], dtype: torch.dtype | str) -> PreTrainedModel:
     with _loading_errors(name_or_path):
         folder = whole_folder(name_or_path)
-    wanted = None if dtype == "auto" else getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    wanted = None if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not (dtype == "auto" or isinstance(wanted, torch.dtype)):
+        reason = "it must be a floating-point dtype of torch, its name, or 'auto'"
+        raise InvalidOption(where="load", name="dtype", value=dtype, reason=reason)
     with _without_bars():
         if is_float8(quantization):
             model = load_float8(folder, wanted)

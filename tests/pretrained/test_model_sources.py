@@ -141,7 +141,7 @@ def test_the_perplexity_of_stored_integers_is_about_that_of_their_values(
 def test_a_checkpoint_that_is_not_quantised_has_no_stored_integers() -> None:
     result = CliRunner().invoke(app, ["generate", "tiny", "--prompt", "abc", "--weights", "stored"])
     assert result.exit_code == 2
-    assert "tiny is not a quantised checkpoint on this machine" in result.stderr
+    assert "tiny is not a checkpoint of integers on this machine" in result.stderr
 
 
 def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:

@@ -132,9 +132,7 @@ def check_tensors(
         if key in tensors and tuple(tensors[key].shape) != shape:
             problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
         elif key in tensors and key not in integers and tensors[key].dtype not in DENSE:
-            problems.append(
-                f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers"
-            )
+            problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
     if problems:
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
 
