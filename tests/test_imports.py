@@ -28,7 +28,7 @@ ALLOWED = {
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
     "pretrained": "quantized",
-    "modes": "graph ops sampling graph_capture passes hidden_states pretrained",
+    "modes": "quantized graph ops sampling graph_capture passes hidden_states pretrained",
     "heads": "modes passes",
     "backends": "lowering",
     "lowering": "graph ops sampling graph_capture",

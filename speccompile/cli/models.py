@@ -20,6 +20,7 @@ from speccompile import pretrained
 from speccompile.errors import EmptyPrompt, InvalidOption
 from speccompile.quantized import QuantizedWeights
 from speccompile.quantized.reading import is_read
+from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.model_names import TINY, is_gguf
 
 # Every max_len has compiled code of its own, so nearby needs share one.
@@ -61,7 +62,9 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
     if ranks > 1:
         reason = "integers of a quantised checkpoint are not shared out over processes; leave it out"
     elif not (is_gguf(name) or is_read(Path(name))):
-        reason = f"{name} is not a quantised checkpoint on this machine; leave it out, or give a GGUF file or a folder"
+        reason = (
+            f"{name} is not a checkpoint of integers on this machine; leave it out, or give a GGUF file or a folder"
+        )
     if reason:
         raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
     model, weights = pretrained.load_quantized(name)
@@ -89,10 +92,12 @@ def _check_in_parts(name: str, ranks: int) -> None:
 
 
 def _note_dequantised(name: str, model: PreTrainedModel) -> None:
-    if is_gguf(name) or is_read(Path(name)):
+    format = dequantised_from(model)
+    if format:
         kind = str(model.dtype).removeprefix("torch.")
-        advice = "generate, serve and inspect run its integers with --weights stored"
-        typer.echo(f"note: the weights of {name} are dequantised to {kind}; {advice}", err=True)
+        stored = is_gguf(name) or is_read(Path(name))
+        advice = "; generate, serve and inspect run its integers with --weights stored" if stored else f" from {format}"
+        typer.echo(f"note: the weights of {name} are dequantised to {kind}{advice}", err=True)
 
 
 def tiny_model(device: torch.device | None = None) -> PreTrainedModel:

@@ -91,7 +91,7 @@ from speccompile.errors.training import (
     TrainingDiverged,
     TrainingNotSaved,
 )
-from speccompile.errors.warnings import Degraded, OutputTruncated
+from speccompile.errors.warnings import Degraded, IgnoredSetting, OutputTruncated
 
 __all__ = [
     "AdapterRemoved",
@@ -123,6 +123,7 @@ __all__ = [
     "ForeignPackage",
     "ForkedSpeculator",
     "HeadKeys",
+    "IgnoredSetting",
     "InsideStep",
     "InvalidAdapter",
     "InvalidCalibration",

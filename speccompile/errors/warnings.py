@@ -9,3 +9,7 @@ class Degraded(UserWarning):
 
 class OutputTruncated(UserWarning):
     """A row ended at ``max_len`` before it had ``max_new_tokens`` tokens."""
+
+
+class IgnoredSetting(UserWarning):
+    """A setting of a model or a checkpoint has no effect here. Says which, and how to apply it."""

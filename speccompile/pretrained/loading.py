@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
@@ -12,17 +12,26 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
-from speccompile.errors import PretrainedError, error_line
+from speccompile.errors import InvalidOption, PretrainedError, SpecCompileError, error_line
+from speccompile.pretrained.folders import config_folder, whole_folder
 from speccompile.pretrained.gguf import check_gguf_packages, forget_quantization, without_gguf_bar
 from speccompile.pretrained.moving import move_to
 from speccompile.pretrained.smollm2 import fetch_smollm2
-from speccompile.quantized.models import load_dequantized, load_without_weights
-from speccompile.quantized.reading import is_read
+from speccompile.quantized.float8 import is_float8
+from speccompile.quantized.models import load_dequantized, load_float8, load_without_weights
+from speccompile.quantized.reading import READERS, has_reader
+from speccompile.quantized.refused import refuse
+from speccompile.quantized.source import Source
+from speccompile.quantized.undeclared import check_dtypes, check_scales, is_of_transformers, stored_dtypes
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 from speccompile.utils.tensor_parallel import tensor_parallel
+
+#: Packages that transformers asks for without their names on PyPI.
+_PACKAGES = {"hqq": "hqq", "quark": "amd-quark"}
 
 
 def load(
@@ -35,15 +44,18 @@ def load(
     """Load a causal language model, in eval mode, and its tokenizer.
 
     Args:
-        name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Weights of a GGUF file, and of a folder
-            that :func:`load_quantized` reads, are dequantised.
-        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for those.
+        name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Quantised weights that are FP8, or that
+            :func:`load_quantized` reads, are dequantised.
+        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for integers.
         ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
         device: for the weights, such as ``"cuda"``. None is the CPU, or with several ``ranks`` what transformers
             chooses for each.
 
     Raises:
-        PretrainedError: the model does not exist, or cannot be loaded.
+        PretrainedError: the model does not exist, cannot be loaded, or needs a package that is not installed.
+        UnsupportedCheckpoint: its weights are quantised in a way that is not read.
+        DamagedCheckpoint: a file is missing, cut off, or not what its format says.
+        InvalidOption: the quantised checkpoint would be shared out over ``ranks``.
         DeviceMemoryFull: the device has not enough free memory for the weights.
     """
     check_tokenizer(name_or_path)
@@ -62,7 +74,7 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     """
     source = _source(name_or_path)
     with _loading_errors(name_or_path), without_gguf_bar(name_or_path):
-        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source))
+        return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, trust_remote_code=False))
 
 
 def load_model(
@@ -81,15 +93,22 @@ def load_model(
 
 
 def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrainedModel:
-    if ranks == 1 and name_or_path != SMOLLM2 and is_read(Path(name_or_path)):
-        with _without_bars():
-            model = load_dequantized(name_or_path)
-        if dtype == "auto":
-            return model
-        return cast(PreTrainedModel, cast(Any, model).to(getattr(torch, dtype) if isinstance(dtype, str) else dtype))
     on_hub = is_hub_id(name_or_path)
     if on_hub:
         check_reachable(name_or_path)
+    with _loading_errors(name_or_path):
+        folder = config_folder(name_or_path)
+    quantization = None if folder is None else declared_quantization(folder)
+    if quantization is not None and (has_reader(quantization) or is_float8(quantization)):
+        if ranks > 1:
+            reason = "a sharded model is read from safetensors files that are not quantised; use 1"
+            raise InvalidOption(where="load", name="ranks", value=ranks, reason=reason)
+        return _dequantised(name_or_path, quantization, dtype)
+    checkpoint = Source(name_or_path)
+    if quantization is not None and not is_of_transformers(quantization):
+        refuse(quantization, tuple(READERS), checkpoint)
+    if folder is not None and quantization is None and not on_hub:
+        check_dtypes(stored_dtypes(folder), checkpoint)
     source: dict[str, Any] = _source(name_or_path)
     # What comes from the hub may take minutes, so its bars stay.
     quiet = contextlib.nullcontext() if on_hub else _without_bars()
@@ -97,19 +116,55 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
     with quiet, _loading_errors(name_or_path), without_gguf_bar(name_or_path):
         if ranks > 1:
             source["distributed_config"] = tensor_parallel(source["pretrained_model_name_or_path"], ranks)
-        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(**source, dtype=dtype, output_loading_info=True)
+        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
+            **source, dtype=dtype, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
+        )
     model, found = loaded
     if is_gguf(name_or_path):
         forget_quantization(model)
         mark_dequantised(model, "GGUF")
-    if missing := sorted(found["missing_keys"]):
-        # transformers makes random ones and goes on.
-        reason = (
-            f"of the weights of a {type(model).__name__} its checkpoint lacks {len(missing)} "
-            f"({', '.join(missing[:3])}{', ...' if len(missing) > 3 else ''})"
-        )
-        raise PretrainedError(f"cannot load {name_or_path!r}: {reason}", source=name_or_path, reason=reason)
+    _check_found(name_or_path, model, found)
+    if folder is not None:
+        stored = stored_dtypes(folder)
+        if quantization is None:
+            check_dtypes(stored, checkpoint)
+        check_scales(found["unexpected_keys"], stored, model, checkpoint)
     return model.eval()
+
+
+def _dequantised(name_or_path: str, quantization: Mapping[str, Any], dtype: torch.dtype | str) -> PreTrainedModel:
+    with _loading_errors(name_or_path):
+        folder = whole_folder(name_or_path)
+    wanted = None if dtype == "auto" else getattr(torch, dtype, None) if isinstance(dtype, str) else dtype
+    if not (dtype == "auto" or isinstance(wanted, torch.dtype)):
+        reason = "it must be a floating-point dtype of torch, its name, or 'auto'"
+        raise InvalidOption(where="load", name="dtype", value=dtype, reason=reason)
+    with _without_bars():
+        if is_float8(quantization):
+            model = load_float8(folder, wanted)
+        else:
+            model = load_dequantized(folder)
+            if wanted is not None:
+                cast(Any, model).to(wanted)
+    if is_hub_id(name_or_path):
+        model.config._name_or_path = name_or_path
+    return model
+
+
+def _check_found(name_or_path: str, model: PreTrainedModel, found: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        PretrainedError: the checkpoint lacks weights, or has them in another shape. transformers draws these and goes
+            on.
+    """
+    missing, mismatched = sorted(found["missing_keys"]), sorted(key for key, *_ in found["mismatched_keys"])
+    for names, what in ((missing, "lacks"), (mismatched, "has in another shape")):
+        if names:
+            reason = (
+                f"of the weights of a {type(model).__name__} its checkpoint {what} {len(names)} "
+                f"({', '.join(names[:3])}{', ...' if len(names) > 3 else ''})"
+            )
+            raise PretrainedError(f"cannot load {name_or_path!r}: {reason}", source=name_or_path, reason=reason)
 
 
 def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:
@@ -150,12 +205,29 @@ def _loading_errors(name_or_path: str) -> Iterator[None]:
     """Raises what transformers raises in this context as PretrainedError."""
     try:
         yield
+    except SpecCompileError:
+        raise
     except (OSError, ValueError) as error:
         raise PretrainedError(
-            f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): {error}",
+            f"cannot load {name_or_path!r} (it may be {SMOLLM2!r}, a local folder or a hub id): "
+            f"{error}{_advice(error)}",
             source=name_or_path,
             reason=error_line(error),
         ) from error
+    except Exception as error:
+        # Packages that are missing, devices that a quantiser wants, files that a reader does not expect.
+        reason = f"{error_line(error)}{_advice(error)}"
+        raise PretrainedError(f"cannot load {name_or_path!r}: {reason}.", source=name_or_path, reason=reason) from error
+
+
+def _advice(error: Exception) -> str:
+    """What to do about an error of transformers that does not say it."""
+    text = str(error)
+    if "trust_remote_code" in text:
+        return ". No code of a checkpoint is run here: load it with transformers, and wrap that model"
+    if isinstance(error, ImportError) and "pip install" not in text:
+        return "".join(f"; pip install {package}" for word, package in _PACKAGES.items() if word in text.lower())
+    return ""
 
 
 @contextlib.contextmanager

@@ -35,7 +35,8 @@ def readers(
     files: TensorFiles, config: Mapping[str, Any], source: Source
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
     """As :func:`speccompile.quantized.gptq.readers`."""
-    _check(config, source)
+    check_config(config, source)
+    _check_integers(config, source)
     packed = [name.removesuffix(".weight_packed") for name in files if name.endswith(".weight_packed")]
     scaled = {name.removesuffix(".weight_scale") for name in files if name.endswith(".weight_scale")}
     plain = sorted(scaled - set(packed))
@@ -55,7 +56,13 @@ def readers(
     return weights, used, f"compressed-tensors {config.get('format', '')}".strip()
 
 
-def _check(config: Mapping[str, Any], source: Source) -> None:
+def check_config(config: Mapping[str, Any], source: Source) -> None:
+    """Check what does not depend on the dtype of weights.
+
+    Raises:
+        UnsupportedCheckpoint: weights are sparse, or activations are transformed.
+        DamagedCheckpoint: a part of the config has another type than the library writes.
+    """
     groups = config.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
         raise source.damaged("config_groups of its quantization_config must be a mapping of mappings")
@@ -63,6 +70,14 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
         if not all(isinstance(group.get(part) or {}, Mapping) for part in ("weights", "input_activations")):
             raise source.damaged(f"weights and input_activations of its {name} must be mappings")
         _check_targets(group.get("targets") or [], name, source)
+    if (sparsity := config.get("sparsity_config") or {}).get("format", "dense") != "dense":
+        raise source.unsupported(f"its weights are compressed as sparse ones ({sparsity['format']})")
+    if (config.get("transform_config") or {}).get("config_groups"):
+        raise source.unsupported("it transforms activations as it goes (transform_config)")
+
+
+def _check_integers(config: Mapping[str, Any], source: Source) -> None:
+    groups = config.get("config_groups") or {}
     formats = {
         str(config.get("format", "dense")),
         *(str(group["format"]) for group in groups.values() if "format" in group),
@@ -82,10 +97,6 @@ def _check(config: Mapping[str, Any], source: Source) -> None:
             raise source.unsupported(f"{name} rounds its outputs")
     if config.get("kv_cache_scheme"):
         raise source.unsupported("it rounds its KV cache (kv_cache_scheme)")
-    if (sparsity := config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise source.unsupported(f"its weights are compressed as sparse ones ({sparsity['format']})")
-    if (config.get("transform_config") or {}).get("config_groups"):
-        raise source.unsupported("it transforms activations as it goes (transform_config)")
 
 
 def _check_targets(targets: Any, name: str, source: Source) -> None:

@@ -13,6 +13,9 @@ from safetensors import SafetensorError, safe_open
 from speccompile.errors import error_line
 from speccompile.quantized.source import Source
 
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+#: What safetensors calls the dtypes of tensors that are not quantised.
+FLOATS = ("F32", "F16", "BF16")
 #: What scales, packed words, and other integers are stored as.
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 WORDS = (torch.int32,)
@@ -70,7 +73,7 @@ class TensorFiles:
 
 
 def _paths(folder: Path, source: Source) -> list[Path]:
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
         try:
             names = {folder / name for name in json.loads(index.read_text())["weight_map"].values()}
@@ -82,4 +85,4 @@ def _paths(folder: Path, source: Source) -> list[Path]:
     if others := sorted(path.name for path in folder.glob("*.bin")):
         advice = "Save it anew with save_pretrained of a current transformers"
         raise source.unsupported(f"{others[0]} is a pickle, and safetensors files alone are read", advice)
-    raise source.damaged("it has no model.safetensors")
+    raise source.damaged(f"it has no {SINGLE}")

@@ -8,13 +8,17 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
-from speccompile.quantized.reading import open_checkpoint
+from speccompile.quantized.float8 import ROUNDING, open_float8
+from speccompile.quantized.reading import open_checkpoint, plain_config
+from speccompile.quantized.source import Source
+from speccompile.quantized.undeclared import check_scales
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
@@ -30,7 +34,7 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
             tensor for all experts), or the model has tensors that the checkpoint lacks.
     """
     checkpoint = open_checkpoint(path)
-    skeleton = _skeleton(checkpoint)
+    skeleton = _skeleton_with(checkpoint)
     weights = {name: weight.dequantize() for name, weight in checkpoint.weights.items()}
     for name, weight in weights.items():
         if weight.shape != (wanted := skeleton.get_parameter(name).shape):
@@ -40,10 +44,39 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
     return model
 
 
+def load_float8(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
+    """The model of an FP8 checkpoint with its weights dequantised, in eval mode.
+
+    Args:
+        dtype: of the weights; None is what the config says. Each weight is computed in float32 and rounded once.
+
+    Raises:
+        UnsupportedCheckpoint, DamagedCheckpoint: as :func:`speccompile.quantized.float8.open_float8`; also if the model
+            has tensors that the checkpoint lacks, or scales are left over.
+    """
+    source, config = Source(str(folder)), plain_config(folder)
+    quantization = declared_quantization(folder)
+    assert quantization is not None
+    tensors, dequantised = open_float8(folder, quantization)
+    skeleton = _skeleton(config, source)
+    dtype = dtype or _dense_dtype(config)
+    names = skeleton.state_dict().keys()
+    state = {
+        name: tensors[name].to(dtype) if name in dequantised else tensors[name]
+        for name in tensors
+        if name in names or name.rpartition(".")[2] not in ROUNDING
+    }
+    model, found = _from_tensors(type(skeleton), config, state, dtype, source)
+    _check_all(found, ("missing_keys", "mismatched_keys"), type(model), source)
+    check_scales(found["unexpected_keys"], tensors.keys(), model, source)
+    mark_dequantised(model, f"FP8 ({quantization['quant_method']})")
+    return model
+
+
 def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:
     """The model with its quantised weights on the meta device, and these. Arguments and errors as above."""
     checkpoint = open_checkpoint(path)
-    skeleton = _skeleton(checkpoint)
+    skeleton = _skeleton_with(checkpoint)
     # One element each, while transformers loads the other tensors.
     stand_ins = {name: torch.zeros(()).expand(skeleton.get_parameter(name).shape) for name in checkpoint.weights}
     model = _load(checkpoint, type(skeleton), stand_ins)
@@ -54,15 +87,20 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     return model, checkpoint.weights
 
 
-def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The model without memory, which has each of the quantised weights as a parameter."""
+def _skeleton(config: PretrainedConfig, source: Source) -> PreTrainedModel:
+    """The model without memory."""
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(checkpoint.config)
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
     except Exception as error:
         # As of configs: the errors are of any kind.
-        reason = f"transformers builds no model of its config ({error_line(error)})"
-        raise checkpoint.source.unsupported(reason) from error
+        raise source.unsupported(f"transformers builds no model of its config ({error_line(error)})") from error
+    return model
+
+
+def _skeleton_with(checkpoint: Checkpoint) -> PreTrainedModel:
+    """The model without memory, which has each of the quantised weights as a parameter."""
+    model = _skeleton(checkpoint.config, checkpoint.source)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if absent := sorted(checkpoint.weights.keys() - names):
         reason = (
@@ -73,23 +111,53 @@ def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 def _load(checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A model over ``weights`` and the checkpoint's other tensors."""
-    source = checkpoint.source
+    """A model over ``weights`` and the checkpoint's other tensors, float32."""
     state = weights | {name: tensor.float() for name, tensor in checkpoint.others.items()}
+    model, found = _from_tensors(kind, checkpoint.config, state, torch.float32, checkpoint.source)
+    _check_all(found, ("missing_keys", "mismatched_keys", "unexpected_keys"), kind, checkpoint.source)
+    return model
+
+
+def _from_tensors(
+    kind: type[PreTrainedModel],
+    config: PretrainedConfig,
+    state: dict[str, torch.Tensor],
+    dtype: torch.dtype,
+    source: Source,
+) -> tuple[PreTrainedModel, dict[str, Any]]:
+    """A model over ``state``, which has the names of a checkpoint, and what transformers reports of these."""
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     try:
         loaded = cast(Any, kind).from_pretrained(
-            None, config=checkpoint.config, state_dict=state, dtype=torch.float32, output_loading_info=True
+            None, config=config, state_dict=state, dtype=dtype, output_loading_info=True, ignore_mismatched_sizes=True
         )
     except (ValueError, RuntimeError) as error:
         raise source.damaged(f"transformers does not load its tensors ({error_line(error)})") from error
     model, found = loaded
-    # transformers draws those that are missing, and leaves out those that the model does not have.
-    for keys, what in (("missing_keys", "has not"), ("unexpected_keys", "has, and the model has not,")):
-        if names := sorted(found[keys]):
-            listed = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
-            raise source.unsupported(f"it {what} {len(names)} tensors of a {kind.__name__} ({listed})")
     model.config._name_or_path = source.path
     if (Path(source.path) / GENERATION_CONFIG_NAME).is_file():
         model.generation_config = GenerationConfig.from_pretrained(source.path)
-    return model.eval()
+    return model.eval(), found
+
+
+def _check_all(found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTrainedModel], source: Source) -> None:
+    """transformers draws tensors that are missing or of another shape, and leaves out those that the model does not
+    have."""
+    for kind in kinds:
+        names = sorted(key if isinstance(key, str) else key[0] for key in found[kind])
+        if names:
+            listed = f"{', '.join(names[:3])}{', ...' if len(names) > 3 else ''}"
+            raise source.unsupported(f"it {_WRONG[kind]} {len(names)} tensors of a {model.__name__} ({listed})")
+
+
+_WRONG = {
+    "missing_keys": "has not",
+    "mismatched_keys": "has in another shape",
+    "unexpected_keys": "has, and the model has not,",
+}
+
+
+def _dense_dtype(config: PretrainedConfig) -> torch.dtype:
+    """What the config says; bfloat16 where it says nothing, or float8."""
+    named = config.dtype or config.get_text_config(decoder=True).dtype
+    return named if named in (torch.float32, torch.float16) else torch.bfloat16

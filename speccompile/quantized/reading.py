@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig
+from transformers import AutoConfig, PretrainedConfig
 
 from speccompile.errors import DamagedCheckpoint, PretrainedError, error_line
 from speccompile.quantized import awq, compressed_tensors, gptq, torchao
 from speccompile.quantized.checkpoint import Checkpoint, OnLookup
-from speccompile.quantized.files import TensorFiles
+from speccompile.quantized.files import FLOATS, TensorFiles
+from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.refused import refuse
 from speccompile.quantized.source import Source
 from speccompile.quantized.weight import QuantizedWeights
+from speccompile.utils.declared_quantization import CONFIG, CONFIG_NAMES, declared_quantization
 
 #: By ``quant_method``.
 READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], Source], Any]] = {
@@ -27,10 +28,6 @@ READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], Source], Any]] = {
     "compressed-tensors": compressed_tensors.readers,
     "torchao": torchao.readers,
 }
-#: Kinds of the other tensors, as safetensors names them.
-FLOATS = ("F32", "F16", "BF16")
-#: Where a config has the quantisation; the second name is of old versions of compressed-tensors.
-_CONFIGS = ("quantization_config", "compression_config")
 
 
 def read(path: str | os.PathLike[str]) -> QuantizedWeights:
@@ -68,39 +65,49 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def is_read(folder: Path) -> bool:
-    """Whether it is a folder with a quantised checkpoint of a method that has a reader."""
-    if not (folder / "config.json").is_file():
+    """Whether it is a folder with a quantised checkpoint whose integers have a reader."""
+    if not (folder / CONFIG).is_file():
         return False
     try:
-        quantization = quantization_of(folder)
+        quantization = declared_quantization(folder)
     except DamagedCheckpoint:
         return False
-    return quantization is not None and str(quantization.get("quant_method")) in READERS
+    return quantization is not None and has_reader(quantization)
 
 
-def quantization_of(folder: Path) -> Mapping[str, Any] | None:
-    """``quantization_config`` of a folder's ``config.json``, None where there is none."""
+def has_reader(quantization: Mapping[str, Any]) -> bool:
+    """Whether a declared scheme has integers with a reader."""
+    return str(quantization.get("quant_method")) in READERS and not is_float8(quantization)
+
+
+def plain_config(folder: Path) -> PretrainedConfig:
+    """The folder's config without the quantisation.
+
+    Raises:
+        UnsupportedCheckpoint: transformers does not read it.
+    """
     try:
-        config = json.loads((folder / "config.json").read_text())
-    except (OSError, ValueError) as error:
-        raise Source(str(folder)).damaged(f"config.json: {error_line(error)}") from error
-    if not isinstance(config, dict):
-        raise Source(str(folder)).damaged("config.json must be a mapping")
-    found = next((config[name] for name in _CONFIGS if name in config), None)
-    if found is not None and not isinstance(found, Mapping):
-        raise Source(str(folder)).damaged("quantization_config of config.json must be a mapping")
-    return found
+        config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
+    except Exception as error:
+        # It computes with what a config holds, so that errors of any kind come of values that are not valid.
+        reason = f"transformers does not read its config.json ({error_line(error)})"
+        raise Source(str(folder)).unsupported(reason) from error
+    for part in (config, config.get_text_config(decoder=True)):
+        for name in CONFIG_NAMES:
+            if hasattr(part, name):
+                delattr(part, name)
+    return config
 
 
 def _open_folder(folder: Path) -> Checkpoint:
     source = Source(str(folder))
-    quantization = quantization_of(folder)
+    quantization = declared_quantization(folder)
     if quantization is None:
         advice = "Load it with speccompile.pretrained.load"
         raise source.unsupported("its config.json has no quantization_config, so it is not quantised", advice)
+    if not has_reader(quantization):
+        refuse(quantization, tuple(READERS), source)
     method = str(quantization.get("quant_method"))
-    if method not in READERS:
-        refuse(method, tuple(READERS), source)
     files = TensorFiles(folder, source)
     weights, used, format = READERS[method](files, quantization, source)
     if not weights:
@@ -109,13 +116,5 @@ def _open_folder(folder: Path) -> Checkpoint:
     if strange := [name for name in others if files.dtype(name) not in FLOATS]:
         reason = f"it is {files.dtype(strange[0])}, and belongs to no whole weight of {method}"
         raise source.of(strange[0]).unsupported(reason)
-    try:
-        config = AutoConfig.from_pretrained(folder)
-    except Exception as error:
-        # It computes with what a config holds, so that errors of any kind come of values that are not valid.
-        raise source.unsupported(f"transformers does not read its config.json ({error_line(error)})") from error
-    for name in _CONFIGS:
-        if hasattr(config, name):
-            delattr(config, name)
     tensors = {name: partial(files.get, name) for name in others}
-    return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(tensors), config)
+    return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(tensors), plain_config(folder))

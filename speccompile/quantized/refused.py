@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any, NoReturn
+
+from speccompile.quantized.float8 import MODELOPT
 from speccompile.quantized.source import Source
 
 _FP8 = "its values are floating point of 8 bits (FP8), which are not multiples of a scale"
 _FP8_ADVICE = (
-    "Load it with transformers, dequantised (quantization_config=FineGrainedFP8Config(dequantize=True)), and wrap that "
-    "model; weights='int8' or 'int4' of wrap round it then"
+    "Load it with speccompile.pretrained.load, which dequantises it; weights='int8' or 'int4' of wrap round it then"
 )
 _FP4 = "its values are floating point of 4 bits in blocks"
 
@@ -15,7 +18,8 @@ _FP4 = "its values are floating point of 4 bits in blocks"
 REASONS = {
     "fp8": _FP8,
     "fbgemm_fp8": _FP8,
-    "mxfp8": _FP8,
+    "compressed-tensors": _FP8,
+    "mxfp8": f"{_FP8}, in blocks",
     "mxfp4": _FP4,
     "nvfp4": _FP4,
     "fouroversix": _FP4,
@@ -32,19 +36,36 @@ REASONS = {
     "quark": "Quark checkpoints have many layouts, and none of them is read",
     "auto-round": "AutoRound's own layout is not read",
 }
+#: Those that transformers does not load either.
+_FOREIGN = {
+    "exl2": "its values have several widths, in the order of a CUDA kernel",
+    "exl3": "its values are codebook vectors",
+}
+#: ``quant_algo`` of ModelOpt: why it is not read.
+_MODELOPT = {"NVFP4": _FP4, "FP8_PB_WO": f"{_FP8}, with scales of blocks"}
 
 
-def refuse(method: str, read: tuple[str, ...], source: Source) -> None:
-    """Raise the error for a ``quant_method`` that has no reader.
+def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: Source) -> NoReturn:
+    """Raise the error for a declared scheme that has no reader.
 
     Raises:
         UnsupportedCheckpoint: always.
     """
-    reason = f"quant_method is {method!r}: {REASONS.get(method, 'an unknown format')}"
+    if quantization.get("quant_method") is None:
+        raise source.unsupported("its quantization_config has no quant_method, as MLX writes it", _formats(read))
+    method, algorithm = str(quantization["quant_method"]), str(quantization.get("quant_algo"))
+    reason = (REASONS | _FOREIGN).get(method, "an unknown format")
+    if method == "modelopt":
+        reason = _FP8 if algorithm in MODELOPT else f"{algorithm}, {_MODELOPT.get(algorithm, 'an unknown scheme')}"
+    what = f"quant_method is {method!r}: {reason}"
     if method == "auto-round":
-        raise source.unsupported(reason, "Export it with AutoRound's format='auto_gptq' or 'auto_awq'")
-    if REASONS.get(method) == _FP8:
-        raise source.unsupported(reason, _FP8_ADVICE)
+        raise source.unsupported(what, "Export it with AutoRound's format='auto_gptq' or 'auto_awq'")
+    if reason == _FP8:
+        raise source.unsupported(what, _FP8_ADVICE)
     if method in REASONS:
-        raise source.unsupported(reason)
-    raise source.unsupported(reason, f"Formats that are read: GGUF, {', '.join(read)}")
+        raise source.unsupported(what)
+    raise source.unsupported(what, _formats(read))
+
+
+def _formats(read: tuple[str, ...]) -> str:
+    return f"Formats that are read: GGUF, {', '.join(read)}, and FP8 by speccompile.pretrained.load"

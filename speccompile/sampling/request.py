@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -9,15 +10,17 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
-from speccompile.errors import InvalidOption
+from speccompile.errors import IgnoredSetting, InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
 from speccompile.sampling.allowed import AllowedTokensFunction
+from speccompile.sampling.base import Option
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
 from speccompile.sampling.replaced import replace_built_in
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.row_copies import own_copy
+from speccompile.utils.warn import warn_caller
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,10 @@ class Sampling:
         return replace(self, host_call=host_call(self.values, shown, prompt_length, vocab, device))
 
 
+#: The fields of a generation_config that transformers reads.
+_FIELDS = frozenset(vars(GenerationConfig()))
+
+
 def read_sampling(
     where: str,
     given: Mapping[str, Any],
@@ -89,7 +96,7 @@ def read_sampling(
     vocab_size: int,
     source: Callable[[str], str] = lambda _: "the model's generation_config",
 ) -> Sampling | None:
-    """Check a request's options, and add those of the model's generation_config, as transformers does.
+    """Check a request's options, and add those of the model's generation_config that transformers reads.
 
     Args:
         where: what was called, for messages.
@@ -106,7 +113,8 @@ def read_sampling(
     for name, option in OPTIONS.items():
         value, from_ = python_numbers(given.get(name)), where
         if value is None:
-            value, from_ = python_numbers(getattr(config, name, None)), source(name)
+            from_ = source(name)
+            value = _configured(option, python_numbers(getattr(config, name, None)), from_)
         elif option.draws and not (draws or option.is_neutral(value) or value == option.default):
             raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
         if option.draws and not draws:
@@ -143,3 +151,22 @@ def read_sampling(
     if seed is None:
         seed = int(torch.randint(SEEDS - 1, ())) if values.get("temperature") else 0
     return Sampling(values, seed)
+
+
+def _configured(option: Option, value: Any, source: str) -> Any:
+    """The value of an option in a generation_config. None, with a warning, if transformers does not read it there."""
+    if value is None or option.name in _FIELDS:
+        return value
+    if not option.is_neutral(value):
+        _warn_unread(option.name, repr(value), source)
+    return None
+
+
+@functools.cache
+def _warn_unread(name: str, value: str, source: str) -> None:
+    """Warn once in a process."""
+    warn_caller(
+        f"{source} has {name}={value}, which has no effect: transformers does not read {name} there. To apply it, give "
+        f"{name} to each request.",
+        IgnoredSetting,
+    )

@@ -120,7 +120,7 @@ def _dequantised(build: Build) -> str:
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
-    advice = "pretrained.load_quantized keeps the integers, if they can be read exactly"
+    advice = "pretrained.load_quantized keeps integers, if they can be read exactly"
     return (
         f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded: {advice}"
     )

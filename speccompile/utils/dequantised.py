@@ -1,9 +1,15 @@
-"""Which models have weights that were stored as integers, and were converted to floating point on loading."""
+"""Which models have weights that were stored in a quantised format, and were converted to floating point on loading."""
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from transformers import PreTrainedModel
+
+from speccompile.errors import DamagedCheckpoint
+from speccompile.utils.declared_quantization import declared_quantization
+from speccompile.utils.hub import cached_folder
 
 _DENSE = (torch.float32, torch.bfloat16, torch.float16)
 _ATTRIBUTE = "_speccompile_dequantised_from"
@@ -18,12 +24,24 @@ def dequantised_from(model: PreTrainedModel) -> str:
     """The checkpoint's format if its weights were dequantised, by :func:`speccompile.pretrained.load` or by
     transformers; empty for any other model."""
     own: str = getattr(model, _ATTRIBUTE, "")
-    quantizer = getattr(model, "hf_quantizer", None)
-    if own or quantizer is None:
+    if own:
         return own
-    # transformers keeps the quantiser of a model that it has dequantised. Layouts of libraries have integers, in
-    # parameters or in buffers, or float8.
+    quantizer = getattr(model, "hf_quantizer", None)
+    if quantizer is None:
+        # A quantiser of transformers that has dequantised a model removes itself, and leaves this attribute.
+        return _declared_method(str(model.config.name_or_path)) if vars(model).get("is_quantized") is False else ""
+    # Some quantisers stay. Layouts of libraries have integers, in parameters or in buffers, or float8.
     if any(tensor.dim() > 1 and tensor.dtype not in _DENSE for tensor in (*model.parameters(), *model.buffers())):
         return ""
     method = quantizer.quantization_config.quant_method
     return str(getattr(method, "value", method))
+
+
+def _declared_method(name_or_path: str) -> str:
+    """``quant_method`` of a checkpoint, whose files may not be there any more."""
+    folder = cached_folder(name_or_path)
+    with contextlib.suppress(DamagedCheckpoint):
+        declared = None if folder is None else declared_quantization(folder)
+        if declared is not None:
+            return str(declared.get("quant_method"))
+    return "a quantised checkpoint"

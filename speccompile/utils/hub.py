@@ -6,13 +6,35 @@ import contextlib
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, model_info, try_to_load_from_cache
-from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HTTPError
+from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HFValidationError, HTTPError
 
 from speccompile.errors import PretrainedError, error_line
 from speccompile.utils.model_names import has_tokenizer, no_tokenizer
 
 _FILE = "config.json"
 _SECONDS = 10.0
+
+
+def cached_folder(name_or_path: str) -> Path | None:
+    """A local folder with a config, or that of a hub id in the cache of huggingface_hub. None where there is none."""
+    if (Path(name_or_path) / _FILE).is_file():
+        return Path(name_or_path)
+    with contextlib.suppress(HFValidationError):
+        config = try_to_load_from_cache(name_or_path, _FILE)
+        return Path(config).parent if isinstance(config, str) else None
+    return None
+
+
+def is_on_hub(repo_id: str, file: str) -> bool:
+    """Whether the hub has a file. False where it cannot be reached."""
+    try:
+        get_hf_file_metadata(hf_hub_url(repo_id, file))
+    except (HfHubHTTPError, EntryNotFoundError, HTTPError, OSError):
+        return False
+    except FileMetadataError:
+        # It has answered.
+        return True
+    return True
 
 
 def check_reachable(repo_id: str) -> None:

@@ -29,7 +29,7 @@ def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
     Raises:
         OSError: the model does not exist.
     """
-    config = AutoConfig.from_pretrained(source)
+    config = AutoConfig.from_pretrained(source, trust_remote_code=False)
     text = config.get_text_config(decoder=True)
     heads = getattr(text, "num_key_value_heads", None) or text.num_attention_heads
     each: list[int] = heads if isinstance(heads, list) else [heads]

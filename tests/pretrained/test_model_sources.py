@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import socket
 import threading
@@ -25,13 +26,15 @@ from speccompile import pretrained
 from speccompile.cli import app, generate, inspect
 from speccompile.cli.measure_weights import of_stored, perplexity
 from speccompile.compiler.options import WrapOptions
-from speccompile.errors import PretrainedError
+from speccompile.errors import PretrainedError, UnsupportedCheckpoint
 from speccompile.pretrained import loading
 from speccompile.utils import hub
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_names import check_model_name, is_hub_id
 from support.errors import raises
+from support.float8_folders import write_float8
 from support.our_kernels import our_kernels
+from support.tiny import tiny_llama
 
 HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCAB = 64, 128, 4, 2, 16, 257
 SHAPES = {
@@ -138,7 +141,7 @@ def test_the_perplexity_of_stored_integers_is_about_that_of_their_values(
 def test_a_checkpoint_that_is_not_quantised_has_no_stored_integers() -> None:
     result = CliRunner().invoke(app, ["generate", "tiny", "--prompt", "abc", "--weights", "stored"])
     assert result.exit_code == 2
-    assert "tiny is not a quantised checkpoint on this machine" in result.stderr
+    assert "tiny is not a checkpoint of integers on this machine" in result.stderr
 
 
 def test_a_path_that_does_not_exist_is_no_hub_id(tmp_path: Path) -> None:
@@ -311,3 +314,59 @@ def test_a_tokenizer_is_looked_for_in_the_cache_and_then_on_the_hub(
     lists(monkeypatch)
     # No list of its files: what is wrong is left to the loading.
     check_hub_tokenizer("nobody/elsewhere")
+
+
+def test_an_fp8_checkpoint_of_the_hub_is_dequantised(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    cached(own_cache, "nobody/fp8", "config.json")
+    folder = own_cache / "models--nobody--fp8" / "snapshots" / "abc"
+    reference = write_float8(tiny_llama(layers=1), folder, "modelopt in its own file")
+    model = pretrained.load_model("nobody/fp8")
+    assert torch.equal(model.model.layers[0].mlp.up_proj.weight, reference.model.layers[0].mlp.up_proj.weight)
+    assert model.config.name_or_path == "nobody/fp8"
+    # Without the file that declares it, the dtypes are what the hub's answer is checked by.
+    (folder / "hf_quant_config.json").unlink()
+    with raises(UnsupportedCheckpoint, source="nobody/fp8", reason=re.compile("it is F8_E4M3")):
+        pretrained.load_model("nobody/fp8")
+
+
+# --- what a loader raises ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ImportError("Install it: `pip install bitsandbytes`"), "`pip install bitsandbytes`"),
+        (ImportError("A valid HQQ version is not available"), "pip install hqq"),
+        (RuntimeError("No GPU found"), "RuntimeError: No GPU found"),
+        (KeyError("config"), "KeyError: 'config'"),
+    ],
+)
+@pytest.mark.parametrize("of", ["AutoModelForCausalLM", "AutoTokenizer"])
+def test_any_error_of_a_loader_is_a_pretrained_error(
+    of: str, error: Exception, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise error
+
+    monkeypatch.setattr(getattr(loading, of), "from_pretrained", fail)
+    load = pretrained.load_model if of == "AutoModelForCausalLM" else pretrained.load_tokenizer
+    with raises(PretrainedError, source=str(tmp_path), reason=re.compile(re.escape(reason))) as raised:
+        load(str(tmp_path))
+    assert reason in str(raised.value)
+
+
+def test_weights_of_another_shape_are_refused(tmp_path: Path) -> None:
+    tiny_llama(layers=1).save_pretrained(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"vocab_size": 130}))
+    with raises(PretrainedError, reason=re.compile("its checkpoint has in another shape 2 .lm_head.weight")):
+        pretrained.load_model(str(tmp_path))
+
+
+def test_no_code_of_a_checkpoint_is_run_and_none_is_asked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("builtins.input", lambda _: pytest.fail("transformers asks whether code may be run"))
+    code = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "unheard_of", "auto_map": code}))
+    with pytest.raises(PretrainedError, match="No code of a checkpoint is run here: load it with transformers"):
+        pretrained.load_model(str(tmp_path))

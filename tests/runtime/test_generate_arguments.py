@@ -13,9 +13,10 @@ from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList
 
 import speccompile
 from speccompile import Speculator
-from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
+from speccompile.errors import IgnoredSetting, InvalidInput, InvalidOption, UnknownOption
 from speccompile.runtime.arguments import IGNORED, REFUSED, SUPPORTED
 from speccompile.sampling import OPTIONS
+from speccompile.sampling.request import _warn_unread
 from speccompile.utils.transformers_version import CACHE_NAMES
 from support.errors import raises
 from support.tiny import tiny_llama
@@ -147,6 +148,24 @@ def test_none_switches_off_what_the_model_has(model: LlamaForCausalLM, spec: Spe
     got = both(model, spec, prompts(), max_new_tokens=12, repetition_penalty=None)
     model.generation_config = GenerationConfig()
     assert torch.equal(got, spec.generate(prompts(), max_new_tokens=12))
+
+
+@pytest.mark.parametrize(("name", "value"), [("presence_penalty", 1.5), ("frequency_penalty", 1.5)])
+def test_an_option_that_transformers_does_not_read_in_a_config_is_left_out_with_one_warning(
+    name: str, value: float, model: LlamaForCausalLM, spec: Speculator
+) -> None:
+    _warn_unread.cache_clear()
+    config = GenerationConfig(**{name: value})
+    penalised = spec.generate(prompts(), max_new_tokens=24, **{name: value})
+    with pytest.warns(IgnoredSetting, match=f"^generation_config has {name}={value}, which has no effect") as warned:
+        for _ in range(2):
+            got = both(model, spec, prompts(), generation_config=config, max_new_tokens=24)
+    assert len(warned) == 1 and not torch.equal(got, penalised)
+    model.generation_config = config
+    with pytest.warns(IgnoredSetting, match=f"^the model's generation_config has {name}"):
+        both(model, spec, prompts(), max_new_tokens=24)
+    assert torch.equal(spec.generate(prompts(), max_new_tokens=24, **{name: value}), penalised)
+    assert torch.equal(spec.generate(prompts(), max_new_tokens=24, **{name: None}), got)
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,11 @@ from speccompile.modes.mtp.layouts import LAYOUTS, SHARED, KeyLayout, layout_of
 from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
 from speccompile.modes.network.checkpoint_files import checkpoint_folder
 from speccompile.modes.network.made_for import check_made_for
+from speccompile.quantized.float8 import ROUNDING, SCALE_SUFFIXES, declared_block, dequantize
+from speccompile.quantized.source import Source
+from speccompile.utils.declared_quantization import CONFIG, declared_quantization
 
 INDEX = "model.safetensors.index.json"
-#: The suffix of the scales of a weight in 8 bits (DeepSeek-V3), one for each block.
-SCALES = "_scale_inv"
 
 
 def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVariant | None = None) -> MtpHead:
@@ -41,7 +42,8 @@ def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVar
 
     Raises:
         InvalidHead: no modules are there, or they cannot be made of the target's layers.
-        HeadKeys: lists the keys that are missing, not known or of another shape.
+        HeadKeys: lists the keys that are missing, not known, of another shape, or float8 without scales.
+        UnsupportedCheckpoint, DamagedCheckpoint: scales of a float8 weight have an unknown shape, or are not finite.
     """
     name = str(source or target.config.name_or_path)
     if not name:
@@ -115,30 +117,25 @@ def _own_names(
             tensors[own] = tensor
     if not tensors:
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
-    return _unscaled(tensors, next(iter(files.values())).parent), problems
+    folder = next(iter(files.values())).parent
+    return _dequantised(tensors, folder, problems, name), problems
 
 
-def _unscaled(tensors: Mapping[str, torch.Tensor], folder: Path) -> dict[str, torch.Tensor]:
-    """Weights in 8 bits times the factors of their blocks."""
-    dense = {key: value for key, value in tensors.items() if not key.endswith(SCALES)}
-    for key in set(tensors) - set(dense):
-        weight = dense.get(key.removesuffix(SCALES))
-        if weight is None:
-            dense[key] = tensors[key]
-            continue
-        scales = tensors[key].float()
-        for dim, size in enumerate(_block(folder)):
-            scales = scales.repeat_interleave(size, dim).narrow(dim, 0, weight.shape[dim])
-        dense[key.removesuffix(SCALES)] = weight.float() * scales
-    return dense
-
-
-def _block(folder: Path) -> tuple[int, int]:
-    config: dict[str, Any] = {}
-    if (folder / "config.json").exists():
-        config = json.loads((folder / "config.json").read_text()).get("quantization_config") or {}
-    rows, columns = config.get("weight_block_size") or (128, 128)
-    return int(rows), int(columns)
+def _dequantised(
+    tensors: Mapping[str, torch.Tensor], folder: Path, problems: list[str], name: str
+) -> dict[str, torch.Tensor]:
+    """``tensors`` with float8 weights times their scales; float8 weights without scales are added to ``problems``."""
+    declared = declared_quantization(folder) if (folder / CONFIG).is_file() else None
+    source, dense = Source(name), dict(tensors)
+    block = declared_block(declared or {"quant_method": "fp8"}, source)
+    float8 = [key for key, value in tensors.items() if value.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
+    for key in float8:
+        scales = [key + suffix for suffix in SCALE_SUFFIXES if key + suffix in tensors]
+        if len(scales) == 1:
+            dense[key] = dequantize(tensors[key], dense.pop(scales[0]), block, source.of(key))
+        else:
+            problems.append(f"float8 with {len(scales)} tensors of scales: {key} {list(tensors[key].shape)}")
+    return {key: value for key, value in dense.items() if not (float8 and key.rpartition(".")[2] in ROUNDING)}
 
 
 class Modules(PreTrainedModel):

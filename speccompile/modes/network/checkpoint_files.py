@@ -15,6 +15,8 @@ from speccompile.errors import HeadKeys, InvalidHead, error_line
 #: What is fetched of a repository on the hub.
 CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 
+#: Floating-point numbers without scales: float8 has some.
+DENSE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: A missing key is reported together with an unknown one of at least this similarity.
 MIN_SIMILARITY = 0.6
 
@@ -129,7 +131,7 @@ def check_tensors(
     for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
             problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
-        elif key in tensors and key not in integers and not tensors[key].is_floating_point():
+        elif key in tensors and key not in integers and tensors[key].dtype not in DENSE:
             problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
     if problems:
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))

@@ -228,13 +228,13 @@ def test_every_bad_key_is_listed_in_one_error(tmp_path: Path) -> None:
     del tensors["midlayer.hidden_norm.weight"]
     tensors["eh_proj.weight"] = torch.ones(3, 5)
     tensors["midlayer.mlp.down_proj.weight"] = torch.ones(HIDDEN, 7)
-    tensors["fc.weight"] = tensors["fc.weight"].to(torch.int8)
+    tensors["fc.weight"] = tensors["fc.weight"].to(torch.float8_e4m3fn)
     with raises(HeadKeys) as error:
         loaded(tmp_path, tensors)
     assert sorted(line.strip() for line in error.value.fields["problems"].splitlines() if line) == [
         "missing: layers.0.hidden_norm.weight [64]",
         "not known: eh_proj.weight [3, 5]",
-        "of another kind: fc.weight is torch.int8 and has to hold floating-point numbers",
+        "of another kind: fc.weight is torch.float8_e4m3fn and has to hold floating-point numbers",
         "of another shape: layers.0.mlp.down_proj.weight is [64, 7] and has to be [64, 96]",
         "renamed: layers.0.self_attn.query_proj.weight [96, 128] looks like layers.0.self_attn.q_proj.weight",
     ]

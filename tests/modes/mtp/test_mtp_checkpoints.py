@@ -119,6 +119,25 @@ def test_in_8_bits(tmp_path: Path, model: PreTrainedModel, keys: dict[str, torch
     assert torch.equal(loaded.layers[0].block.mlp.down_proj.weight, rounded.float() * wide)
 
 
+@pytest.mark.parametrize("scales", [torch.tensor(0.5), torch.rand(64, 1) + 0.5], ids=["of a tensor", "of outputs"])
+def test_in_8_bits_with_scales_of_other_forms(
+    tmp_path: Path, model: PreTrainedModel, keys: dict[str, torch.Tensor], scales: torch.Tensor
+) -> None:
+    """As ModelOpt and compressed-tensors publish it, with scales of inputs, which are left out."""
+    module = "model.layers.2.mlp.down_proj"
+    values = keys[f"{module}.weight"].to(torch.float8_e4m3fn)
+    added = {f"{module}.weight": values, f"{module}.weight_scale": scales, f"{module}.input_scale": torch.tensor(0.1)}
+    loaded = load_mtp(saved(tmp_path, keys | added), model)
+    assert torch.equal(loaded.layers[0].block.mlp.down_proj.weight, values.float() * scales)
+
+
+def test_8_bits_without_scales_are_named(tmp_path: Path, model: PreTrainedModel, keys: dict[str, torch.Tensor]) -> None:
+    name = "model.layers.2.mlp.down_proj.weight"
+    folder = saved(tmp_path, keys | {name: keys[name].to(torch.float8_e4m3fn)})
+    with raises(HeadKeys, problems=re.compile("float8 with 0 tensors of scales: layers.0.block.mlp.down_proj.weight")):
+        load_mtp(folder, model)
+
+
 #: What is wrong: keys to drop, keys to add, and what the error says.
 BROKEN: dict[str, tuple[list[str], dict[str, tuple[int, ...]], str]] = {
     "a key is missing": (["model.layers.3.enorm.weight"], {}, "missing: layers.1.enorm.weight"),

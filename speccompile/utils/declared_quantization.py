@@ -1,0 +1,55 @@
+"""How the files of a checkpoint's folder say that its weights are quantised."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from speccompile.errors import DamagedCheckpoint, error_line
+
+CONFIG = "config.json"
+#: NVIDIA ModelOpt's own file. Its older versions write nothing into ``config.json``.
+MODELOPT_CONFIG = "hf_quant_config.json"
+#: Where a config has the quantisation; the second name is of old versions of compressed-tensors.
+CONFIG_NAMES = ("quantization_config", "compression_config")
+
+
+def declared_quantization(folder: Path) -> Mapping[str, Any] | None:
+    """``quantization_config`` of the folder's ``config.json`` or of its text part, or the contents of ModelOpt's file
+    with ``quant_method: modelopt``. None where no weights are quantised.
+
+    Raises:
+        DamagedCheckpoint: a file cannot be read, or an entry is not a mapping.
+    """
+    config = _read(folder, CONFIG)
+    parts = (config, _mapping(config.get("text_config") or {}, folder, f"text_config of {CONFIG}"))
+    found = [(name, part[name]) for part in parts for name in CONFIG_NAMES if part.get(name) is not None]
+    if found:
+        name, value = found[0]
+        declared = _mapping(value, folder, f"{name} of {CONFIG}")
+    elif (folder / MODELOPT_CONFIG).is_file():
+        quantization = _mapping(
+            _read(folder, MODELOPT_CONFIG).get("quantization") or {}, folder, f"quantization of {MODELOPT_CONFIG}"
+        )
+        declared = {**quantization, "quant_method": "modelopt"}
+    else:
+        return None
+    # ModelOpt can round the KV cache alone.
+    only_kv = declared.get("quant_method") == "modelopt" and declared.get("quant_algo", "") is None
+    return None if only_kv else declared
+
+
+def _read(folder: Path, name: str) -> Mapping[str, Any]:
+    try:
+        contents = json.loads((folder / name).read_text())
+    except (OSError, ValueError) as error:
+        raise DamagedCheckpoint(source=str(folder), reason=f"{name}: {error_line(error)}") from error
+    return _mapping(contents, folder, name)
+
+
+def _mapping(value: Any, folder: Path, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise DamagedCheckpoint(source=str(folder), reason=f"{what} must be a mapping")
+    return value
