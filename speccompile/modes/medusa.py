@@ -2,8 +2,8 @@
 
 After Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024), section
 2.1, as a chain of each head's likeliest token, or as trees (2.2). Checkpoints are read in the layouts of
-FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear) and vLLM
-(``model_executor/models/medusa.py``).
+FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear), vLLM
+(``model_executor/models/medusa.py``) and TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -33,12 +33,17 @@ from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 from speccompile.passes.step.tree_drafts import ReadTree
 
-#: Names in both layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
+#: Names in all layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
 _BLOCK = re.compile(
     r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"
     r"|(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"
+    r"|medusa_heads\.(\d+)\.medusa_layers\.(\d+)\.linear\.(weight|bias)"
 )
-_LM_HEAD = re.compile(r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight")
+_LM_HEAD = re.compile(
+    r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight"
+    r"|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight"
+    r"|medusa_heads\.(\d+)\.lm_head\.weight"
+)
 _OF_HEADS = re.compile(r"(medusa_heads?|blocks|lm_heads|\d+)\..*|token_map")
 
 
@@ -129,7 +134,7 @@ def _sorted(
             head, block, part = (group for group in found.groups() if group is not None)
             blocks[int(head), int(block), part] = tensor
         elif found := _LM_HEAD.fullmatch(key):
-            lm_heads[int(found[1] or found[2])] = tensor
+            lm_heads[int(next(group for group in found.groups() if group is not None))] = tensor
         elif _OF_HEADS.fullmatch(key):
             unknown.append(f"\n  not known: {key} {list(tensor.shape)}")
     if unknown:
