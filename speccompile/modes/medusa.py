@@ -28,6 +28,7 @@ from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_t
 from speccompile.modes.ready_mode import proposal_state, tree_proposal_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
+from speccompile.passes.step.independent_tree import CHOICES, ReadIndependentTree, choice_state
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
 from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
@@ -205,13 +206,17 @@ class Medusa(Mode):
         return tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
 
     def tree_state(self) -> list[StateSpec]:
-        return tree_proposal_state()
+        return [*tree_proposal_state(), choice_state(len(self.draft), self._branches)]
 
     def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        return [ReadTree(tree)]
+        return [ReadTree(tree) if tree.parents is None else ReadIndependentTree(tree, self._branches)]
 
     def tree_commit_passes(self) -> list[Pass]:
-        return [ProposeTreeFromHidden(self.propose_tree, weights=self._weights)]
+        return [ProposeTreeFromHidden(self.propose_tree, (CHOICES,), weights=self._weights)]
+
+    @property
+    def _branches(self) -> int:
+        return min(MOST_BRANCHES, self.draft.vocab_size)
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
@@ -225,13 +230,20 @@ class Medusa(Mode):
         return pad(drafts, missing), count, pad(best.cumsum(1).exp(), missing)
 
     def propose_tree(
-        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, nodes: int
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        hidden: torch.Tensor,
+        *weights: torch.Tensor,
+        nodes: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The likeliest tree of the heads' tokens, of which none looks at another's: see
-        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`."""
-        logits = self._logits(hidden, weights)
-        count = min(MOST_BRANCHES, self.draft.vocab_size)
-        drafts, logprobs = torch.ops.speccompile.likeliest(logits, count)
+        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`. The last of ``weights`` is the state that keeps the
+        tokens of each head for static trees."""
+        *own, choices = weights
+        drafts, logprobs = torch.ops.speccompile.likeliest(self._logits(hidden, own), self._branches)
+        choices.index_put_((slots,), drafts.flatten(1))
         return of_independent(drafts, logprobs, nodes)
 
     def _logits(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
