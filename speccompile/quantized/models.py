@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
@@ -16,6 +16,7 @@ from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.reading import open_checkpoint
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.dequantised import mark_dequantised
+from speccompile.utils.model_classes import model_class
 from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
 
@@ -58,7 +59,7 @@ def _skeleton(checkpoint: Checkpoint) -> PreTrainedModel:
     """The model without memory, which has each of the quantised weights as a parameter."""
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(checkpoint.config)
+            model: PreTrainedModel = model_class(checkpoint.config).from_config(checkpoint.config)
     except Exception as error:
         # As of configs: the errors are of any kind.
         reason = f"transformers builds no model of its config ({error_line(error)})"
