@@ -143,13 +143,20 @@ def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:
     default = peft.LoraConfig()
     for item in fields(config):
         value = getattr(config, item.name)
-        if item.name not in _HARMLESS and value != getattr(default, item.name) and value not in (None, False):
+        ignored = item.name in _HARMLESS or _adds_nothing(item.name, value)
+        if not ignored and value != getattr(default, item.name):
             reason = _REASONS.get(item.name, "it computes something else than LoRA")
             raise refuse(f"{item.name}={value!r} is not supported: {reason}. Merge it instead: merge_and_unload()")
     if config.init_lora_weights not in _INITS:
         reason = "it belongs to other base weights; save it with path_initial_model_for_weight_conversion"
         raise refuse(f"init_lora_weights={config.init_lora_weights!r} is not supported: {reason}")
     return config
+
+
+def _adds_nothing(field: str, value: Any) -> bool:
+    """For models with experts PEFT writes ``"target_parameters": []``. An empty invocation is never found in a
+    sequence, so PEFT applies such an adapter nowhere."""
+    return value in (None, False) or (value in ([], {}, set()) and field != "alora_invocation_tokens")
 
 
 def _matrices(tensors: Mapping[str, torch.Tensor], refuse: Refuse) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:

@@ -21,6 +21,7 @@ from speccompile.errors import EmptyPrompt, InvalidOption
 from speccompile.quantized import QuantizedWeights
 from speccompile.quantized.reading import is_read
 from speccompile.utils.dequantised import dequantised_from
+from speccompile.utils.mistral_common import writes_chats
 from speccompile.utils.model_names import TINY, is_gguf
 
 # Every max_len has compiled code of its own, so nearby needs share one.
@@ -144,15 +145,15 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
     """
     if not text:
         raise EmptyPrompt(row=0)
-    template = getattr(tokenizer, "chat_template", None)
-    if chat and template is None:
+    has_template = writes_chats(tokenizer)
+    if chat and not has_template:
         raise InvalidOption(
             where="the command line",
             name="--chat",
             value=True,
             reason="the tokenizer has no chat template; use --no-chat",
         )
-    if template is None or chat is False:
+    if not has_template or chat is False:
         return torch.tensor([tokenizer(text)["input_ids"]], dtype=torch.int64)
     messages = [{"role": "user", "content": text}]
     encoded = tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)

@@ -36,10 +36,16 @@ class IndexShape:
     dtype: torch.dtype
 
 
+def index_name(layer: int) -> str:
+    """The name of a layer's index keys. Calls of ``aten.index`` are named ``index_2`` in a captured graph, so a name of
+    that form could not be given to the state of layer 2."""
+    return f"index_key_{layer}"
+
+
 def index_state(observed: Mapping[int, IndexShape]) -> list[StateSpec]:
     """The keys ``[N, S, size]`` of each layer's index."""
     return [
-        StateSpec(f"index_{layer}", (N, S, shape.size), shape.dtype, reset=False) for layer, shape in observed.items()
+        StateSpec(index_name(layer), (N, S, shape.size), shape.dtype, reset=False) for layer, shape in observed.items()
     ]
 
 

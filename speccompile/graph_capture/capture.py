@@ -12,7 +12,7 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from transformers import PreTrainedModel
 
 from speccompile.errors import SpecCompileError, UnsupportedModel, error_line
-from speccompile.graph.layer_state import recurrent_names
+from speccompile.graph.layer_state import index_name, recurrent_names
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.state import Layout, primes_clear_of
 from speccompile.graph.step_graph import StepGraph
@@ -109,7 +109,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     paths = ModulePaths.of(model, prefix="model.")
     inputs = input_ports(layout, info.device, {"B": rows, "T": width})
     states = kv_names(list(observed.kv))
-    states |= {f"index_{place}": f"index_{layer}" for place, layer in enumerate(observed.index)}
+    states |= {f"index_{place}": index_name(layer) for place, layer in enumerate(observed.index)}
     states |= {f"recurrent_{place}": name for place, name in enumerate(recurrent_names(observed.recurrent))}
     ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
     if observed.index:

@@ -72,11 +72,16 @@ def _needed_for(nodes: set[fx.Node]) -> set[fx.Node]:
         node = left.pop()
         if node not in found:
             found.add(node)
-            left += node.all_input_nodes
+            # Export may read the cache's length from the state of any layer, whose writes do not change it.
+            left += [] if _is_size_of_input(node) else node.all_input_nodes
             if isinstance(node.meta.get("val"), list | tuple):
                 left += node.users
             left += [user for user in node.users if user.target is aten.index_put_.default and user.args[0] is node]
     return found
+
+
+def _is_size_of_input(node: fx.Node) -> bool:
+    return node.target is aten.sym_size.int and node.all_input_nodes[0].op == "placeholder"
 
 
 def _smallest(*values: Any, **options: Any) -> Any:

@@ -40,7 +40,8 @@ def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
 def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """The guide of a valid ``pattern``, which was made of ``text``."""
     core, by_bytes = outlines_core(), token_bytes(tokenizer)
-    size = 1 + max(tokenizer.get_vocab().values())
+    # Of bytes that are no text, mistral-common's vocabulary has no token.
+    size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
     # It also wants an EOS token; which ones a request has is known when it comes.
     end, start, eos = size, size + 1, size + 2
     marks = {mark.encode(): [*by_bytes.get(mark.encode(), []), token] for mark, token in ((END, end), (START, start))}

@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speccompile.errors import InvalidInput
+from speccompile.utils.mistral_common import is_mistral_common, library_tokenizer
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
@@ -27,10 +28,28 @@ def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
     Raises:
         InvalidInput: it is not a fast tokenizer, or decodes in a way that is not known here.
     """
+    if is_mistral_common(tokenizer):
+        return _of_mistral_common(library_tokenizer(tokenizer))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if backend is None:
         raise InvalidInput(name="tokenizer", reason="guides need a fast tokenizer (transformers' use_fast=True)")
     return _token_bytes(_Tokenizer(backend.to_str(), tokenizer.get_vocab()))
+
+
+@functools.lru_cache(maxsize=4)
+def _of_mistral_common(tokenizer: Any) -> dict[bytes, list[int]]:
+    from mistral_common.tokens.tokenizers.tekken import Tekkenizer
+
+    result: dict[bytes, list[int]] = {}
+    for token in range(tokenizer.n_words):
+        if tokenizer.is_special(token):
+            continue
+        if isinstance(tokenizer, Tekkenizer):
+            text = tokenizer.id_to_byte_piece(token)
+        else:
+            text = _stands_for(tokenizer.id_to_piece(token), {"ByteFallback", "Replace"})
+        result.setdefault(text, []).append(token)
+    return result
 
 
 @dataclass(frozen=True)

@@ -11,17 +11,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
-from transformers import PretrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead, InvalidOption, SpecCompileError
 from speccompile.modes.dflash.config_files import is_dflash
 from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.medusa import MedusaHeads
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.save import ARCHITECTURE
+from speccompile.modes.network.draft_models import draft_config
+from speccompile.modes.network.head_kinds import is_medusa
 from speccompile.modes.prediction import Prediction
-from speccompile.utils.model_names import SMOLLM2
 
 #: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
 #: TensorRT-LLM's heuristic draws its line there, too.
@@ -148,6 +150,8 @@ class Auto:
             return Choice(name, "the draft that was given has MTP modules", {"draft": draft})
         if isinstance(draft, Eagle3Head) or kind == "EAGLE-3":
             return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
+        if isinstance(draft, MedusaHeads) or kind == "Medusa":
+            return Choice("medusa", "the draft that was given has Medusa heads", {"draft": draft})
         if isinstance(draft, DFlashHead) or kind == "DFlash":
             return Choice("dflash", "the draft that was given is a DFlash head", {"draft": draft})
         if isinstance(draft, PreTrainedModel | str | Path):
@@ -202,17 +206,14 @@ def _in_line(error: Exception) -> str:
 
 
 def _head_kind(source: str | Path) -> tuple[str | None, int]:
-    """``EAGLE-3``, ``DFlash``, ``MTP`` or None, by the config.json of a folder or hub repository, and how many modules
-    of MTP it has; one that cannot be read is reported by its loader."""
-    if str(source) == SMOLLM2 or str(source).startswith("self:"):
-        return None, 0
-    try:
-        config, _ = PretrainedConfig.get_config_dict(str(source))
-    except (OSError, ValueError):
-        return None, 0
+    """``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None, by the config.json of a folder or hub repository, and how
+    many modules of MTP it has; one that cannot be read is reported by its loader."""
+    config = draft_config(str(source))
     if config.get("architectures") == [ARCHITECTURE]:
         return "MTP", int(config.get("num_nextn_predict_layers", 1))
-    if is_dflash(config):
+    if is_medusa(config):
+        return "Medusa", 0
+    if is_dflash(config) or config.get("speculators_model_type") == "dflash":
         return "DFlash", 0
     return ("EAGLE-3" if any(key in config for key in HEAD_KEYS) else None), 0
 

@@ -6,7 +6,7 @@ step: K single-token forwards draft, and one forward over what the target reads 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
@@ -16,7 +16,7 @@ from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.modes.network.draft_at_once import DraftByMasks
 from speccompile.modes.network.draft_model import DraftModel
-from speccompile.modes.network.draft_models import check_same_vocabulary, load_draft
+from speccompile.modes.network.draft_models import check_same_vocabulary, draft_config, load_draft
 from speccompile.modes.network.draft_tree import DraftTreeByNetwork
 from speccompile.modes.network.network_mode import SplitMode
 from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
@@ -25,6 +25,8 @@ from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import NoDrafts
 
 SELF_INT8 = "self:int8"
+#: Keys of the config of a model that drafts all tokens at once: PARD's own, and vLLM's.
+PARD_TOKENS = ("pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
@@ -39,8 +41,9 @@ class DraftTarget(SplitMode):
         draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs executables of the drafter's own before the target's.
-        mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD, whose checkpoints
-            call it ``pard_token``): the token that stands for each draft. None drafts one token after another.
+        mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD): the token that
+            stands for each draft. None is the ``pard_token`` or ``ptd_token_id`` of the draft's config, which such
+            checkpoints have; a model without either drafts one token after another.
     """
 
     fused: bool = True
@@ -69,6 +72,17 @@ class DraftTarget(SplitMode):
             reason = f"it must be a token below {info.vocab_size}, or None"
             raise self.invalid("mask_token_id", mask, reason)
 
+    def loaded(self, model: PreTrainedModel) -> DraftTarget:
+        if self.mask_token_id is not None:
+            return self
+        config = draft_config(self.draft) if isinstance(self.draft, str) else self.draft.config.to_dict()
+        key = next((key for key in PARD_TOKENS if config.get(key) is not None), None)
+        if key is None:
+            return self
+        mode = replace(self, mask_token_id=config[key])
+        mode.check(inspect_model(model))
+        return mode
+
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftModel:
         if self.draft == SELF_INT8:
             return DraftModel(model, info, self._own_len(model, max_len), "int8")
@@ -80,6 +94,9 @@ class DraftTarget(SplitMode):
             )
             raise self.invalid("draft", _shown(draft), reason)
         check_same_vocabulary(draft, own, model, info)
+        if self.mask_token_id is not None and self.mask_token_id >= own.vocab_size:
+            reason = f"the draft model has tokens below {own.vocab_size}"
+            raise self.invalid("mask_token_id", self.mask_token_id, reason)
         length = self._own_len(draft, max_len)
         check_rotary(draft, length)
         return DraftModel(draft, own, length, self.draft_weights)
@@ -127,7 +144,8 @@ class DraftTarget(SplitMode):
 
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)
-        return f"{who} drafts, with KV of its own, {'inside' if self.fused else 'before'} the step"
+        how = ", all tokens in one forward" if self.one_forward else ""
+        return f"{who} drafts{how}, with KV of its own, {'inside' if self.fused else 'before'} the step"
 
 
 def _shown(draft: Any) -> str:

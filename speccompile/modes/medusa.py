@@ -2,8 +2,8 @@
 
 After Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024), section
 2.1, as a chain of each head's likeliest token, or as trees (2.2). Checkpoints are read in the layouts of
-FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear) and vLLM
-(``model_executor/models/medusa.py``).
+FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear), vLLM
+(``model_executor/models/medusa.py``) and TensorRT-LLM.
 """
 
 from __future__ import annotations
@@ -28,17 +28,23 @@ from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_t
 from speccompile.modes.ready_mode import proposal_state, tree_proposal_state
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
+from speccompile.passes.step.independent_tree import CHOICES, ReadIndependentTree, choice_state
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
 from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
 from speccompile.passes.step.tree_drafts import ReadTree
 
-#: Names in both layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
+#: Names in all layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
 _BLOCK = re.compile(
     r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"
     r"|(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"
+    r"|medusa_heads\.(\d+)\.medusa_layers\.(\d+)\.linear\.(weight|bias)"
 )
-_LM_HEAD = re.compile(r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight")
+_LM_HEAD = re.compile(
+    r"(?:medusa_heads?\.)?(\d+)\.\d+\.weight"
+    r"|(?:medusa_heads\.)?lm_heads\.(\d+)\.weight"
+    r"|medusa_heads\.(\d+)\.lm_head\.weight"
+)
 _OF_HEADS = re.compile(r"(medusa_heads?|blocks|lm_heads|\d+)\..*|token_map")
 
 
@@ -129,7 +135,7 @@ def _sorted(
             head, block, part = (group for group in found.groups() if group is not None)
             blocks[int(head), int(block), part] = tensor
         elif found := _LM_HEAD.fullmatch(key):
-            lm_heads[int(found[1] or found[2])] = tensor
+            lm_heads[int(next(group for group in found.groups() if group is not None))] = tensor
         elif _OF_HEADS.fullmatch(key):
             unknown.append(f"\n  not known: {key} {list(tensor.shape)}")
     if unknown:
@@ -200,13 +206,17 @@ class Medusa(Mode):
         return tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
 
     def tree_state(self) -> list[StateSpec]:
-        return tree_proposal_state()
+        return [*tree_proposal_state(), choice_state(len(self.draft), self._branches)]
 
     def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        return [ReadTree(tree)]
+        return [ReadTree(tree) if tree.parents is None else ReadIndependentTree(tree, self._branches)]
 
     def tree_commit_passes(self) -> list[Pass]:
-        return [ProposeTreeFromHidden(self.propose_tree, weights=self._weights)]
+        return [ProposeTreeFromHidden(self.propose_tree, (CHOICES,), weights=self._weights)]
+
+    @property
+    def _branches(self) -> int:
+        return min(MOST_BRANCHES, self.draft.vocab_size)
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
@@ -220,13 +230,20 @@ class Medusa(Mode):
         return pad(drafts, missing), count, pad(best.cumsum(1).exp(), missing)
 
     def propose_tree(
-        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, nodes: int
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        hidden: torch.Tensor,
+        *weights: torch.Tensor,
+        nodes: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The likeliest tree of the heads' tokens, of which none looks at another's: see
-        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`."""
-        logits = self._logits(hidden, weights)
-        count = min(MOST_BRANCHES, self.draft.vocab_size)
-        drafts, logprobs = torch.ops.speccompile.likeliest(logits, count)
+        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`. The last of ``weights`` is the state that keeps the
+        tokens of each head for static trees."""
+        *own, choices = weights
+        drafts, logprobs = torch.ops.speccompile.likeliest(self._logits(hidden, own), self._branches)
+        choices.index_put_((slots,), drafts.flatten(1))
         return of_independent(drafts, logprobs, nodes)
 
     def _logits(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as hf_logging
 
 from speccompile.errors import InvalidOption, PretrainedError, SpecCompileError, error_line
@@ -27,6 +27,7 @@ from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
+from speccompile.utils.model_classes import model_class
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 from speccompile.utils.tensor_parallel import tensor_parallel
 
@@ -41,7 +42,7 @@ def load(
     ranks: int = 1,
     device: torch.device | str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model, in eval mode, and its tokenizer.
+    """Load a causal language model, in eval mode, and its tokenizer. A model that reads images too is one for text.
 
     Args:
         name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Quantised weights that are FP8, or that
@@ -114,9 +115,12 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
     quiet = contextlib.nullcontext() if on_hub else _without_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     with quiet, _loading_errors(name_or_path), without_gguf_bar(name_or_path):
+        kind: Any = AutoModelForCausalLM
+        if not is_gguf(name_or_path):
+            kind = model_class(AutoConfig.from_pretrained(**source, trust_remote_code=False))
         if ranks > 1:
             source["distributed_config"] = tensor_parallel(source["pretrained_model_name_or_path"], ranks)
-        loaded = cast(Any, AutoModelForCausalLM).from_pretrained(
+        loaded = kind.from_pretrained(
             **source, dtype=dtype, trust_remote_code=False, output_loading_info=True, ignore_mismatched_sizes=True
         )
     model, found = loaded

@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, GenerationConfig, PretrainedConfig, PreTrainedModel
+from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
@@ -20,6 +20,7 @@ from speccompile.quantized.undeclared import check_scales
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
+from speccompile.utils.model_classes import model_class
 from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
 
@@ -91,7 +92,7 @@ def _skeleton(config: PretrainedConfig, source: Source) -> PreTrainedModel:
     """The model without memory."""
     try:
         with torch.device("meta"):
-            model: PreTrainedModel = AutoModelForCausalLM.from_config(config)
+            model: PreTrainedModel = model_class(config).from_config(config)
     except Exception as error:
         # As of configs: the errors are of any kind.
         raise source.unsupported(f"transformers builds no model of its config ({error_line(error)})") from error

@@ -28,7 +28,7 @@ def buffers_of(layout: Layout, observed: Observation, drafter_state: Collection[
             return "drafter"
         if name in recurrent or layout.tensors[name].checkpoint_of:
             return "recurrent state"
-        if name.startswith(("k_", "v_", "index_")) and layout.tensors[name].follows_text:
+        if name.startswith(("k_", "v_", "index_key_")) and layout.tensors[name].follows_text:
             return "KV"
         if layout.tensors[name].follows_text:
             return "drafter"

@@ -85,7 +85,9 @@ def _short(name: str) -> str:
     return name.removeprefix("<built-in function ").removesuffix(">").removesuffix(".default")
 
 
-def _history(graphs: Sequence[StepGraph], first: int, of_passes: Mapping[str, Region], reads: Reads) -> list[Node]:
+def _history(
+    graphs: Sequence[StepGraph], first: int, of_passes: Mapping[str, Region | None], reads: Reads
+) -> list[Node]:
     """The nodes of all graphs, one entry for a node that several of them have."""
     found: list[Node] = []
     live: dict[str, int] = {}
@@ -107,7 +109,7 @@ def _history(graphs: Sequence[StepGraph], first: int, of_passes: Mapping[str, Re
     return found
 
 
-def step_nodes(graph: StepGraph, of_passes: Mapping[str, Region], reads: Reads, since: int = 0) -> list[Node]:
+def step_nodes(graph: StepGraph, of_passes: Mapping[str, Region | None], reads: Reads, since: int = 0) -> list[Node]:
     """The calls of a graph, in order."""
     regions, nbytes, writes = regions_of_step(graph, of_passes), of_step(graph, reads), state_writes(graph)
     found = []

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping
 from torch import fx
 
 from speccompile.graph.body import Body, Part
+from speccompile.graph.stage import CAPTURE
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import written
 from speccompile.lowering.pooled import PRODUCTS
@@ -30,6 +31,7 @@ OF_FACTS: dict[Region, frozenset[str]] = {
             "tree_proposed",
             "drafter_read",
             "drafted_first",
+            "proposals_broadcast",
         }
     ),
     "commit": frozenset({"committed", "commit_chosen", "path_moved", "path_followed", "steps_counted"}),
@@ -43,12 +45,26 @@ OF_FACTS: dict[Region, frozenset[str]] = {
             "prompt_recorded",
             "chain_judged",
             "tree_ops_chosen",
+            "choice_equal",
+            "chosen_from_shards",
+            "filters_only",
         }
     ),
-    "draft": frozenset({"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped"}),
+    "draft": frozenset(
+        {"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped", "full_drafts", "drafts_broadcast"}
+    ),
     "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound", "inputs_joined"}),
     "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
 }
+
+#: A pass that provides one of these facts changes calls of the model itself; their place in it is their region.
+OF_MODEL = frozenset(
+    {
+        *("positions_bounded", "attention_chosen", "recurrences_chosen", "experts_chosen", "adapters_added"),
+        *("linears_chosen", "linears_packed", "weights_joined", "skinny_linears", "step_ops", "norms_moved"),
+        *("outlined", "few_launches", "tree_bodies", "step_logits", "subexpressions_shared"),
+    }
+)
 
 #: Linears that are C++ ops.
 _LINEARS = frozenset(
@@ -61,22 +77,24 @@ _ENDS: dict[Part, Region] = {"prologue": "embedding", "epilogue": "lm_head"}
 _MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
 
 
-def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region]:
-    """By name of the pass; a user's own pass without any of these facts is ``other``."""
-    found: dict[str, Region] = {}
+def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region | None]:
+    """By name of the pass, and of the capture; None is the model. A pass without any of these facts is ``other``."""
+    found: dict[str, Region | None] = {CAPTURE: None}
     for item in passes:
-        matches = [region for region, facts in OF_FACTS.items() if item.provides & facts]
-        if matches or item.is_users:
-            found[item.name] = matches[0] if matches else "other"
+        region: Region | None = next((region for region, facts in OF_FACTS.items() if item.provides & facts), None)
+        of_model = bool(item.provides & OF_MODEL) and not item.is_users
+        found[item.name] = region if region or of_model else "other"
     return found
 
 
-def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region]) -> dict[fx.Node, Region]:
-    """The region of every call. What no pass of a step added is the model's: before its layers the embedding, its
-    layers, and after them the lm_head."""
+def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region | None]) -> dict[fx.Node, Region]:
+    """The region of every call. What was captured, and what passes over the model added, is the model's: before its
+    layers the embedding, its layers, and after them the lm_head. What a pass added that ``of_passes`` does not have is
+    ``other``."""
     calls = [node for node in graph.graph.nodes if node.op in ("call_function", "call_module")]
     layers = set(graph.anchors.layers)
-    own = [node for node in calls if str(node.meta.get("pass")) not in of_passes]
+    added = {node: of_passes.get(node.meta["pass"], "other") for node in calls}
+    own = [node for node in calls if added.get(node) is None]
     ends = [place for place, node in enumerate(own) if node in layers]
     # In the captured model a layer is many calls, and its anchor is the last one of them.
     starts = [place for place, node in enumerate(own) if "layer" in node.meta or node in layers]
@@ -84,10 +102,7 @@ def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region]) -> dict[f
     found: dict[fx.Node, Region] = {}
     for place, node in enumerate(own):
         found[node] = "embedding" if place < first else "layers" if place <= last else "lm_head"
-    for node in calls:
-        if node not in found:
-            found[node] = of_passes[str(node.meta["pass"])]
-    return found
+    return found | {node: region for node, region in added.items() if region is not None}
 
 
 def is_linear(node: fx.Node) -> bool:

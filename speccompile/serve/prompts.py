@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import Message
 from speccompile.serve.tool_fields import Tool
+from speccompile.utils.mistral_common import is_mistral_common, writes_chats
 
 log = logging.getLogger("speccompile.serve")
 
@@ -34,7 +35,7 @@ def chat_ids(
     Raises:
         ApiError: there is no template, or it refuses the conversation.
     """
-    if getattr(tokenizer, "chat_template", None) is None:
+    if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     conversation = [_for_template(message) for message in messages]
@@ -51,6 +52,10 @@ def chat_ids(
         message = f"messages: the chat template refuses them: {error.message or type(error).__name__}"
         raise ApiError(message, param="messages") from None
     except Exception as error:
+        if is_mistral_common(tokenizer):
+            # It checks roles, fields and names of calls.
+            message = f"messages: the model's tokenizer refuses them: {str(error)[:200]}"
+            raise ApiError(message, param="messages") from None
         # A template is the model's own program, and may fail on what it does not expect.
         log.exception("the chat template failed")
         message = f"messages: the chat template fails on them ({type(error).__name__})"

@@ -21,6 +21,7 @@ from speccompile.serve.fields import ChatBody
 from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
 from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import Arguments, CallBegin, Item
+from speccompile.utils.mistral_common import is_mistral_common
 
 
 def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGrammar | None:
@@ -63,7 +64,14 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
 
 
 def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
-    """How the model's chat template writes calls."""
+    """How the model's chat template writes calls.
+
+    Raises:
+        ApiError: it has none.
+    """
+    if is_mistral_common(tokenizer):
+        reason = "how mistral-common writes calls is not known here; serve a checkpoint with tokenizer.json"
+        raise ApiError(f"tools: {reason}", param="tools")
     template: Any = tokenizer.chat_template
     # Some tokenizers have several templates by name.
     return syntax_of(template if isinstance(template, str) else "".join(template.values()))

@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
 from speccompile.guides.token_bytes import token_bytes
+from speccompile.utils.mistral_common import is_mistral_common
 
 
 class Vocabulary:
@@ -27,6 +28,8 @@ class Vocabulary:
 
     @cached_property
     def _special(self) -> frozenset[int]:
+        if is_mistral_common(self._tokenizer):
+            return frozenset(self._tokenizer.all_special_ids)
         # Marks of a chat are special, and often no special token by name.
         added = self._tokenizer.added_tokens_decoder
         return frozenset([*self._tokenizer.all_special_ids, *(token for token in added if added[token].special)])

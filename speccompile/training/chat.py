@@ -9,6 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
+from speccompile.utils.mistral_common import is_mistral_common
 
 #: Stands for a message where the template is looked at.
 _MESSAGE = "THE-MESSAGE"
@@ -39,6 +40,9 @@ class Chat:
         Raises:
             InvalidInput: the tokenizer has no chat template, or it changes the messages.
         """
+        if is_mistral_common(tokenizer):
+            reason = "mistral-common writes conversations as tokens alone; use a checkpoint with tokenizer.json"
+            raise InvalidInput(name="the tokenizer", reason=reason)
         if getattr(tokenizer, "chat_template", None) is None:
             reason = "it has no chat template, which texts are written in; set tokenizer.chat_template"
             raise InvalidInput(name="the tokenizer", reason=reason)

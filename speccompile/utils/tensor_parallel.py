@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig
 from transformers.distributed import DistributedConfig
+
+from speccompile.utils.model_classes import model_class
 
 
 def started_processes() -> int:
@@ -35,6 +37,6 @@ def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
     each: list[int] = heads if isinstance(heads, list) else [heads]
     if all(count % ranks == 0 for count in each):
         return DistributedConfig(tp_size=ranks)
-    model: Any = AutoModelForCausalLM._model_mapping[type(config)]
+    model: Any = model_class(config)._model_mapping[type(config)]
     own = (f"{model.base_model_prefix}.{name}" for name in text.base_model_tp_plan or () if ".self_attn." in name)
     return DistributedConfig(tp_size=ranks, tp_plan=dict.fromkeys(own, "replicate"))

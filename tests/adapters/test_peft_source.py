@@ -71,6 +71,18 @@ def test_another_kind_of_adapter_is_refused_by_name(tmp_path: Path) -> None:
             read(source)
 
 
+def test_fields_that_are_empty_ask_for_nothing(tmp_path: Path) -> None:
+    """PEFT writes ``"target_parameters": []`` into adapters for models with experts."""
+    folder = folder_with(tmp_path)
+    plain = read(folder)
+    empty = {"target_parameters": [], "modules_to_save": [], "trainable_token_indices": {}, "layer_replication": []}
+    configured(**empty)(folder)
+    assert read(folder).keys() == plain.keys()
+    configured(alora_invocation_tokens=[])(folder)
+    with raises(InvalidAdapter, reason=re.compile(r"alora_invocation_tokens=\[\] is not supported")):
+        read(folder)
+
+
 def damage(change: Callable[[dict[str, torch.Tensor]], object]) -> Callable[[Path], None]:
     def apply(folder: Path) -> None:
         tensors = load_file(folder / WEIGHTS)

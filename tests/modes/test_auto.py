@@ -15,7 +15,7 @@ import speccompile
 from speccompile import modes, wrap
 from speccompile.compiler.package import read_package
 from speccompile.errors import DuplicateMode, InvalidHead, InvalidOption, OptionOfAnotherMode
-from speccompile.heads import DFlashHead, Eagle3Head, MtpHead
+from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.modes.auto import Auto, Choice
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.ngram import NGram
@@ -61,13 +61,24 @@ def test_modules(model: LlamaForCausalLM, draft_len: int, name: str) -> None:
     assert (choice.name, choice.options) == (name, {"draft": modules})
 
 
-@pytest.mark.parametrize("config", [{"model_type": "muse_glimmer_assistant"}, {"dflash_config": {}}], ids=str)
+@pytest.mark.parametrize(
+    "config",
+    [{"model_type": "muse_glimmer_assistant"}, {"dflash_config": {}}, {"speculators_model_type": "dflash"}],
+    ids=str,
+)
 def test_a_folder_is_told_to_be_a_block_drafter(
     model: LlamaForCausalLM, tmp_path: Path, config: dict[str, Any]
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     assert choose(model, draft=tmp_path).name == "dflash"
     assert choose(model, draft=DFlashHead.random(model, 3)).name == "dflash"
+
+
+@pytest.mark.parametrize("config", [{"medusa_num_heads": 5}, {"model_type": "medusa"}], ids=str)
+def test_medusa_heads(model: LlamaForCausalLM, tmp_path: Path, config: dict[str, Any]) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert choose(model, draft=tmp_path).name == "medusa"
+    assert choose(model, draft=MedusaHeads(2, 1, 64, 128)).name == "medusa"
 
 
 @pytest.mark.parametrize(

@@ -124,12 +124,23 @@ def vllm(heads: MedusaHeads) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("layout", ["medusa_lm_head.pt", "a whole model", "vllm"])
+def tensorrt(heads: MedusaHeads) -> dict[str, torch.Tensor]:
+    found = {}
+    for key, value in heads.state_dict().items():
+        head, block, *rest = key.split(".")
+        own = f"medusa_layers.{block}.linear.{rest[-1]}" if rest[0] == "linear" else "lm_head.weight"
+        found[f"medusa_heads.{head}.{own}"] = value.clone()
+    return found
+
+
+@pytest.mark.parametrize("layout", ["medusa_lm_head.pt", "a whole model", "vllm", "tensorrt"])
 def test_published_layouts(model: LlamaForCausalLM, heads: MedusaHeads, tmp_path: Path, layout: str) -> None:
     expected = dict(heads.state_dict())
     if layout == "vllm":
         save_file(vllm(heads), tmp_path / "model.safetensors")
         expected = {key: value for key, value in expected.items() if not key.endswith("bias")}
+    elif layout == "tensorrt":
+        save_file(tensorrt(heads), tmp_path / "model.safetensors")
     elif layout == "a whole model":
         own = {"model.norm.weight": torch.ones(64), "lm_head.weight": torch.ones(2, 2)}
         save_file(fasterdecoding(heads, "medusa_head.") | own, tmp_path / "model.safetensors")

@@ -17,9 +17,20 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from transformers import (
+    CLIPVisionConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Mistral3Config,
+    Mistral3ForConditionalGeneration,
+    PixtralVisionConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging as hf_logging
 
+import speccompile
 from speccompile import pretrained
 from speccompile.errors import DeviceMemoryFull, PretrainedError
 from speccompile.pretrained import slow_progress, smollm2
@@ -213,6 +224,29 @@ def test_load_local_folder(tiny_folder: Path, capfd: pytest.CaptureFixture[str])
     assert tokenizer("hello world")["input_ids"] == [1, 2]
     wanted = tiny_llama(layers=1).state_dict()
     assert all(torch.equal(value, wanted[name]) for name, value in model.state_dict().items())
+
+
+def test_a_model_that_reads_images_is_one_for_text(tiny_folder: Path) -> None:
+    """AutoModelForCausalLM does not know Mistral 3, Qwen3-VL and others."""
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    text = LlamaConfig(vocab_size=64, **sizes)
+    vision = PixtralVisionConfig(head_dim=16, image_size=28, patch_size=14, **sizes)
+    config = Mistral3Config(text_config=text, vision_config=vision)
+    Mistral3ForConditionalGeneration._from_config(config).save_pretrained(tiny_folder)
+    model, _ = pretrained.load(str(tiny_folder))
+    ids = torch.tensor([[5, 6, 7, 5, 6]])
+    with speccompile.wrap(model, "ngram", tiers=(0, 2), max_len=32, max_batch=1, backend="eager") as spec:
+        assert torch.equal(spec.generate(ids, max_new_tokens=9), model.generate(ids, max_new_tokens=9, do_sample=False))
+
+
+def test_a_model_without_a_language_model_is_refused_briefly(tiny_folder: Path) -> None:
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 1, "num_attention_heads": 2}
+    CLIPVisionConfig(**sizes).save_pretrained(tiny_folder)
+    with raises(
+        PretrainedError, reason=re.compile("no language model for its model_type 'clip_vision_model'")
+    ) as error:
+        pretrained.load_model(str(tiny_folder))
+    assert len(str(error.value)) < 400
 
 
 def test_load_in_another_dtype(tiny_folder: Path) -> None:

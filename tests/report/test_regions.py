@@ -2,20 +2,65 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 
+import speccompile
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Pass, facts
+from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.choose_linear import KeepLinears
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
-from speccompile.report.regions import is_linear, op_name, regions_of_body
+from speccompile.report.regions import (
+    OF_FACTS,
+    OF_MODEL,
+    is_linear,
+    op_name,
+    regions_of_body,
+    regions_of_passes,
+    regions_of_step,
+)
 from support.families import model_of
 from support.tiny import captured
+
+
+def passes_of_the_package() -> Iterator[type[Pass]]:
+    """Those that are in a pipeline: abstract ones have no name."""
+    for module in pkgutil.walk_packages(speccompile.__path__, "speccompile."):
+        if {"passes", "modes", "acceptance", "adapters", "sampling"} & set(module.name.split(".")):
+            importlib.import_module(module.name)
+    left = [Pass]
+    while left:
+        kind = left.pop()
+        left += kind.__subclasses__()
+        if kind.__module__.startswith("speccompile.") and "name" in vars(kind):
+            yield kind
+
+
+def test_the_region_of_every_pass_is_known() -> None:
+    known = OF_MODEL.union(*OF_FACTS.values())
+    assert [kind.name for kind in passes_of_the_package() if not kind.provides & known] == []
+
+
+def test_calls_of_a_pass_that_is_not_known_are_no_part_of_the_model() -> None:
+    class Added(Pass):
+        name, looks_for, provides = "added", "nothing", facts("something_new")
+
+        def run(self, graph: StepGraph) -> Changes:
+            return Changes(0)
+
+    graph = captured(model_of("llama")).graph
+    first, *_, last = [node for node in graph.graph.nodes if node.op == "call_function"]
+    first.meta["pass"], last.meta["pass"] = "added", "one that is not listed"
+    regions = regions_of_step(graph, regions_of_passes([Added()]))
+    assert (regions.pop(first), regions.pop(last)) == ("other", "other")
+    assert set(regions.values()) == {"embedding", "layers", "lm_head"}
 
 
 def outlined(name: str, *more: Pass) -> StepGraph:

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidHead
 from speccompile.modes.dflash.config import DFlashConfig, embedding_scale
 from speccompile.modes.network.config_keys import ConfigKeys, read_keys
+from speccompile.modes.network.head_kinds import unread_kind
 
 #: ``model_type`` of transformers' only class of such heads.
 ASSISTANT = "muse_glimmer_assistant"
@@ -50,7 +51,8 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
         reason = (
             f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}: it is not a DFlash head in a known layout"
         )
-        raise InvalidHead(source=name, reason=reason)
+        other = unread_kind(given.keys, {})
+        raise InvalidHead(source=name, reason=f"it is {other}" if other else reason)
     keys = ConfigKeys({**given.keys, **given.part(OWN)}, name)
     for key, (what, usual) in REFUSED.items():
         if keys.get(key, usual) != usual:

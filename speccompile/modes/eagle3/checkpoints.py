@@ -105,8 +105,7 @@ def _check_keys(
             expected.pop(key)
     expected.setdefault("d2t", (head.config.draft_vocab_size,))
     optional = {"d2t"} if head.d2t is None else set()
-    unread = {"lm_head.weight"} if head.config.tie_word_embeddings else set()
-    check_tensors(tensors, expected, name, optional=optional, unread=unread, integers={"d2t"})
+    check_tensors(tensors, expected, name, optional=optional, integers={"d2t"})
 
 
 def _check_vocabulary(d2t: torch.Tensor, t2d: torch.Tensor | None, config: Eagle3Config, name: str) -> None:

@@ -13,7 +13,8 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidHead
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.modes.eagle3.config import EMBEDDING, Eagle3Config
-from speccompile.modes.network.config_keys import ConfigKeys, read_keys
+from speccompile.modes.network.config_keys import MASK_TOKENS, ConfigKeys, read_keys
+from speccompile.modes.network.head_kinds import unread_kind
 from speccompile.passes.step.tap_hidden import default_taps
 
 #: Variants that are other networks, by the key that asks for them.
@@ -24,8 +25,8 @@ REFUSED = {
 }
 #: Keys that hold the target's layers that a head reads, and the kinds of the head's own layers.
 LAYER_IDS, LAYER_TYPES = "eagle_aux_hidden_state_layer_ids", "layer_types"
-#: speculators' name of a head that drafts all tokens at once, and where vLLM looks for the mask token of one.
-PARALLEL, MASK_TOKENS = "peagle", ("mask_token_id", "pard_token", "ptd_token_id")
+#: speculators' name of a head that drafts all tokens at once.
+PARALLEL = "peagle"
 #: ``model_type`` of the decoder layers that speculators builds a head of. Qwen3's have norms of queries and keys.
 LAYER_KINDS = ("llama", "qwen3")
 
@@ -43,6 +44,8 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
         InvalidHead: a key is missing, or the head is of another kind or another target.
     """
     given = read_keys(folder / "config.json", name)
+    if other := unread_kind(given, tensors):
+        raise InvalidHead(source=name, reason=f"it is {other}")
     kind = given.get("speculators_model_type")
     if kind not in (None, "eagle3", PARALLEL):
         raise InvalidHead(source=name, reason=f"it is a head of type {kind!r}, not 'eagle3' or {PARALLEL!r}")
@@ -60,7 +63,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
                 source=name, reason=f"its config has {key}={keys[key]!r} ({what}), which is not supported"
             )
     config = replace(
-        _config(ConfigKeys(keys, name), tensors),
+        _config(ConfigKeys(keys, name), name, tensors),
         taps=_taps(ConfigKeys(keys, name), inputs=speculators) or default_taps(len(decoder_layers(target)[1])),
         # In the flat layout model_type says nothing of the layer: heads for Qwen3 have Llama's.
         qk_norm=(speculators and layer == "qwen3") or "layers.0.self_attn.q_norm.weight" in tensors,
@@ -69,7 +72,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     return config
 
 
-def _config(keys: ConfigKeys, tensors: Mapping[str, torch.Tensor]) -> Eagle3Config:
+def _config(keys: ConfigKeys, name: str, tensors: Mapping[str, torch.Tensor]) -> Eagle3Config:
     size, number, flag = keys.size, keys.number, keys.flag
     hidden, heads = size("hidden_size"), size("num_attention_heads")
     vocab = size("vocab_size")
@@ -96,8 +99,9 @@ def _config(keys: ConfigKeys, tensors: Mapping[str, torch.Tensor]) -> Eagle3Conf
         norm_before_fc=flag("norm_before_fc") or "input_norm.weight" in tensors,
         norm_before_residual=flag("norm_before_residual"),
         norm_output=flag("norm_output") or flag("return_hidden_post_norm"),
-        mask_token_id=_mask_token(keys),
-        tie_word_embeddings=flag("tie_word_embeddings"),
+        mask_token_id=_mask_token(keys, name, tensors),
+        # Configs copied from a target's say that the head ties them, whatever the head has. vLLM does not read the key.
+        tie_word_embeddings=flag("tie_word_embeddings") and "lm_head.weight" not in tensors,
     )
 
 
@@ -130,11 +134,20 @@ def _windows(keys: ConfigKeys, layers: int) -> tuple[int | None, ...]:
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
-def _mask_token(keys: ConfigKeys) -> int | None:
-    """Of a head that drafts all tokens at once; None of others."""
-    if not keys.flag("parallel_drafting") and keys.get("speculators_model_type") != PARALLEL:
-        return None
-    return keys.size(next((key for key in MASK_TOKENS if keys.get(key) is not None), MASK_TOKENS[0]), least=0)
+def _mask_token(keys: ConfigKeys, name: str, tensors: Mapping[str, torch.Tensor]) -> int | None:
+    """Of a head that drafts all tokens at once; None of others.
+
+    Raises:
+        InvalidHead: its tensors are those of such a head, and its config does not say which token is the mask.
+    """
+    key = next((key for key in MASK_TOKENS if keys.get(key) is not None), None)
+    if keys.flag("parallel_drafting") or keys.get("speculators_model_type") == PARALLEL:
+        return keys.size(key or MASK_TOKENS[0], least=0)
+    if "mask_hidden" in tensors:
+        what = "it is a P-EAGLE head, which drafts all tokens at once (its tensors have mask_hidden)"
+        lacks = f"its config must have parallel_drafting=true and its mask token as {' or '.join(MASK_TOKENS)}"
+        raise InvalidHead(source=name, reason=f"{what}, and {lacks}")
+    return None
 
 
 def _layers(keys: Mapping[str, Any]) -> Any:

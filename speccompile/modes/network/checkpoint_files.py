@@ -103,7 +103,6 @@ def check_tensors(
     name: str,
     *,
     optional: Collection[str] = (),
-    unread: Collection[str] = (),
     integers: Collection[str] = (),
 ) -> None:
     """Every expected tensor is there and of its shape, and every one that is there is expected.
@@ -111,7 +110,6 @@ def check_tensors(
     Args:
         expected: shapes by key.
         optional: expected keys that may be missing.
-        unread: keys that may be there, in any shape.
         integers: keys of tensors that hold no floating-point numbers.
 
     Raises:
@@ -119,7 +117,7 @@ def check_tensors(
     """
     missing = {key for key in expected if key not in tensors and key not in optional}
     problems: list[str] = []
-    for key in (key for key in tensors if key not in expected and key not in unread):
+    for key in (key for key in tensors if key not in expected):
         shape = tuple(tensors[key].shape)
         likely = _closest_key(key, [other for other in missing if expected[other] == shape])
         if likely is None:

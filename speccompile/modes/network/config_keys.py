@@ -10,6 +10,9 @@ from typing import Any
 
 from speccompile.errors import InvalidHead, error_line
 
+#: Where vLLM looks for the mask token of a drafter that drafts all tokens at once.
+MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
+
 
 @dataclass(frozen=True)
 class ConfigKeys:
@@ -106,6 +109,11 @@ class ConfigKeys:
         # Of old files.
         kind = rope.pop("type", None)
         rope.setdefault("rope_type", kind or "default")
+        # Image models have positions of three dimensions, which are equal for tokens of text.
+        rope.pop("mrope_section", None)
+        rope.pop("mrope_interleaved", None)
+        if rope["rope_type"] == "mrope":
+            rope["rope_type"] = "default"
         rope.setdefault("rope_theta", theta)
         return rope
 

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
+from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_model
 from speccompile.passes.base import Changes
 from speccompile.passes.step.draft_chain import Forward, join, newest, to_target_ids
 from speccompile.passes.step.drafts import set_drafts
@@ -71,8 +71,7 @@ class DraftByMasks(DraftAtOnce):
     def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
         start, sizes = graph.anchors.start, {"count": self.draft_len - 1, "mask_token_id": self.mask_token_id}
         tokens, positions = graph.insert(with_masks, token, position, before=start, **sizes)
-        (logits,) = forward_drafter(graph, tokens, positions, graph.values["slots"], before=start)
-        return logits
+        return forward_model(graph, tokens, positions, graph.values["slots"], before=start)
 
     def what(self, graph: StepGraph) -> str:
         return f"one forward of {len(drafter_of(graph).anchors.layers)} layers over {self.draft_len - 1} mask tokens"

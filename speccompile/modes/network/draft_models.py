@@ -1,18 +1,25 @@
-"""Draft models by name, and whether their tokens are the target's."""
+"""Draft models by name, their configs, and whether their tokens are the target's."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
-from transformers import AutoTokenizer, PreTrainedModel
+from transformers import AutoTokenizer, PretrainedConfig, PreTrainedModel
 
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidHead, InvalidOption, PretrainedError
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.network.checkpoint_files import read_tensors, renamed
+from speccompile.modes.network.head_kinds import unread_kind
 from speccompile.pretrained import load_model
+from speccompile.utils.model_names import SMOLLM2, is_gguf
 
 _WHERE = "mode 'draft_target'"
+#: Without tokenizers, vocabularies of at most so many tokens more or fewer are the same one, padded otherwise, as those
+#: of Qwen2.5's models are. Source: llama.cpp's ``SPEC_VOCAB_MAX_SIZE_DIFFERENCE``.
+MOST_PADDING = 128
 
 
 def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
@@ -20,26 +27,56 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
 
     Raises:
         PretrainedError: the model does not exist, or its weights are not all there.
+        InvalidHead: it is a draft head, not a model.
         DeviceMemoryFull: the target's device has not enough free memory for it.
     """
-    return load_model(name_or_path, dtype=target.dtype, device=target.device)
+    try:
+        return load_model(name_or_path, dtype=target.dtype, device=target.device)
+    except PretrainedError as error:
+        # The config of such a head may be that of a language model.
+        if kind := _kind_of_head(name_or_path):
+            raise InvalidHead(source=name_or_path, reason=f"it is {kind}") from error
+        raise
+
+
+def draft_config(name_or_path: str) -> dict[str, Any]:
+    """The config.json of a draft model or head by name; empty if there is none."""
+    if name_or_path == SMOLLM2 or name_or_path.startswith("self:") or is_gguf(name_or_path):
+        return {}
+    try:
+        config, _ = PretrainedConfig.get_config_dict(name_or_path)
+    except (OSError, ValueError):
+        return {}
+    return config
+
+
+def _kind_of_head(source: str) -> str | None:
+    folder = _folder(source, "config.json")
+    if folder is None:
+        return None
+    try:
+        tensors = renamed(read_tensors(folder, source), ((r"^model\.", ""),), source)
+    except InvalidHead:
+        return None
+    return unread_kind(draft_config(source), tensors)
 
 
 def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTrainedModel, info: ModelInfo) -> None:
-    """Token ids have to mean the same: as many of them, and, where both came with tokenizers, the same ones.
+    """Token ids must mean the same. Both may be padded to different sizes: where both came with tokenizers, these are
+    compared, else the sizes.
 
     Raises:
-        InvalidOption: they differ; says how.
+        InvalidOption: they differ; the reason says how.
     """
 
     def refuse(reason: str) -> InvalidOption:
         advice = "; a draft model needs the target's vocabulary"
         return InvalidOption(where=_WHERE, name="draft", value=own.name, reason=f"{reason}{advice}")
 
-    if own.vocab_size != info.vocab_size:
-        raise refuse(f"its vocabulary has {own.vocab_size} tokens and the target's {info.vocab_size}")
     ids, target_ids = _token_ids(draft), _token_ids(target)
     if ids is None or target_ids is None:
+        if abs(own.vocab_size - info.vocab_size) > MOST_PADDING:
+            raise refuse(f"its vocabulary has {own.vocab_size} tokens and the target's {info.vocab_size}")
         return
     for token, number in target_ids.items():
         if ids.get(token) != number:
@@ -49,20 +86,19 @@ def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTra
 
 def _token_ids(model: PreTrainedModel) -> dict[str, int] | None:
     """Of the tokenizer that lies beside the checkpoint which the model was loaded from; None if none does."""
-    folder = _folder(model)
-    if folder is None or not (folder / "tokenizer.json").is_file():
+    folder = _folder(model.config._name_or_path, "tokenizer.json")
+    if folder is None:
         return None
     ids: dict[str, int] = AutoTokenizer.from_pretrained(folder).get_vocab()
     return ids
 
 
-def _folder(model: PreTrainedModel) -> Path | None:
-    """Of its checkpoint: a local one, or in the cache of what came from the hub."""
-    source: str = model.config._name_or_path
+def _folder(source: str, file: str) -> Path | None:
+    """Of a checkpoint, if it has that file: a local one, or in the cache of what came from the hub."""
     if Path(source or "?").is_dir():
-        return Path(source)
+        return Path(source) if (Path(source) / file).is_file() else None
     try:
-        cached = try_to_load_from_cache(source, "tokenizer.json")
+        cached = try_to_load_from_cache(source, file)
     except HFValidationError:
         return None
     return Path(cached).parent if isinstance(cached, str) else None

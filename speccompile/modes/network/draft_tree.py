@@ -16,7 +16,8 @@ from torch import fx
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.modes.network.passes import drafter_of, forward_drafter
+from speccompile.modes.network.other_vocabulary import over_target
+from speccompile.modes.network.passes import drafter_of, forward_drafter, forward_model
 from speccompile.passes.step.draft_chain import newest
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 from speccompile.passes.step.tree_expansions import expansions
@@ -114,12 +115,11 @@ class ModelForward:
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": 1, "max_len": drafter_of(graph).layout.max_len}
         token, position, _ = graph.insert(newest, *state, slots, before=start, **sizes)
-        (logits,) = forward_drafter(graph, token, position, slots, before=start)
-        return logits
+        return forward_model(graph, token, position, slots, before=start)
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
         (logits,) = self._reader.follows(self._reader.read(nodes, "kv"), "kv", ("logits",))
-        return logits
+        return over_target(self._graph, logits, self._graph.anchors.start)
 
 
 def first_place(length: torch.Tensor, slots: torch.Tensor, *, ahead: int, most: int) -> torch.Tensor:

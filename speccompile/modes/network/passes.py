@@ -12,6 +12,7 @@ from torch import fx
 from speccompile.errors import PassError
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
+from speccompile.modes.network.other_vocabulary import known_tokens, over_target
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.draft_chain import DraftChain, Forward
 
@@ -61,6 +62,22 @@ def at_most(positions: torch.Tensor, *, most: int) -> torch.Tensor:
     return positions.clamp(max=most)
 
 
+def forward_model(
+    graph: StepGraph,
+    tokens: fx.Node,
+    positions: fx.Node,
+    slots: fx.Node,
+    *,
+    before: fx.Node,
+    output: str = "logits",
+) -> fx.Node:
+    """Copy a forward of a draft model, as :func:`forward_drafter`: tokens and logits are the target's, also where the
+    vocabularies are padded to different sizes."""
+    known = known_tokens(graph, tokens, drafter_of(graph), before)
+    (found,) = forward_drafter(graph, known, positions, slots, before=before, outputs=(output,))
+    return over_target(graph, found, before) if output == "logits" else found
+
+
 @dataclass(frozen=True)
 class DraftByNetwork(DraftChain):
     """Forwards of a language model that drafts."""
@@ -72,8 +89,7 @@ class DraftByNetwork(DraftChain):
         slots, start = graph.values["slots"], graph.anchors.start
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
-            (logits,) = forward_drafter(graph, token, position, slots, before=start)
-            return logits
+            return forward_model(graph, token, position, slots, before=start)
 
         return forward
 
@@ -98,5 +114,5 @@ class ReadAlong(Pass):
         values = graph.values
         slots = values.get("target_slots", values["slots"])
         read, positions = values["input_tokens"], values["positions"]
-        forward_drafter(graph, read, positions, slots, before=graph.output, outputs=("kv",))
+        forward_model(graph, read, positions, slots, before=graph.output, output="kv")
         return Changes(1, f"the drafter reads {list(read.meta['val'].shape)} too")

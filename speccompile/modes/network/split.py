@@ -9,7 +9,7 @@ import torch
 
 from speccompile.errors import PassError
 from speccompile.graph.step_graph import Anchors, StepGraph, Values
-from speccompile.modes.network.passes import forward_drafter
+from speccompile.modes.network.passes import forward_model
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.verify_inputs import newest_and_drafts, prompt_chunk
@@ -83,7 +83,7 @@ class ReadNewest(Pass):
             width=self.draft_len + 1,
             vocab_size=graph.layout.vocab_size,
         )
-        forward_drafter(graph, read, positions, slots, before=start, outputs=("kv",))
+        forward_model(graph, read, positions, slots, before=start, output="kv")
         graph.sizes = {**graph.sizes, "T": self.draft_len + 1}
         return Changes(1, f"the drafter reads {list(read.meta['val'].shape)}")
 
@@ -104,7 +104,7 @@ class ReadChunk(Pass):
         state = [graph.state(name) for name in ("tokens", "length")]
         chunk_start = graph.state("prefill_start")
         read, positions, _, _ = graph.insert(prompt_chunk, *state, slots, chunk_start, before=start, width=self.width)
-        forward_drafter(graph, read, positions, slots, before=start, outputs=("kv",))
+        forward_model(graph, read, positions, slots, before=start, output="kv")
         graph.sizes = {**graph.sizes, "T": self.width}
         return Changes(1, f"the drafter reads a chunk of {self.width}")
 

@@ -11,9 +11,10 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
+from speccompile.passes.step.independent_tree import CHOICES
 
-#: Where proposals wait for the next step: of a chain, and of a tree.
-PROPOSED = ("draft_tokens", "draft_lens", *PROPOSAL)
+#: Where proposals wait for the next step: of a chain, and of trees.
+PROPOSED = ("draft_tokens", "draft_lens", *PROPOSAL, CHOICES)
 
 
 @dataclass(frozen=True)

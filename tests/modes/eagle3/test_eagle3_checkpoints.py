@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from speccompile.errors import HeadKeys, InvalidHead
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.modes.eagle3.config import EMBEDDING
+from speccompile.modes.network.draft_models import load_draft
 from support import published
 from support.errors import raises
 from support.published import DRAFT_VOCAB, FLAT, HIDDEN, VOCAB, Weights
@@ -192,6 +194,21 @@ def test_tied_lm_head_is_the_embedding(tmp_path: Path) -> None:
     assert torch.equal(head.lm_head.weight, published.embedding())
 
 
+def test_an_lm_head_in_the_checkpoint_is_not_tied(tmp_path: Path) -> None:
+    """Configs copied from a target's say that the head ties it, as AngelSlim's for small models do."""
+    tensors = published.weights()
+    assert_holds(loaded(tmp_path, tensors, FLAT | {"tie_word_embeddings": True}), tensors)
+
+
+def test_positions_of_three_dimensions_are_those_of_text(tmp_path: Path) -> None:
+    """Heads for image models have the rotary parameters of their targets."""
+    plain = loaded(tmp_path / "plain", published.weights(), FLAT | {"rope_theta": 500.0})
+    for folder, rope in (("old", {"type": "mrope"}), ("new", {"rope_type": "default", "mrope_interleaved": True})):
+        config = FLAT | {"rope_theta": 500.0, "rope_scaling": rope | {"mrope_section": [2, 3, 3]}}
+        head = loaded(tmp_path / folder, published.weights(), config)
+        assert torch.equal(head.rotary.inv_freq, plain.rotary.inv_freq)
+
+
 def test_small_ints_and_half_precision(tmp_path: Path) -> None:
     tensors = {key: value.half() if value.is_floating_point() else value for key, value in published.weights().items()}
     tensors["d2t"] = tensors["d2t"].int()
@@ -322,6 +339,34 @@ def test_vocabulary_refused(tmp_path: Path) -> None:
     whole["d2t"] = torch.arange(VOCAB).flip(0) - torch.arange(VOCAB)
     with raises(InvalidHead, reason=re.compile("reorders")):
         loaded(tmp_path / "whole", whole, FLAT | {"draft_vocab_size": VOCAB})
+
+
+def eagle1(folder: Path) -> Path:
+    """A checkpoint of EAGLE's first generation: its config is that of a Llama with one layer."""
+    tensors = {
+        key: value[:, :HIDDEN].clone() if value.shape[-1] == 2 * HIDDEN else value
+        for key, value in published.weights("layers.0").items()
+        if key.startswith("layers.") and not key.endswith(("input_layernorm.weight", "hidden_norm.weight"))
+    }
+    tensors |= {"fc.weight": torch.ones(HIDDEN, 2 * HIDDEN), "fc.bias": torch.ones(HIDDEN)}
+    return published.write(folder, tensors, {key: value for key, value in FLAT.items() if key != "draft_vocab_size"})
+
+
+def test_heads_of_other_kinds_are_named(tmp_path: Path) -> None:
+    with raises(InvalidHead, reason=re.compile("^it is an EAGLE-1 or EAGLE-2 head")):
+        load_eagle3(eagle1(tmp_path / "1"), TARGET)
+    with raises(InvalidHead, reason=re.compile("^it is an EAGLE-1 or EAGLE-2 head")):
+        load_draft(str(tmp_path / "1"), inspect_model(TARGET))
+    for fields, tensors, reason in (
+        ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "a head without auxiliary hidden states"),
+        ({"eagle_config": {"parallel_draft_step": 4}}, {}, "parallel_draft_step=4"),
+        ({"speculators_model_type": "dflash"}, {}, "a DFlash head in speculators' layout"),
+        ({"medusa_num_heads": 3}, {}, "Medusa heads; use mode='medusa'"),
+        ({}, {"mask_hidden": torch.ones(1, 1, HIDDEN)}, "a P-EAGLE head, .* parallel_drafting=true"),
+    ):
+        folder = published.write(tmp_path / reason[:9], published.weights("layers.0") | tensors, FLAT | fields)
+        with raises(InvalidHead, reason=re.compile(reason)):
+            load_eagle3(folder, TARGET)
 
 
 def test_two_names_of_one_tensor(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.acceptance import Forced
 from speccompile.errors import InvalidOption
+from speccompile.modes.draft_target import DraftTarget
 from support.dice import Dice
 from support.drafters import random_drafter
 from support.eagle3_specs import drafted, drafted_in_front
@@ -108,3 +110,19 @@ def test_rules_and_shared_noise(spec: Speculator, model: LlamaForCausalLM, draft
 def test_what_is_no_token_is_refused(model: LlamaForCausalLM, draft: LlamaForCausalLM, mask: Any) -> None:
     with raises(InvalidOption, name="mask_token_id", reason=re.compile("below 128")):
         pard(model, draft, mask_token_id=mask)
+
+
+@pytest.mark.parametrize("key", ["pard_token", "ptd_token_id"])
+def test_a_draft_model_s_config_names_its_mask_token(model: LlamaForCausalLM, tmp_path: Path, key: str) -> None:
+    """As published: PARD's checkpoints have it, and nothing has to be said of them."""
+    draft = random_drafter()
+    setattr(draft.config, key, MASK)
+    draft.save_pretrained(tmp_path)
+    for given in (draft, str(tmp_path)):
+        mode = DraftTarget(draft=given).loaded(model)
+        assert mode.mask_token_id == MASK and mode.one_forward and "all tokens in one forward" in mode.explain()
+    assert DraftTarget(draft=draft, mask_token_id=3).loaded(model).mask_token_id == 3
+    assert DraftTarget(draft=random_drafter()).loaded(model).mask_token_id is None
+    setattr(draft.config, key, 128)
+    with raises(InvalidOption, name="mask_token_id", reason=re.compile("below 128")):
+        DraftTarget(draft=draft).loaded(model)

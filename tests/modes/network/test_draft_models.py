@@ -68,6 +68,23 @@ def test_tokens_have_to_be_the_same_ones(info: ModelInfo, tmp_path: Path) -> Non
         check_same_vocabulary(fewer, info, target, info)
 
 
+def test_without_tokenizers_vocabularies_may_differ_by_padding(
+    model: LlamaForCausalLM, info: ModelInfo, tmp_path: Path
+) -> None:
+    for tokens, padded in ((256, True), (257, False)):
+        draft = tiny_llama(vocab=tokens)
+        if padded:
+            check_same_vocabulary(draft, inspect_model(draft), model, info)
+        else:
+            with raises(InvalidOption, name="draft", reason=re.compile("has 257 tokens and the target's 128")):
+                check_same_vocabulary(draft, inspect_model(draft), model, info)
+    # What tokenizers say counts, however many rows there are.
+    write_tokenizer(tmp_path / "draft", ["a", "b"])
+    tiny_llama(vocab=400).save_pretrained(tmp_path / "draft")
+    draft = LlamaForCausalLM.from_pretrained(tmp_path / "draft").eval()
+    check_same_vocabulary(draft, inspect_model(draft), with_tokenizer(tmp_path / "target", ["a", "b"]), info)
+
+
 def test_of_what_came_from_the_hub_the_cached_tokenizer_counts(
     model: LlamaForCausalLM, info: ModelInfo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
