@@ -12,6 +12,7 @@ import torch
 import triton
 import triton.language as tl
 
+from speccompile.guides.guide import COMPLETE
 from speccompile.ops.triton.launch import Launch, run_all
 from speccompile.ops.triton.token_lists import SPAN, of_scores
 
@@ -42,8 +43,10 @@ def follow_automaton(  # type: ignore[no-untyped-def]
     moves,
     table,
     SPAN: tl.constexpr,
+    COMPLETE: tl.constexpr,
 ):
-    """Program (split, row): -inf, at each place, for tokens that the state there forbids."""
+    """Program (split, row): -inf, at each place, for tokens that the state there forbids. Where the text is complete,
+    its end is not forbidden."""
     split, row = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     now = tl.load(states + slot)
@@ -61,7 +64,12 @@ def follow_automaton(  # type: ignore[no-untyped-def]
         # After a draft that is not allowed nothing is forbidden.
         if (index >= drafted) & (now >= 0):
             to = tl.load(moves + now * width + own)
-            tl.store(scores + (index - drafted) * score_place + ids, float("-inf"), mask=(ids < vocab) & (to < 0))
+            here = scores + (index - drafted) * score_place + ids
+            tl.store(here, float("-inf"), mask=(ids < vocab) & (to < 0))
+            if tl.load(moves + now * width + width - 1) == COMPLETE:
+                ends = (ids < vocab) & (to >= 0)
+                forbidden = tl.load(here, mask=ends, other=0.0) == float("-inf")
+                tl.store(here, 0.0, mask=ends & forbidden)
         token = tl.load(context + tl.minimum(first + index, capacity - 1))
         now = _moved(now, token, classes, moves, width, vocab)
 
@@ -114,7 +122,7 @@ def follow_guide(
     slots, states, *tables = state
     rows, places, vocab = scores.shape
     text = {"context": context.contiguous(), "capacity": context.shape[1], "length": length}
-    own = {"drafted": drafted, "places": places, "SPAN": SPAN}
+    own = {"drafted": drafted, "places": places, "SPAN": SPAN, "COMPLETE": COMPLETE}
     arguments = {**of_scores(scores), **text, **own, **_automata(states, slots, tables)}
     run_all([Launch(follow_automaton, (-(-vocab // SPAN), rows), arguments, warps=8)], scores)
 
