@@ -12,7 +12,6 @@ import torch
 import triton
 import triton.language as tl
 
-from speccompile.guides.guide import COMPLETE
 from speccompile.ops.triton.launch import Launch, run_all
 from speccompile.ops.triton.token_lists import SPAN, of_scores
 
@@ -43,7 +42,6 @@ def follow_automaton(  # type: ignore[no-untyped-def]
     moves,
     table,
     SPAN: tl.constexpr,
-    COMPLETE: tl.constexpr,
 ):
     """Program (split, row): -inf, at each place, for tokens that the state there forbids. Where the text is complete,
     its end is not forbidden."""
@@ -66,7 +64,8 @@ def follow_automaton(  # type: ignore[no-untyped-def]
             to = tl.load(moves + now * width + own)
             here = scores + (index - drafted) * score_place + ids
             tl.store(here, float("-inf"), mask=(ids < vocab) & (to < 0))
-            if tl.load(moves + now * width + width - 1) == COMPLETE:
+            # The mark of a complete text in the last column.
+            if tl.load(moves + now * width + width - 1) == -2:
                 ends = (ids < vocab) & (to >= 0)
                 forbidden = tl.load(here, mask=ends, other=0.0) == float("-inf")
                 tl.store(here, 0.0, mask=ends & forbidden)
@@ -122,7 +121,7 @@ def follow_guide(
     slots, states, *tables = state
     rows, places, vocab = scores.shape
     text = {"context": context.contiguous(), "capacity": context.shape[1], "length": length}
-    own = {"drafted": drafted, "places": places, "SPAN": SPAN, "COMPLETE": COMPLETE}
+    own = {"drafted": drafted, "places": places, "SPAN": SPAN}
     arguments = {**of_scores(scores), **text, **own, **_automata(states, slots, tables)}
     run_all([Launch(follow_automaton, (-(-vocab // SPAN), rows), arguments, warps=8)], scores)
 
