@@ -9,6 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from speccompile.guides.guide import COMPLETE
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import automata, penalties, sequences, token_lists
 from speccompile.ops.triton.automata import advance_guide, truncate_drafts
@@ -89,7 +90,10 @@ def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, lis
     slots = torch.argsort(integers(10**6, SLOTS))[:rows]
     states, widths = integers(STATES + 1, SLOTS) - 1, 1 + integers(WIDTH, SLOTS)
     classes = integers(10**6, SLOTS, VOCAB) % widths[:, None]
-    moves = integers(STATES + 3, SLOTS, STATES * WIDTH).clamp(max=STATES + 1) - 2
+    moves = integers(STATES + 2, SLOTS, STATES * WIDTH).clamp(max=STATES) - 1
+    for slot, width in enumerate(widths.tolist()):
+        # At every second state a text is complete.
+        moves[slot, width - 1 : STATES * width : 2 * width] = COMPLETE
     return slots, states, [widths, classes.int(), moves.short()], integers
 
 
