@@ -12,8 +12,8 @@ async def answer(engine, tokenizer, question: str) -> str:  # type: ignore[no-un
     chat = [{"role": "user", "content": question}]
     ids = tokenizer.apply_chat_template(chat, add_generation_prompt=True, return_dict=True)["input_ids"]
     request = engine.submit(ids, max_new_tokens=40, stop="!", tokenizer=tokenizer)
-    async for token in request.stream():
-        print(f"{question:32} {tokenizer.decode(token)!r}")
+    async for piece in request.stream(text=True):
+        print(f"{question:32} {piece!r}")
     result = request.result()
     times = result.timings
     return f"{question:32} {result.finish_reason}, first token after {times.first_token:.2f} s: {result.text!r}"

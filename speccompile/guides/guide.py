@@ -14,6 +14,9 @@ from speccompile.errors import InvalidGuide
 
 #: No way on from here with this token.
 DEAD = -1
+#: The same at a state where a text is complete, so that only an EOS token may follow. Only the last column of
+#: :meth:`Guide.tables` has it.
+COMPLETE = -2
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -58,7 +61,8 @@ class Guide:
 
     def tables(self, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Classes ``[vocab_size]`` and moves ``[states, classes + 2]`` of a request: an EOS token may come at an end,
-        where it changes nothing, and ids that the tokenizer does not know never.
+        where it changes nothing, and ids that the tokenizer does not know never. The column of these, the last one,
+        shows at which states a text is complete.
 
         Raises:
             InvalidGuide: EOS tokens end a text wherever they come, and without them as text nothing matches.
@@ -127,7 +131,9 @@ def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _tables(guide: Guide, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
     states, count = guide.moves.shape
     ends = torch.where(guide.final, torch.arange(states), DEAD).to(torch.int16)
-    moves = torch.cat([_excluding(guide, eos), ends[:, None], torch.full((states, 1), DEAD, dtype=torch.int16)], dim=1)
+    own = _excluding(guide, eos)
+    never = torch.where(guide.final & (own < 0).all(1), COMPLETE, DEAD).to(torch.int16)
+    moves = torch.cat([own, ends[:, None], never[:, None]], dim=1)
     classes = F.pad(guide.classes, (0, vocab_size - len(guide.classes)), value=count + 1)
     classes[list(eos)] = count
     return classes, moves

@@ -2,11 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from speccompile.errors import UndecidedLogits
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.stats import Stats
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """The target's judgement of a row's draft tokens in one step.
+
+    Args:
+        accepted, proposed: draft tokens.
+        depth: of the deepest draft token of a tree; None for a chain.
+        source: the drafter, by its place in ``Mode.drafter_names``.
+    """
+
+    accepted: int
+    proposed: int
+    depth: int | None = None
+    source: int = 0
 
 
 class Delivery:
@@ -22,34 +40,55 @@ class Delivery:
         self._max_len = max_len
 
     def deliver(
-        self, request: Request, new: list[int], alive: bool, record: Record, accepted: int = 0, source: int = 0
+        self, request: Request, new: list[int], alive: bool, record: Record, judgement: Judgement | None = None
     ) -> None:
-        """Add the ``new`` tokens to ``request``, and end it unless its row is ``alive``. The first ``accepted`` of them
-        are accepted drafts of the drafter ``source``."""
+        """Add the ``new`` tokens to ``request``, up to the one after which its listener ends it, and end it unless its
+        row is ``alive``. The first ``judgement.accepted`` of them are accepted drafts. ``judgement`` is None for the
+        token after a prompt's chunk."""
         had = len(request.new_tokens)
         request.cached = len(request.prompt) + had + len(new) - 1
+        stops, failure = False, None
         try:
             request.records.add(record, len(new))
-            self._add(request, new, accepted, source)
+            stops = self._add(request, new, judgement)
         except BaseException as error:
-            self._departures.fail_one(request, error)
-        if added := len(request.new_tokens) - had:
-            seconds, first = request.note_token()
-            self._stats.count_tokens(added, seconds, first=first)
+            failure = error
+        # Before the end, which a waiting thread may see at once.
+        self._count(request, len(request.new_tokens) - had, judgement)
+        if failure is not None:
+            self._departures.fail_one(request, failure)
+        if stops:
+            request.end("stop")
         if not alive:
             self._end(request)
 
     @staticmethod
-    def _add(request: Request, new: list[int], accepted: int, source: int) -> None:
+    def _add(request: Request, new: list[int], judgement: Judgement | None) -> bool:
+        """Whether the request's listener ends it. No token after that one is added."""
+        accepted, source = (judgement.accepted, judgement.source) if judgement else (0, 0)
         listener = request.listener
         if listener.is_silent:
             request.add(new, accepted, source)
-            return
+            return False
         for index, token in enumerate(new):
             if not request.add([token], int(index < accepted), source):
-                return
+                return False
             if listener.notify(token):
-                request.end("stop")
+                return True
+        return False
+
+    def _count(self, request: Request, added: int, judgement: Judgement | None) -> None:
+        """Count the ``added`` tokens. Accepted drafts after the request's end are not in its sequence, so that they do
+        not count as accepted."""
+        if added:
+            seconds, first = request.note_token()
+            self._stats.count_tokens(added, seconds, first=first)
+        if judgement is None:
+            return
+        accepted = min(judgement.accepted, added)
+        for counters in (self._stats, request.stats):
+            counters.count(added, accepted, judgement.proposed, judgement.depth)
+        request.stats.count_drafts(judgement.source, accepted, judgement.proposed)
 
     def _end(self, request: Request) -> None:
         """End a request whose row the graph has ended, with the reason."""

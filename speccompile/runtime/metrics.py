@@ -19,6 +19,7 @@ TOTALS = {
     "accepted_tokens": "Draft tokens that were accepted.",
     "rejected_tokens": "Draft tokens that the target read for nothing.",
     "prefill_passes": "Prompt chunks that were read.",
+    "prompt_tokens": "Tokens of the prompts that have received a slot.",
     "prefill_tokens": "Prompt tokens that were read.",
     "reused_tokens": "Prompt tokens whose KV was there already.",
     "reread_tokens": "Prompt tokens that were read again since no recurrent state was known at their end.",

@@ -124,6 +124,7 @@ class PromptReader:
             except BaseException as error:
                 self._departures.fail_all([request], error)
                 continue
+            self._stats.prompt_tokens += request.stats.prompt_tokens
             self._stats.reused_tokens += request.stats.reused_tokens
             self._stats.reread_tokens += request.stats.reread_tokens
             self._batch.reader = request

@@ -6,15 +6,17 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Protocol
+from typing import Literal, Protocol, overload
 
 from speccompile.errors import InvalidOption, RequestFailed, error_line
+from speccompile.runtime.detokenizer import text_of
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.params import Params
 from speccompile.runtime.proposal import NO_PROPOSAL, Proposal
 from speccompile.runtime.result import Result, Timings
 from speccompile.runtime.score_records import Records
 from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.text_stream import TextStream
 from speccompile.runtime.token_stream import TokenStream
 from speccompile.utils.numbers import python_numbers
 
@@ -148,7 +150,7 @@ class Request:
         self.raise_error()
         tokens = list(self.new_tokens)
         tokenizer = self.params.tokenizer
-        text = None if tokenizer is None else str(tokenizer.decode(tokens, skip_special_tokens=True))
+        text = None if tokenizer is None else text_of(tokenizer, self.prompt, tokens)
         records, count = self.records, len(tokens)
         return Result(
             tokens,
@@ -164,10 +166,30 @@ class Request:
             records.prompt_best,
         )
 
-    def stream(self) -> TokenStream:
+    @overload
+    def stream(self, *, text: Literal[False] = False) -> TokenStream: ...
+
+    @overload
+    def stream(self, *, text: Literal[True]) -> TextStream: ...
+
+    def stream(self, *, text: bool = False) -> TokenStream | TextStream:
         """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``. A stream that is left
-        before its end cancels the request; see :class:`TokenStream`."""
-        return TokenStream(self)
+        before its end cancels the request; see :class:`TokenStream`.
+
+        Args:
+            text: yield the text of the tokens instead. Pieces are not the texts of single tokens, since a character may
+                have several: see :class:`TextStream`. It needs ``submit(tokenizer=)``.
+
+        Raises:
+            InvalidOption: ``text`` without a tokenizer.
+        """
+        tokenizer = self.params.tokenizer
+        if not text:
+            return TokenStream(self)
+        if tokenizer is None:
+            reason = "the request has no tokenizer; pass submit(tokenizer=tokenizer)"
+            raise InvalidOption(where="stream", name="text", value=text, reason=reason)
+        return TextStream(TokenStream(self), tokenizer, self.prompt)
 
     def __iter__(self) -> Iterator[int]:
         return iter(self.stream())

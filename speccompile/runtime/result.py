@@ -30,7 +30,7 @@ class Result:
 
     Args:
         token_ids: the new tokens, an EOS id included.
-        text: of them, special tokens left out; None without a tokenizer.
+        text: of them, as it continues the prompt's, special tokens left out; None without a tokenizer.
         finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
         stats: prompt, reused and draft tokens, acceptance.
         logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's

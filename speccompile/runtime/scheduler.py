@@ -12,7 +12,7 @@ from speccompile.graph.tree import Tree
 from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
-from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.delivery import Delivery, Judgement
 from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
 from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
@@ -202,11 +202,8 @@ class Scheduler:
                 continue
             self._batch.without_drafts.discard(request)
             depth = of_tree[2][request.slot] if of_tree else None
-            self._stats.count(emitted, accepted, proposed, depth)
-            request.stats.count(emitted, accepted, proposed, depth)
-            request.stats.count_drafts(source, accepted, proposed)
-            record = flight.records.get(request, {})
-            self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted, source)
+            record, judgement = flight.records.get(request, {}), Judgement(accepted, proposed, depth, source)
+            self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:

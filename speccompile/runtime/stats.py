@@ -101,8 +101,9 @@ class Stats(Counters):
     chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
     steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
     took, launch and results. ``no_proposal_steps`` counts steps of any tier in which no row had a draft.
-    ``prefill_tokens`` are those read in ``prefill_passes`` and along with decode steps. ``reused_tokens`` and
-    ``reread_tokens`` are those of all requests.
+    ``prompt_tokens`` are those of all prompts that have received a slot. ``prefill_tokens`` are those read in
+    ``prefill_passes`` and along with decode steps. ``reused_tokens`` and ``reread_tokens`` are those of all requests. A
+    last token that a request's own first decode step reads is in ``prompt_tokens`` only.
     ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
     accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
     ``first_token_seconds`` has the time from ``submit`` to the first token of each request, ``between_tokens_seconds``
@@ -112,6 +113,7 @@ class Stats(Counters):
     steps: int = 0
     no_proposal_steps: int = 0
     target_passes: int = 0
+    prompt_tokens: int = 0
     prefill_passes: int = 0
     prefill_tokens: int = 0
     reused_tokens: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncGenerator, Generator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ class TokenStream:
         self._request = request
         self._was_read = False
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Generator[int, None, None]:
         request, seen, reader = self._request, 0, object()
         self._was_read = True
         request.readers.add(reader)
@@ -50,7 +50,7 @@ class TokenStream:
         if not self._was_read:
             self._request.abandon()
 
-    async def __aiter__(self) -> AsyncIterator[int]:
+    async def __aiter__(self) -> AsyncGenerator[int, None]:
         request, seen, reader = self._request, 0, object()
         self._was_read = True
         request.readers.add(reader)

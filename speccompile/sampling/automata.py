@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from speccompile.guides.guide import DEAD
+from speccompile.guides.guide import COMPLETE, DEAD
 from speccompile.utils.devices import traits_of
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -29,6 +29,10 @@ class Automata:
     def tokens(self, now: torch.Tensor) -> torch.Tensor:
         """Which tokens the states ``[B]`` allow: bool ``[B, V]``, true for all tokens of a row without an automaton."""
         return (self._to(now[:, None], self._classes[self._slots[:, 0]]) >= 0) | (now < 0)[:, None]
+
+    def are_complete(self, now: torch.Tensor) -> torch.Tensor:
+        """Whether the text at the states ``[B]`` is complete, so that only an EOS token may follow: bool ``[B]``."""
+        return (self._to(now[:, None], self._width - 1)[:, 0] == COMPLETE) & (now >= 0)
 
     def move(self, now: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
         """The states after one more token ``[B]``; -1 where it is not allowed, or there is no automaton."""

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import N, StateSpec, V
-from speccompile.guides.guide import DEAD, Guide
+from speccompile.guides.guide import COMPLETE, DEAD, Guide
 from speccompile.sampling.automata import Automata, no_row_is_guided
 from speccompile.sampling.base import Option, Processor
 
@@ -29,7 +29,8 @@ class FollowGuide(Processor):
     """Tokens that lead nowhere in the slot's automaton get -inf, at every place, after the drafts before it.
 
     ``guide_state`` is where the committed text has led; ``advance_guide`` moves it on. After a draft that is not
-    allowed, and never accepted, nothing is forbidden.
+    allowed, and never accepted, nothing is forbidden. Where the text is complete it ends, also where a processor before
+    this one forbids its end, as ``min_new_tokens`` does.
     """
 
     name = "guide"
@@ -38,7 +39,7 @@ class FollowGuide(Processor):
         StateSpec("guide_state", (N,), torch.int64, fill=DEAD, low=DEAD, high=2),
         StateSpec("guide_width", (N,), torch.int64, fill=1, low=1, high=3),
         StateSpec("guide_classes", (N, V), torch.int32, high=2),
-        StateSpec("guide_moves", (N, TABLE_CAPACITY), torch.int16, fill=DEAD, low=DEAD, high=2),
+        StateSpec("guide_moves", (N, TABLE_CAPACITY), torch.int16, fill=DEAD, low=COMPLETE, high=2),
     )
     whole: ClassVar = True
 
@@ -65,7 +66,9 @@ class FollowGuide(Processor):
         automata, now = Automata(slots, *tables), guide_state[slots]
         for step in range(-drafted, scores.shape[1]):
             if step >= 0:
-                scores[:, step].masked_fill_(~automata.tokens(now), float("-inf"))
+                allowed, here = automata.tokens(now), scores[:, step]
+                here.masked_fill_(~allowed, float("-inf"))
+                here.masked_fill_(allowed & automata.are_complete(now)[:, None] & here.isneginf(), 0.0)
             place = (length + step).clamp(max=context.shape[1] - 1)
             now = automata.move(now, context.gather(1, place[:, None])[:, 0])
 

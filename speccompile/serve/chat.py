@@ -78,9 +78,11 @@ class _Choice:
     calls: Calls = field(default_factory=Calls)
     finish_reason: str = ""
     begun: bool = False
+    new_tokens: int = 0
 
     def read(self, piece: Piece) -> tuple[str, list[ChoiceDeltaToolCall]]:
         """What ``piece`` adds: text, and parts of calls."""
+        self.new_tokens = piece.tokens.stop
         if self.reader is None:
             found: list[Item] = [piece.text]
         else:
@@ -191,7 +193,8 @@ class _Answer:
 
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]
-        return usage_of(requests, self._body.n, predicted_by=self._service.predicted_by(self._body))
+        new = [choice.new_tokens for choice in self._choices]
+        return usage_of(requests, new, self._body.n, predicted_by=self._service.predicted_by(self._body))
 
     def _usage_so_far(self) -> Any:
         options = self._body.stream_options

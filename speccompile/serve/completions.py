@@ -12,11 +12,12 @@ from openai.types.completion import Completion
 from openai.types.completion_choice import CompletionChoice, Logprobs
 from starlette.responses import Response
 
+from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import CompletionBody
-from speccompile.serve.logprobs import CompletionLogprobs
-from speccompile.serve.prompts import text_ids
+from speccompile.serve.logprobs import TextOffsets, completion_logprobs
+from speccompile.serve.prompts import Echo, echo_of, text_ids
 from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
 from speccompile.serve.structure import compiled, source_of
@@ -43,7 +44,14 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         guide=guide,
         guide_field=None if source is None else source[1],
     )
-    answer = _Answer(service, body, await service.start(prompts, body, outputs))
+    continuations = await service.start(prompts, body, outputs)
+    try:
+        echoes = await service.in_thread(_echoes, service, body, prompts) if body.echo else []
+    except BaseException:
+        for continuation in continuations:
+            continuation.request.cancel()
+        raise
+    answer = _Answer(service, body, continuations, echoes)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
@@ -57,10 +65,23 @@ def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
     ]
 
 
-class _Answer:
-    """One response, in the making."""
+def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -> list[Echo]:
+    return [
+        echo_of(service.tokenizer, service.vocabulary, given, prompt.ids, special=body.add_special_tokens)
+        for given, prompt in zip(body.prompt, prompts, strict=True)
+    ]
 
-    def __init__(self, service: Service, body: CompletionBody, continuations: Sequence[Continuation]) -> None:
+
+class _Answer:
+    """One response, in the making.
+
+    Args:
+        echoes: of each prompt; empty if prompts are not repeated.
+    """
+
+    def __init__(
+        self, service: Service, body: CompletionBody, continuations: Sequence[Continuation], echoes: Sequence[Echo]
+    ) -> None:
         self._service = service
         self._body = body
         self._continuations = continuations
@@ -70,7 +91,13 @@ class _Answer:
             "model": service.model_of(body.model),
             "object": "text_completion",
         }
-        self._logprobs = [CompletionLogprobs(service.vocabulary, body.logprobs or 0) for _ in continuations]
+        self._echoes = [echo for echo in echoes for _ in range(body.n)]
+        self._offsets = [
+            TextOffsets(service.vocabulary, Detokenizer(service.tokenizer, item.request.prompt), len(self._echo(item)))
+            for item in continuations
+        ]
+        #: New tokens that the client has received.
+        self._new_tokens = [0] * len(continuations)
 
     async def whole(self) -> JSONResponse:
         count = len(self._continuations)
@@ -78,10 +105,11 @@ class _Answer:
         async for continuation, piece in merged(self._continuations):
             if self._body.max_tokens != 0:
                 texts[continuation.index] += piece.text
+                self._new_tokens[continuation.index] = piece.tokens.stop
             reasons[continuation.index] = piece.finish_reason or reasons[continuation.index]
         choices = []
         for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
-            places = range(len(continuation.request.new_tokens) if self._body.max_tokens != 0 else 0)
+            places = range(self._new_tokens[continuation.index])
             choices.append(self._choice(continuation, text, reason, places, is_first=True))
         completion = Completion.model_construct(**self._head, choices=choices, usage=self._usage())
         return JSONResponse(as_json(completion) | {"metrics": self._metrics()})
@@ -92,6 +120,7 @@ class _Answer:
         async for continuation, piece in merged(self._continuations):
             is_first = continuation.index not in begun
             text, places = (piece.text, piece.tokens) if self._body.max_tokens != 0 else ("", range(0))
+            self._new_tokens[continuation.index] = places.stop
             if is_first:
                 text = self._echo(continuation) + text
                 begun.add(continuation.index)
@@ -124,17 +153,19 @@ class _Answer:
         if self._body.logprobs is None:
             return None
         entries = continuation.logprobs(places)
-        if self._body.echo and is_first:
+        offsets = self._offsets[continuation.index].add([entry.token for entry in entries])
+        if self._echoes and is_first:
             entries = continuation.prompt_logprobs() + entries
-        return self._logprobs[continuation.index].add(entries)
+            offsets = self._echoes[continuation.index].offsets + offsets
+        return completion_logprobs(entries, offsets, self._service.vocabulary, self._body.logprobs)
 
     def _echo(self, continuation: Continuation) -> str:
-        return str(self._service.tokenizer.decode(continuation.request.prompt)) if self._body.echo else ""
+        return self._echoes[continuation.index].text if self._echoes else ""
 
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]
-        predicted_by, generated = self._service.predicted_by(self._body), self._body.max_tokens != 0
-        return usage_of(requests, self._body.n, predicted_by=predicted_by, generated=generated)
+        predicted_by = self._service.predicted_by(self._body)
+        return usage_of(requests, self._new_tokens, self._body.n, predicted_by=predicted_by)
 
     def _metrics(self) -> dict[str, Any]:
         return speculation_of([item.request for item in self._continuations])

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-
-from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import RequestFailed
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.logprobs import TokenLogprob
-from speccompile.serve.text import Decoder, StopFilter
+from speccompile.serve.text import AnswerText
 
 log = logging.getLogger("speccompile.serve")
 
@@ -39,11 +37,10 @@ class Piece:
 class Continuation:
     """Reads a request. If its reader leaves before the end, the request is cancelled."""
 
-    def __init__(self, index: int, request: Request, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
+    def __init__(self, index: int, request: Request, text: AnswerText) -> None:
         self.index = index
         self.request = request
-        self._decoder = Decoder(tokenizer)
-        self._filter = StopFilter(stops)
+        self._text = text
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """
@@ -54,15 +51,13 @@ class Continuation:
         try:
             async with contextlib.aclosing(_steps(request)) as steps:
                 async for tokens in steps:
-                    text = self._filter.add(self._decoder.add(tokens))
-                    yield Piece(text, range(seen, seen + len(tokens)))
+                    yield Piece(self._text.add(tokens), range(seen, seen + len(tokens)))
                     seen += len(tokens)
         finally:
             request.cancel()
         if request.finish_reason not in FINISH_REASONS:
             raise ApiError("the server is shutting down", status=503, code="closed")
-        rest = self._filter.add(self._decoder.end()) + self._filter.end()
-        yield Piece(rest, range(seen, seen), FINISH_REASONS[request.finish_reason])
+        yield Piece(self._text.end(), range(seen, seen), FINISH_REASONS[request.finish_reason])
 
     def logprobs(self, places: range) -> list[TokenLogprob]:
         """Of the new tokens at ``places``, for a request that records them."""

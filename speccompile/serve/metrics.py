@@ -34,16 +34,15 @@ class _VllmNames(Collector):
         capacity, running = engine.capacity(), len(engine.running)
         # Of each request the first token comes from its prompt, or a step; all are timed.
         new = sum(stats.between_tokens_seconds.counts) + sum(stats.first_token_seconds.counts)
-        read, reused = stats.prefill_tokens, stats.reused_tokens
         yield self._gauge("num_requests_running", "Requests that have a slot.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", capacity.waiting)
         # The second names are those of older versions, which dashboards still have.
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield self._gauge(name, "Share of the slots that have a request.", running / capacity.slots)
-        yield self._counter("prompt_tokens", "Prompt tokens, those with known KV included.", read + reused)
+        yield self._counter("prompt_tokens", "Prompt tokens, those with known KV included.", stats.prompt_tokens)
         yield self._counter("generation_tokens", "New tokens.", new)
-        yield self._counter("prefix_cache_queries", "Prompt tokens.", read + reused)
-        yield self._counter("prefix_cache_hits", "Prompt tokens whose KV was there already.", reused)
+        yield self._counter("prefix_cache_queries", "Prompt tokens.", stats.prompt_tokens)
+        yield self._counter("prefix_cache_hits", "Prompt tokens whose KV was there already.", stats.reused_tokens)
         drafts = stats.proposed_at[0] if stats.proposed_at else 0
         yield self._counter("spec_decode_num_drafts", "Drafts: rows of steps that had draft tokens.", drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens that were judged.", stats.draft_tokens)

@@ -5,14 +5,18 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerBase
 
+from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import Message
+from speccompile.serve.logprobs import TextOffsets
 from speccompile.serve.tool_fields import Tool
+from speccompile.serve.vocabulary import Vocabulary
 from speccompile.utils.mistral_common import is_mistral_common, writes_chats
 
 log = logging.getLogger("speccompile.serve")
@@ -21,6 +25,42 @@ log = logging.getLogger("speccompile.serve")
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
     """Of a text; with ``special`` what the tokenizer puts around texts (a BOS token) is there too."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
+
+
+@dataclass(frozen=True)
+class Echo:
+    """A prompt as a completion repeats it, and the places of its tokens in that text.
+
+    Args:
+        offsets: characters before each token.
+    """
+
+    text: str
+    offsets: list[int]
+
+
+def echo_of(
+    tokenizer: PreTrainedTokenizerBase,
+    vocabulary: Vocabulary,
+    prompt: str | list[int],
+    ids: list[int],
+    *,
+    special: bool,
+) -> Echo:
+    """The echo of ``prompt``, whose token ids are ``ids``. A text is repeated as it was sent. What the tokenizer puts
+    around a text, and a BOS token before ids, is not part of it; ``special`` as of :func:`text_ids`."""
+    if isinstance(prompt, str):
+        own = text_ids(tokenizer, prompt, special=False) if special else ids
+        places = range(len(ids) - len(own) + 1)
+        first = next((place for place in places if ids[place : place + len(own)] == own), 0)
+        text, end = prompt, first + len(own)
+    else:
+        first, end = int(ids[0] == tokenizer.bos_token_id), len(ids)
+        text = str(tokenizer.decode(ids[first:]))
+    inside = TextOffsets(vocabulary, Detokenizer(tokenizer, skip_special_tokens=False), 0).add(ids[first:end])
+    offsets = [0] * first + inside + [len(text)] * (len(ids) - end)
+    # A tokenizer that normalises a text may have more characters than it was given.
+    return Echo(text, [min(offset, len(text)) for offset in offsets])
 
 
 def chat_ids(

@@ -25,7 +25,7 @@ from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
 from speccompile.serve.sampling import sampling_arguments, seed_of
-from speccompile.serve.text import StopTexts
+from speccompile.serve.text import AnswerText, StopTexts
 from speccompile.serve.vocabulary import Vocabulary
 
 log = logging.getLogger("speccompile.serve")
@@ -149,7 +149,12 @@ class Service:
         note = current.get(None)
         if note is not None:
             note.requests, note.user = requests, body.user
-        return [Continuation(index, request, self.tokenizer, body.stop) for index, request in enumerate(requests)]
+        return [
+            Continuation(index, request, self._text(request.prompt, body)) for index, request in enumerate(requests)
+        ]
+
+    def _text(self, prompt: list[int], body: Generation) -> AnswerText:
+        return AnswerText(self.tokenizer, prompt, body.stop, body.min_tokens or 0)
 
     def _submit(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Request]:
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
@@ -196,7 +201,7 @@ class Service:
                 logprobs=outputs.logprobs,
                 prompt_logprobs=outputs.prompt_logprobs,
                 top_logprobs=outputs.top_logprobs,
-                stopping_criteria=StopTexts(self.tokenizer, body.stop) if body.stop else None,
+                stopping_criteria=StopTexts(self._text(prompt.ids, body)) if body.stop else None,
                 guide=outputs.guide,
                 adapter=None if self.model_of(body.model) == self.name else body.model,
                 **arguments,

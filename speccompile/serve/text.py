@@ -1,4 +1,4 @@
-"""The text of tokens that arrive a few at a time, up to a stop string."""
+"""The text of an answer while its tokens arrive, up to a stop string."""
 
 from __future__ import annotations
 
@@ -8,37 +8,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedTokenizerBase
 
-_REPLACEMENT = "\ufffd"
-
-
-class Decoder:
-    """Decodes tokens as they arrive. All pieces together are the text of all tokens, special ones left out."""
-
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
-        self._tokenizer = tokenizer
-        self._ids: list[int] = []
-        # Tokens before the first are not decoded any more; the text of those up to the second has been returned.
-        self._first, self._second = 0, 0
-
-    def add(self, tokens: Sequence[int]) -> str:
-        """The text that is complete with ``tokens``. A character whose bytes are not all there yet is kept back."""
-        self._ids += tokens
-        text = self._new_text()
-        if not text or text.endswith(_REPLACEMENT):
-            return ""
-        self._first, self._second = self._second, len(self._ids)
-        return text
-
-    def end(self) -> str:
-        """What was kept back."""
-        return self._new_text()
-
-    def _new_text(self) -> str:
-        before = self._decode(self._ids[self._first : self._second])
-        return self._decode(self._ids[self._first :])[len(before) :]
-
-    def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+from speccompile.runtime.detokenizer import Detokenizer
 
 
 class StopFilter:
@@ -54,11 +24,20 @@ class StopFilter:
         """What may be shown once ``piece`` has arrived; nothing after a stop."""
         if self.stopped:
             return ""
-        text = self._kept + piece
-        found = [(place + len(stop), place) for stop in self._stops if (place := text.find(stop)) >= 0]
+        text, old = self._kept + piece, len(self._kept)
+        # A stop ends in the new piece: of what was kept back, none is complete, or none may be.
+        places = [(text.find(stop, max(0, old - len(stop) + 1)), len(stop)) for stop in self._stops]
+        found = [(place + length, place) for place, length in places if place >= 0]
         if found:
             self.stopped, self._kept = True, ""
             return text[: min(found)[1]]
+        return self._keep_back(text)
+
+    def add_unchecked(self, piece: str) -> str:
+        """The same for a piece in which no stop may end; one that ends later may begin in it."""
+        return self._keep_back(self._kept + piece)
+
+    def _keep_back(self, text: str) -> str:
         keep = max((_overlap(text, stop) for stop in self._stops), default=0)
         self._kept = text[len(text) - keep :]
         return text[: len(text) - keep]
@@ -75,14 +54,46 @@ def _overlap(text: str, stop: str) -> int:
     return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)
 
 
-class StopTexts:
-    """A stopping criterion: the new text contains one of ``stops``. Unlike transformers' it does not match in the
-    prompt, and does not walk over the vocabulary for each new stop string."""
+class AnswerText:
+    """The text of an answer's tokens, up to a stop string. It does not depend on the steps in which they arrive.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
-        self._decoder, self._filter = Decoder(tokenizer), StopFilter(stops)
+    Args:
+        prompt: the tokens that the answer continues.
+        stops: the text ends before the one that is complete first.
+        min_tokens: no stop string ends in the text of the first ``min_tokens`` tokens, as in vLLM.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+    ) -> None:
+        self._detokenizer, self._filter = Detokenizer(tokenizer, prompt), StopFilter(stops)
+        self._unchecked = min_tokens
+
+    @property
+    def stopped(self) -> bool:
+        """Whether a stop string is complete."""
+        return self._filter.stopped
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """What may be shown once ``tokens`` have arrived."""
+        first, rest = tokens[: self._unchecked], tokens[self._unchecked :]
+        self._unchecked -= len(first)
+        shown = self._filter.add_unchecked(self._detokenizer.add(first)) if first else ""
+        return shown + self._filter.add(self._detokenizer.add(rest))
+
+    def end(self) -> str:
+        """What was kept back."""
+        return self._filter.add(self._detokenizer.end()) + self._filter.end()
+
+
+class StopTexts:
+    """A stopping criterion: one of the stop strings of ``text`` is complete. Unlike transformers' it does not match in
+    the prompt, and does not walk over the vocabulary for each new stop string."""
+
+    def __init__(self, text: AnswerText) -> None:
+        self._text = text
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> bool:
         """``ids`` ``[1, P + new]``; called once for each new token."""
-        self._filter.add(self._decoder.add([int(ids[0, -1])]))
-        return self._filter.stopped
+        self._text.add([int(ids[0, -1])])
+        return self._text.stopped

@@ -13,18 +13,18 @@ from speccompile.runtime.stats import RequestStats
 
 
 def usage_of(
-    requests: Sequence[Request], choices: int, *, predicted_by: int | None, generated: bool = True
+    requests: Sequence[Request], new_tokens: Sequence[int], choices: int, *, predicted_by: int | None
 ) -> CompletionUsage:
     """Of the requests of one response, ``choices`` of each prompt. A prompt counts once.
 
     Args:
+        new_tokens: of each request, those that the client has received.
         predicted_by: the drafter of the requests' predictions, by its place in ``Mode.drafter_names``; None if they
             have none.
-        generated: new tokens count, since they were generated for the client.
     """
     firsts = requests[::choices]
     prompt = sum(len(request.prompt) for request in firsts)
-    new = sum(len(request.new_tokens) for request in requests) if generated else 0
+    new = sum(new_tokens)
     cached = sum(request.stats.reused_tokens for request in firsts)
     usage = CompletionUsage(
         prompt_tokens=prompt,
@@ -33,10 +33,14 @@ def usage_of(
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )
     if predicted_by is not None:
+        # The engine may have more tokens by now than the client.
+        accepted = sum(
+            request.drafted_by[:count].count(predicted_by) for request, count in zip(requests, new_tokens, strict=True)
+        )
         counts = [request.stats.drafts_by.get(predicted_by, (0, 0)) for request in requests]
-        drafts, accepted = (sum(column) for column in zip(*counts, strict=True))
         usage.completion_tokens_details = CompletionTokensDetails(
-            accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafts - accepted
+            accepted_prediction_tokens=accepted,
+            rejected_prediction_tokens=sum(drafts - right for drafts, right in counts),
         )
     return usage
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides import Guide
-from speccompile.guides.guide import DEAD
+from speccompile.guides.guide import COMPLETE, DEAD
 from support.errors import raises
 
 VOCAB = 6
@@ -78,12 +78,14 @@ def test_tables_have_eos_at_ends_alone_and_no_unknown_ids(
     classes, moves = guide.tables(tuple(eos), vocab)
     assert classes.shape == (vocab,) and moves.numel() == guide.table_size
     for state in range(guide.states):
+        complete = bool(guide.final[state]) and bool((guide.moves[state] < 0).all())
+        assert moves[state, -1] == (COMPLETE if complete else DEAD)
         for token in range(vocab):
             to = int(moves[state, int(classes[token])])
             if token in eos:
                 assert to == (state if guide.final[state] else DEAD)
             elif token >= VOCAB:
-                assert to == DEAD
+                assert to in (DEAD, COMPLETE)
             else:
                 assert to == guide.moves[state, int(guide.classes[token])]
 
@@ -103,7 +105,7 @@ def test_an_eos_token_that_is_an_ordinary_one_is_no_text() -> None:
     # A token of the same class remains.
     guide = Guide.of_transitions("a|b", 0, {0: {3: 1, 4: 1}}, {1}, VOCAB)
     classes, moves = guide.tables((4,), VOCAB)
-    assert (moves[:, classes.long()] != DEAD).nonzero().tolist() == [[0, 3], [1, 4]]
+    assert (moves[:, classes.long()] >= 0).nonzero().tolist() == [[0, 3], [1, 4]]
 
 
 def test_hashes_that_collide_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:

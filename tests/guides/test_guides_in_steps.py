@@ -346,12 +346,27 @@ def test_a_guide_that_may_not_end_ends_its_request_alone(specs: dict[str, Specul
     for draft_len in spec.engine.draft_lens:
         spec.set_tier(draft_len)
         other = spec.engine.submit(**free)
-        stuck = spec.engine.submit(prompt, eos_token_id=[EOS], min_new_tokens=10, guide=guides()["short"])
+        stuck = spec.engine.submit(prompt, eos_token_id=[EOS], suppress_tokens=[EOS], guide=guides()["short"])
         with raises(RequestFailed, reason=re.compile("forbid every token")) as caught:
             stuck.result()
         assert isinstance(caught.value.__cause__, UndecidedLogits)
         assert guides()["short"].matches(stuck.new_tokens)
         assert other.result().token_ids == expected
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_complete_text_ends_before_the_least_number_of_tokens(specs: dict[str, Speculator], mode: str) -> None:
+    """While another token may come, ``min_new_tokens`` forbids the end."""
+    spec, prompt = specs[mode], [5, 6, 5, 6, 5]
+    several = regex_guide("(ab){1,3}", common())
+    for draft_len in spec.engine.draft_lens:
+        spec.set_tier(draft_len)
+        for drawn in ({}, {"do_sample": True, "seed": 3}):
+            request = spec.engine.submit(
+                prompt, eos_token_id=[EOS], min_new_tokens=10, guide=several, logit_bias={EOS: 50.0}, **drawn
+            )
+            *text, end = request.result().token_ids
+            assert common().decode(text) == "ababab" and end == EOS and len(text) < 10
 
 
 def test_several_eos_tokens(specs: dict[str, Speculator]) -> None:

@@ -29,10 +29,7 @@ def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
     found = answer["metrics"]["speculative_decoding"]
     grown = {name: after[name] - before.get(name, 0) for name in after}
     assert grown["vllm:generation_tokens_total"] == 30
-    assert (
-        grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"] - 1
-        or grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
-    )
+    assert grown["vllm:prompt_tokens_total"] == answer["usage"]["prompt_tokens"]
     assert grown["vllm:spec_decode_num_drafts_total"] == found["num_spec_steps"] > 0
     assert grown["vllm:spec_decode_num_draft_tokens_total"] == found["num_draft_tokens"]
     assert grown["vllm:spec_decode_num_accepted_tokens_total"] == found["num_accepted_draft_tokens"]
@@ -43,6 +40,17 @@ def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
     assert grown["vllm:request_success_total,length"] == 1 and grown["speccompile_responses_total,200"] == 2
     assert grown["speccompile_emitted_tokens_total"] in (29, 30)
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
+
+
+def test_every_prompt_counts_with_all_its_tokens(client: Client) -> None:
+    """Also one of which all but the last token is known, and which no chunk reads."""
+    before = samples(client)
+    for _ in range(3):
+        client.complete("the end", max_tokens=1)
+    grown = {name: value - before.get(name, 0) for name, value in samples(client).items()}
+    prompts = 3 * len(tokenizer()("the end")["input_ids"])
+    for name in ("vllm:prompt_tokens_total", "vllm:prefix_cache_queries_total", "speccompile_prompt_tokens_total"):
+        assert grown[name] == grown["vllm:request_prompt_tokens_sum"] == prompts
 
 
 #: What the dashboard of vLLM's repository (examples/online_serving/prometheus_grafana/grafana.json) reads.

@@ -58,6 +58,21 @@ def test_a_stream_says_which_tokens_were_predicted(client: Client) -> None:
     assert sources.count("prediction") == details["accepted_prediction_tokens"] > 10
 
 
+@pytest.mark.parametrize("end", [20, 21, 22, 23])
+def test_accepted_tokens_after_a_stop_string_are_in_no_count(client: Client, end: int) -> None:
+    """A step accepts several, and its tokens after the stop are not in the answer."""
+    text = text_of(client.complete("the end", **LETTERS))
+    fields = {"stop": [text[end - 10 : end]], "num_draft_tokens": 3, "return_token_sources": True, **predicted(text)}
+    answer = client.complete("the end", **LETTERS, **fields)
+    (choice,), usage = answer["choices"], answer["usage"]
+    assert choice["text"] == text[: end - 10] and usage["completion_tokens"] == end == len(choice["token_sources"])
+    found, details = answer["metrics"]["speculative_decoding"], usage["completion_tokens_details"]
+    accepted = sum(source["drafted_by"] is not None for source in choice["token_sources"])
+    assert accepted == found["num_accepted_draft_tokens"] == sum(found["accepted_at"])
+    predicted_tokens = sum(source["drafted_by"] == "prediction" for source in choice["token_sources"])
+    assert details["accepted_prediction_tokens"] == predicted_tokens
+
+
 @pytest.mark.parametrize(
     ("value", "param", "says"),
     [

@@ -1,39 +1,13 @@
-"""Texts that arrive in pieces: characters of several tokens, and stop strings."""
+"""Texts that arrive in pieces, and stop strings."""
 
 from __future__ import annotations
 
 import random
 
-import pytest
 import torch
 
-from speccompile.serve.text import Decoder, StopFilter, StopTexts
-from support.guide_tokenizers import sentencepiece_like
-from support.serving import VOCAB, tokenizer
-
-
-@pytest.mark.parametrize("kind", ["bytes", "pieces"])
-def test_pieces_join_to_the_text_of_all_tokens(kind: str) -> None:
-    made = tokenizer() if kind == "bytes" else sentencepiece_like("\u2581the", "\u2581", "end", "é")
-    rng = random.Random(0)
-    for _ in range(200):
-        text = " ".join(rng.choices(["é", "🙂", "the", "end", "a", "\n"], k=rng.randint(0, 9)))
-        ids = made(text, add_special_tokens=False)["input_ids"]
-        if kind == "bytes":
-            # Also bytes that are not text. Of such bytes the other decoder's text depends on those that follow.
-            ids = rng.choices(range(len(made)), k=rng.randint(0, 9)) + ids
-        decoder, text, start = Decoder(made), "", 0
-        while start < len(ids):
-            size = rng.randint(1, 3)
-            text += decoder.add(ids[start : start + size])
-            start += size
-        assert text + decoder.end() == made.decode(ids, skip_special_tokens=True)
-
-
-def test_a_character_of_several_tokens_comes_whole() -> None:
-    decoder = Decoder(tokenizer())
-    pieces = [decoder.add([token]) for token in tokenizer()("a🙂b")["input_ids"]]
-    assert pieces == ["a", "", "", "", "🙂", "b"]
+from speccompile.serve.text import AnswerText, StopFilter, StopTexts
+from support.serving import tokenizer
 
 
 def test_a_text_is_cut_at_the_first_stop_however_it_arrives() -> None:
@@ -53,9 +27,29 @@ def test_a_text_is_cut_at_the_first_stop_however_it_arrives() -> None:
         assert shown + held.end() == expected and held.stopped == bool(ends)
 
 
+def test_no_stop_string_ends_in_the_first_tokens() -> None:
+    """It may begin there. A shorter stop string within the beginning of a longer one does not count either."""
+    rng, stops = random.Random(2), ["abcb", "bc", "cc"]
+    for _ in range(300):
+        text, least = "".join(rng.choices("abc", k=12)), rng.randint(0, 12)
+        ends = [
+            (place + len(stop), place)
+            for stop in stops
+            for place in range(len(text))
+            if text.startswith(stop, place) and place + len(stop) > least
+        ]
+        ids, shown, start = tokenizer()(text)["input_ids"], "", 0
+        answer = AnswerText(tokenizer(), [], stops, least)
+        assert len(ids) == len(text), "each token is a character"
+        while start < len(ids):
+            size = rng.randint(1, 4)
+            shown += answer.add(ids[start : start + size])
+            start += size
+        assert shown + answer.end() == (text[: min(ends)[1]] if ends else text) and answer.stopped == bool(ends)
+
+
 def test_a_criterion_looks_at_new_text_alone() -> None:
-    criterion = StopTexts(tokenizer(), ["bc"])
-    ids = tokenizer()("xbc", add_special_tokens=False)["input_ids"]
-    seen = [criterion(torch.tensor([[9, 9, *ids[: end + 1]]]), None) for end in range(len(ids))]
+    x, b, c = tokenizer()("xbc")["input_ids"]
+    criterion = StopTexts(AnswerText(tokenizer(), [x, b], ["bc"]))
+    seen = [criterion(torch.tensor([[x, b, *new]]), None) for new in ([c], [c, b], [c, b, c])]
     assert seen == [False, False, True]
-    assert max(ids) < VOCAB

@@ -72,6 +72,18 @@ def test_a_pattern_is_followed(client: Client, fields: dict[str, Any]) -> None:
     assert choice["finish_reason"] == "stop" and choice["text"] in ("yes!", "no!")
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_complete_text_ends_before_min_tokens(client: Client, stream: bool) -> None:
+    fields = {"max_tokens": 20, "min_tokens": 15, "guided_regex": "(?:yes|no)!"}
+    if stream:
+        chunks = [chunk["choices"][0] for chunk in client.stream(COMPLETIONS, {"prompt": "ab", **fields})]
+        text, reason = "".join(chunk["text"] for chunk in chunks), chunks[-1]["finish_reason"]
+    else:
+        choice = client.complete("ab", **fields)["choices"][0]
+        text, reason = choice["text"], choice["finish_reason"]
+    assert text in ("yes!", "no!") and reason == "stop"
+
+
 def test_choices_are_texts_not_patterns(client: Client) -> None:
     choices = ["a.c", "(a", "a b\n", "é{2}"]
     guide = client.service.guides.guide(

@@ -6,7 +6,7 @@ import random
 from functools import cache
 
 from tokenizers import AddedToken, Tokenizer, decoders, models
-from transformers import PreTrainedTokenizerFast
+from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from speccompile.guides.guide import DEAD, Guide
@@ -41,6 +41,18 @@ def sentencepiece_like(*pieces: str) -> PreTrainedTokenizerFast:
     tokenizer.decoder = decoders.Sequence(steps)
     tokenizer.add_special_tokens([AddedToken("</s>", special=True), AddedToken("<unk>", special=True)])
     return fast(tokenizer)
+
+
+def llama_like(*words: str) -> LlamaTokenizer:
+    """transformers' tokenizer of Llama 2: a text gets a BOS token, and a space that its decoder takes away."""
+    vocab = {"</s>": EOS, "<s>": 1, "<unk>": 2} | {f"<0x{byte:02X}>": 3 + byte for byte in range(256)}
+    merges: list[tuple[str, str]] = []
+    for word in words:
+        for end in range(1, len(word) + 1):
+            vocab.setdefault(word[:end], len(vocab))
+            vocab.setdefault(word[end - 1], len(vocab))
+        merges += [pair for end in range(1, len(word)) if (pair := (word[:end], word[end])) not in merges]
+    return LlamaTokenizer(vocab=vocab, merges=merges)
 
 
 def word_level(decoder: object | None, words: tuple[str, ...] = ("a", "b")) -> PreTrainedTokenizerFast:

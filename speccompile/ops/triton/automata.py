@@ -43,7 +43,8 @@ def follow_automaton(  # type: ignore[no-untyped-def]
     table,
     SPAN: tl.constexpr,
 ):
-    """Program (split, row): -inf, at each place, for tokens that the state there forbids."""
+    """Program (split, row): -inf, at each place, for tokens that the state there forbids. Where the text is complete,
+    its end is not forbidden."""
     split, row = tl.program_id(0), tl.program_id(1)
     slot = tl.load(slots + row)
     now = tl.load(states + slot)
@@ -61,7 +62,13 @@ def follow_automaton(  # type: ignore[no-untyped-def]
         # After a draft that is not allowed nothing is forbidden.
         if (index >= drafted) & (now >= 0):
             to = tl.load(moves + now * width + own)
-            tl.store(scores + (index - drafted) * score_place + ids, float("-inf"), mask=(ids < vocab) & (to < 0))
+            here = scores + (index - drafted) * score_place + ids
+            tl.store(here, float("-inf"), mask=(ids < vocab) & (to < 0))
+            # The mark of a complete text in the last column.
+            if tl.load(moves + now * width + width - 1) == -2:
+                ends = (ids < vocab) & (to >= 0)
+                forbidden = tl.load(here, mask=ends, other=0.0) == float("-inf")
+                tl.store(here, 0.0, mask=ends & forbidden)
         token = tl.load(context + tl.minimum(first + index, capacity - 1))
         now = _moved(now, token, classes, moves, width, vocab)
 

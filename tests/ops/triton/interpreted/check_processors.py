@@ -9,6 +9,7 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from speccompile.guides.guide import COMPLETE
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import automata, penalties, sequences, token_lists
 from speccompile.ops.triton.automata import advance_guide, truncate_drafts
@@ -38,14 +39,24 @@ def words(integers: Numbers, rows: int) -> list[torch.Tensor]:
 
 
 def check(
-    processor: Processor, rows: int, width: int, drafted: int, state: list[torch.Tensor], integers: Numbers
+    processor: Processor,
+    rows: int,
+    width: int,
+    drafted: int,
+    state: list[torch.Tensor],
+    integers: Numbers,
+    *,
+    forbidden: bool = False,
 ) -> None:
+    """With ``forbidden`` half of the scores are -inf already."""
     kernel = cuda_kernel(processor.op)
     assert kernel is not None
     # Few tokens, so that they occur again.
     context, length = integers(4, rows, CAPACITY), 12 + integers(4, rows)
     # After the places that are looked at stand others.
     scores = (integers(1000, rows, width + 1, VOCAB) - 500) * 0.013
+    if forbidden:
+        scores[scores < 0] = float("-inf")
     got, expected = scores.clone()[:, :width], scores.clone()[:, :width]
     kernel(got, context, length, drafted, state)
     processor.call(expected, context, length, drafted, state)
@@ -80,6 +91,9 @@ def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, lis
     states, widths = integers(STATES + 1, SLOTS) - 1, 1 + integers(WIDTH, SLOTS)
     classes = integers(10**6, SLOTS, VOCAB) % widths[:, None]
     moves = integers(STATES + 2, SLOTS, STATES * WIDTH).clamp(max=STATES) - 1
+    for slot, width in enumerate(widths.tolist()):
+        # At every second state a text is complete.
+        moves[slot, width - 1 : STATES * width : 2 * width] = COMPLETE
     return slots, states, [widths, classes.int(), moves.short()], integers
 
 
@@ -88,7 +102,7 @@ def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, lis
 def test_guides(drafted: int, rows: int, width: int, seed: int) -> None:
     """Tokens of drafts may lead nowhere, and a slot may have no guide."""
     slots, states, tables, integers = automata_from(seed, rows)
-    check(IMPLEMENTATIONS["guide_"], rows, width, drafted, [slots, states, *tables], integers)
+    check(IMPLEMENTATIONS["guide_"], rows, width, drafted, [slots, states, *tables], integers, forbidden=True)
 
 
 @generated

@@ -1,0 +1,89 @@
+"""The text of a sequence's new tokens, while they arrive."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from transformers import PreTrainedTokenizerBase
+
+_REPLACEMENT = "\ufffd"
+#: Tokens of a prompt that are decoded with the new ones, at least.
+_CONTEXT = 8
+#: Most tokens of a character that is not complete: it has at most 4 bytes, and each token has at least one.
+_MOST_INCOMPLETE = 3
+#: Tokens that may wait for the rest of a character. More of them are bytes of no character.
+_MOST_WAITING = 16
+
+
+class Detokenizer:
+    """Decodes tokens while they arrive. The text continues the prompt's: a decoder that strips the first space of a
+    text (SentencePiece) strips the prompt's, and none of the new text.
+
+    All pieces together are the text of the new tokens.
+
+    Args:
+        prompt: the tokens before the first new one.
+        skip_special_tokens: leave special tokens out; otherwise they appear by their names.
+    """
+
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int] = (), *, skip_special_tokens: bool = True
+    ) -> None:
+        self._tokenizer = tokenizer
+        self._skips = skip_special_tokens
+        self._ids = self._end_of(prompt)
+        # Tokens before the first are not decoded any more. The text of those before the second has been returned, and
+        # so have ``_returned`` characters after it.
+        self._first, self._second, self._returned = 0, len(self._ids), 0
+
+    def add(self, tokens: Sequence[int]) -> str:
+        """The text that is complete with ``tokens``. A character whose bytes are not all there yet is kept back."""
+        self._ids += tokens
+        text, end = self._text_up_to(len(self._ids)), len(self._ids)
+        waits = end - self._second <= _MOST_WAITING
+        if not text:
+            # Special tokens. The decoder needs the text before them.
+            if not waits:
+                del self._ids[self._second :]
+            return ""
+        settled = text
+        if text.endswith(_REPLACEMENT):
+            end = self._second if waits else end - _MOST_INCOMPLETE
+            settled = self._text_up_to(end)
+        complete = max(text.rstrip(_REPLACEMENT), settled, key=len)
+        piece, self._returned = complete[self._returned :], max(self._returned, len(complete))
+        if end > self._second:
+            self._returned -= len(settled)
+            self._first, self._second = self._second, end
+        return piece
+
+    def end(self) -> str:
+        """What was kept back."""
+        return self._text_up_to(len(self._ids))[self._returned :]
+
+    def _text_up_to(self, end: int) -> str:
+        """Text of the tokens ``[second, end)``."""
+        before, text = (self._decode(self._ids[self._first : place]) for place in (self._second, end))
+        # The new tokens may complete a character of the prompt.
+        known = before if text.startswith(before) else before.rstrip(_REPLACEMENT)
+        return text[len(known) :]
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last tokens of ``prompt``, from the beginning of a character on. Their text is not empty unless the
+        whole prompt's is."""
+        size = _CONTEXT
+        while True:
+            tokens = list(prompt[-size:])
+            text = self._decode(tokens)
+            if size >= len(prompt) or (text and not text.startswith(_REPLACEMENT)):
+                return tokens
+            size *= 2
+
+    def _decode(self, ids: list[int]) -> str:
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skips))
+
+
+def text_of(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
+    """The text of ``tokens`` after ``prompt``, without special tokens."""
+    detokenizer = Detokenizer(tokenizer, prompt)
+    return detokenizer.add(tokens) + detokenizer.end()
