@@ -91,6 +91,7 @@ class RequestFactory:
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
             prediction=read_prediction(where, options.prediction, layout),
             adapter=self._adapters.find(where, options.adapter),
+            client=Params.client if options.client is None else tuple(options.client),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
         params = replace(params, record=self.reserve_record(where, options.record))

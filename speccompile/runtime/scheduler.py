@@ -136,8 +136,14 @@ class Scheduler:
             # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
             self.failures += 1
-            self._departures.fail_all(self._slots.owned, error)
+            self._departures.fail_all(self._in_step(), error)
             return []
+
+    def _in_step(self) -> list[Request]:
+        """The rows and the request whose prompt is read along, or all that have a slot if there are none of these. A
+        half-read prompt that was not in a step which failed is read on after it."""
+        along = self._prompts.along
+        return [*self._batch.rows, *([] if along is None else [along])] or self._slots.owned
 
     def _answer_hosts(self) -> None:
         """Write the host's answers for the rows before they run. This needs their newest tokens."""
@@ -150,9 +156,7 @@ class Scheduler:
         self._answers.draft(self._batch.rows)
 
     def _launch(self, rows: list[Request]) -> None:
-        reader = self._batch.reader
-        if reader is not None and not self._prompts.reads_along(reader):
-            reader = None
+        reader = self._prompts.along
         offered, budget = self._choice.policy_inputs(), self._prompts.budget
         draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
         if reader is not None:
