@@ -66,7 +66,7 @@ class ClientQueueFull(QueueFull):
     """More requests of one client wait than its share of the queue allows."""
 
     template = (
-        "no room for {count} more requests of client {client!r}: {waiting} of them wait, and a client may have {limit}. "
+        "no room for {count} more requests of client {client!r}: {waiting} of them wait, of at most {limit}. "
         "Submit again when some of them have started."
     )
 

@@ -22,8 +22,8 @@ from speccompile.runtime.waiting import WaitingQueue
 
 
 class PromptReader:
-    """Reads prompts piece by piece, between decode steps within a budget, or along with them. Which request has the next
-    piece is decided anew for each one (:class:`~speccompile.runtime.reading_order.ReadingOrder`).
+    """Reads prompts piece by piece, between decode steps within a budget, or along with them. For each piece
+    :class:`~speccompile.runtime.reading_order.ReadingOrder` chooses the request.
 
     Args:
         answers: of the host, for the first new token.

@@ -21,11 +21,11 @@ class ReadingOrder:
 
     - the one with the fewest tokens left, so that a short prompt does not wait for a long one. Lengths are compared by
       their power of two. Of equals one that was begun is finished before another one begins, and the oldest goes first;
-    - after :data:`MOST_PASSES` pieces of others, the oldest request of the client with the fewest slots, so that neither
-      a long prompt nor a client waits for ever.
+    - after :data:`MOST_PASSES` pieces of others, the oldest request of the client with the fewest slots, so that
+      neither a long prompt nor a client waits for ever.
 
-    Tokens whose KV is in a slot are not left to read. Where the chosen request waits for a slot and begins like a prompt
-    that is being read, that one is read on in its place: then both have its KV.
+    Tokens whose KV is in a slot are not left to read. Where the chosen request waits for a slot and begins like a
+    prompt that is being read, the next piece is of that prompt: then both have its KV.
     """
 
     def __init__(self, slots: Slots) -> None:
