@@ -36,7 +36,7 @@ class Flight:
     Args:
         rows: its requests.
         tier: the one that ran.
-        outcome, records: copies, since the next run overwrites the arena; records only of rows that return them.
+        outcome, records: copies, since the next run overwrites the arena; empty records of rows that return none.
         offered: the policy's inputs, for each row.
         started: when the run began, in seconds of ``time.perf_counter``.
         timed: the seconds of the run, once the clock has reported them.
@@ -181,15 +181,20 @@ class Scheduler:
                 tier.run()
             else:
                 tier.run_target()
-        for row in rows:
-            self._slots.save_checkpoint(row)
-        records = {
-            row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
-        }
+        records = {row: self._record(row, tier.draft_len + 1) for row in rows}
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed))
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
+
+    def _record(self, row: Request, places: int) -> Record:
+        """Copy what the run left in the slot of ``row`` and the next one overwrites. An error ends that row alone."""
+        try:
+            self._slots.save_checkpoint(row)
+            return row.records.read(self._arena, row.slot, places) if row.params.outputs else {}
+        except BaseException as error:
+            self._departures.fail_all([row], error)
+            return {}
 
     def _collect(self, flight: Flight) -> None:
         """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
@@ -209,7 +214,7 @@ class Scheduler:
             self._stats.count(emitted, accepted, proposed, depth)
             request.stats.count(emitted, accepted, proposed, depth)
             request.stats.count_drafts(source, accepted, proposed)
-            record = flight.records.get(request, {})
+            record = flight.records[request]
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted, source)
         self._departures.retire(flight.rows)
 
