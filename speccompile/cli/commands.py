@@ -173,7 +173,8 @@ def serve(
     served_model_name: Annotated[
         str | None, typer.Option(help="The model's name in requests and answers; MODEL if left out.")
     ] = None,
-    api_key: Annotated[str | None, option_of(ServeOptions, "api_key", envvar="SPECCOMPILE_API_KEY")] = None,
+    api_key: Annotated[list[str] | None, option_of(ServeOptions, "api_key", envvar="SPECCOMPILE_API_KEY")] = None,
+    max_client_share: Annotated[int, option_of(ServeOptions, "max_client_share")] = ServeOptions.max_client_share,
     max_batch: MaxBatch = 4,
     max_len: MaxLen = None,
     max_waiting: Annotated[int, option_of(WrapOptions, "max_waiting")] = 64,
@@ -219,7 +220,8 @@ def serve(
             mode_options=parse_options(option or []),
         )
         serving = ServeOptions(
-            api_key=api_key,
+            api_key=api_key or None,
+            max_client_share=max_client_share,
             max_body_bytes=max_body_bytes,
             max_depth=max_depth,
             max_guide_states=max_guide_states,

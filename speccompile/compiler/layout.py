@@ -76,6 +76,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
         max_draft_len=config.max_draft_len,
         max_width=config.max_width,
         vocab_size=info.vocab_size,
+        num_logits=info.num_logits,
     )
     for item in config.passes:
         _check_sizes(item, layout)

@@ -59,6 +59,7 @@ from speccompile.errors.passes import (
 )
 from speccompile.errors.ranks import FollowerRank, RankError, RankLost, RanksDiffer, UnsupportedSharded
 from speccompile.errors.requests import (
+    ClientQueueFull,
     DraftFailed,
     EmptyPrompt,
     InsideStep,
@@ -106,6 +107,7 @@ __all__ = [
     "CaptureError",
     "CaptureMismatch",
     "CapturedElsewhere",
+    "ClientQueueFull",
     "Closed",
     "ConsumeUnavailable",
     "CorruptCheckpoint",

@@ -62,6 +62,15 @@ class QueueFull(SpecCompileError):
     )
 
 
+class ClientQueueFull(QueueFull):
+    """More requests of one client wait than its share of the queue allows."""
+
+    template = (
+        "no room for {count} more requests of client {client!r}: {waiting} of them wait, of at most {limit}. "
+        "Submit again when some of them have started."
+    )
+
+
 class UndecidedLogits(SpecCompileError):
     """The model's logits are NaN, so that no token can be chosen. It ends that request."""
 

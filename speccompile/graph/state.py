@@ -118,7 +118,10 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """All state tensors of one wrap, by name, and the sizes they were resolved with."""
+    """All state tensors of one wrap, by name, and the sizes they were resolved with.
+
+    ``num_logits`` is at most ``vocab_size``: prompts may have tokens that the lm_head cannot choose.
+    """
 
     tensors: Mapping[str, StateTensor]
     max_batch: int
@@ -126,6 +129,7 @@ class Layout:
     max_draft_len: int
     max_width: int
     vocab_size: int
+    num_logits: int
 
     @property
     def recurrent(self) -> dict[str, int]:
@@ -215,8 +219,10 @@ def resolve_layout(
     max_draft_len: int,
     max_width: int,
     vocab_size: int,
+    num_logits: int | None = None,
 ) -> Layout:
-    """Fill in the sizes. ``max_width`` is the widest step that commits, Tmax of the design."""
+    """Fill in the sizes. ``max_width`` is the widest step that commits, Tmax of the design; ``num_logits`` is
+    ``vocab_size`` if it is None or more."""
     sizes = {
         N: max_batch + 1,
         S: cache_len(max_len, max_width),
@@ -231,4 +237,5 @@ def resolve_layout(
         if spec.name in tensors:
             raise ValueError(f"two state tensors are called {spec.name!r}")
         tensors[spec.name] = spec.resolve(sizes)
-    return Layout(tensors, max_batch, max_len, max_draft_len, max_width, vocab_size)
+    chosen = vocab_size if num_logits is None else min(num_logits, vocab_size)
+    return Layout(tensors, max_batch, max_len, max_draft_len, max_width, vocab_size, chosen)

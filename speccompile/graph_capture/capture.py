@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
+import torch.nn.functional as F
 from torch import fx, nn
 from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, free_unbacked_symbols
 from transformers import PreTrainedModel
@@ -41,10 +42,11 @@ from speccompile.utils.transformers_version import cache_argument
 class Step(nn.Module):
     """The target model over the KV arena: tokens and positions in, logits out, KV written in place."""
 
-    def __init__(self, model: PreTrainedModel, observed: Observation) -> None:
+    def __init__(self, model: PreTrainedModel, observed: Observation, vocab_size: int) -> None:
         super().__init__()
         self.model = model
         self.observed = observed
+        self.vocab_size = vocab_size
 
     def forward(
         self,
@@ -78,6 +80,9 @@ class Step(nn.Module):
             extra |= {cache_argument(self.model): cache}
             result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
         logits: torch.Tensor = result.logits
+        if logits.shape[-1] < self.vocab_size:
+            # Tokens of prompts, options and drafts index scores: those that the lm_head cannot choose are there, too.
+            logits = F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=float("-inf"))
         return logits
 
 
@@ -179,7 +184,7 @@ def _export(
         try:
             # torch prints the unfinished graph to stderr before it raises.
             with silenced():
-                program = exported(Step(model, observed), inputs, shapes, info.num_layers)
+                program = exported(Step(model, observed, info.vocab_size), inputs, shapes, info.num_layers)
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:

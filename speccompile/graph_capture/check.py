@@ -235,7 +235,8 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
             continue
         for place, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
             expected = probe.expected[row, start - probe.lead : start - probe.lead + piece.width]
-            found = _differences(logits[place], expected)
+            # The graph also has logits of tokens that the lm_head cannot choose.
+            found = _differences(logits[place, :, : expected.shape[-1]], expected)
             differences += found
             if max(found) > worst:
                 worst, where = max(found), f"in tokens {start} to {start + piece.width - 1}"

@@ -21,6 +21,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 class ModelInfo:
     """What modes and messages need to know of the target model: L, V, M, where it lies.
 
+    ``num_logits`` is the number of tokens that the lm_head can choose, None where its module does not say it.
     ``dequantised_from`` is the format of the checkpoint if its integers became floating-point weights, else empty.
     """
 
@@ -31,6 +32,7 @@ class ModelInfo:
     dtype: torch.dtype
     device: torch.device
     dequantised_from: str = ""
+    num_logits: int | None = None
 
 
 def inspect_model(model: PreTrainedModel) -> ModelInfo:
@@ -48,7 +50,8 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     config = model.config.get_text_config(decoder=True)
     if model.config.is_encoder_decoder:
         raise UnsupportedModel(model=name, reason="it is an encoder-decoder; a decoder-only model is needed")
-    if model.get_output_embeddings() is None:
+    head = model.get_output_embeddings()
+    if head is None:
         raise UnsupportedModel(
             model=name,
             reason="it has no lm_head (get_output_embeddings() is None); load it with AutoModelForCausalLM",
@@ -77,6 +80,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         dtype=_dtype(model, name, devices[0]),
         device=tensors[0].device,
         dequantised_from=dequantised_from(model),
+        num_logits=head.out_features if isinstance(head, nn.Linear) else None,
     )
 
 

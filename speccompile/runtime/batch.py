@@ -1,4 +1,4 @@
-"""The requests that decode, and the one whose prompt is being read."""
+"""The requests that decode, and those whose prompts are being read."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ class Batch:
 
     Attributes:
         rows: those whose prompt has been read, in the order of the next step's rows.
-        reader: the one whose prompt is being read.
+        readers: those of whose prompt a part has been read, in the order in which they got their slots.
         without_drafts: rows whose drafts made their logits NaN; their next step has no drafts.
     """
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
         self.rows: list[Request] = []
-        self.reader: Request | None = None
+        self.readers: list[Request] = []
         self.without_drafts: set[Request] = set()
 
     @property
@@ -29,16 +29,15 @@ class Batch:
 
     def join(self, request: Request) -> None:
         """The prompt of ``request`` has been read: it is a row from now on."""
-        self.reader = None
+        self.readers.remove(request)
         self.rows.append(request)
         self.bind()
 
     def remove(self, request: Request) -> None:
-        """Remove ``request``, whether it is a row or the reader. The caller calls :meth:`bind` afterwards."""
-        if request is self.reader:
-            self.reader = None
-        if request in self.rows:
-            self.rows.remove(request)
+        """Remove ``request``, whether it is a row or a reader. The caller calls :meth:`bind` afterwards."""
+        for requests in (self.readers, self.rows):
+            if request in requests:
+                requests.remove(request)
         self.without_drafts.discard(request)
 
     def bind(self) -> None:

@@ -161,6 +161,7 @@ class Engine:
         output_scores: bool = False,
         record: bool | str = True,
         adapter: str | None = None,
+        client: str | Sequence[str] | None = None,
         **options: Any,
     ) -> Request:
         """Ask for the continuation of one prompt. Returns at once.
@@ -201,6 +202,9 @@ class Engine:
                 the request has ended by itself. Without an id it is a number after the files' prefix.
             adapter: The name of the LoRA adapter that the model has. One of ``spec.adapters``; None is the model
                 itself.
+            client: Whose request it is: clients get slots by turns. A list has the widest name first, as in
+                ``["10.0.0.7", "chat 12"]``: of one address, chats get slots by turns. The server names the API key or
+                the address, and the HTTP request.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
                 ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
                 ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
@@ -220,7 +224,7 @@ class Engine:
                 refused.
 
         Raises:
-            QueueFull: as many requests wait as may.
+            QueueFull: as many requests wait as may, of all clients or of this one.
             Closed: the engine was closed.
             UserError: an argument is not valid.
         """
@@ -243,6 +247,7 @@ class Engine:
             output_scores=output_scores,
             record=record,
             adapter=adapter,
+            client=client,
             sampling=options,
         )
         return self.submitter.submit(self, ids, given)

@@ -31,8 +31,8 @@ class HostAnswers:
         if sampling.asks is None:
             return
         try:
-            sequence, vocab = request.prompt + request.new_tokens, self._arena.layout.vocab_size
-            allowed = ask(sampling.asks, sampling.row, sequence, vocab)
+            sequence, layout = request.prompt + request.new_tokens, self._arena.layout
+            allowed = ask(sampling.asks, sampling.row, sequence, layout.num_logits)
             self._arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
             self._departures.fail_all([request], error)

@@ -31,6 +31,7 @@ class Params:
         adapter: of the model; None is the model without one.
         prediction: tokens that its new text is expected to have; empty for none.
         drawn: executables of the kind ``drawn`` choose its tokens.
+        client: whose request it is, the widest name first; requests without one have one client.
     """
 
     max_new_tokens: int
@@ -46,6 +47,7 @@ class Params:
     prediction: tuple[int, ...] = ()
     adapter: Adapter | None = None
     drawn: bool = False
+    client: tuple[str, ...] = ("",)
 
     @property
     def kind(self) -> Kind:

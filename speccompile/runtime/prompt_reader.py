@@ -12,6 +12,7 @@ from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_answers import HostAnswers
 from speccompile.runtime.outcomes import Columns, Outcomes
 from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.reading_order import ReadingOrder
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
@@ -21,7 +22,8 @@ from speccompile.runtime.waiting import WaitingQueue
 
 
 class PromptReader:
-    """Reads one prompt at a time, between decode steps within a budget, or along with them.
+    """Reads prompts piece by piece, between decode steps within a budget, or along with them. For each piece
+    :class:`~speccompile.runtime.reading_order.ReadingOrder` chooses the request.
 
     Args:
         answers: of the host, for the first new token.
@@ -57,19 +59,20 @@ class PromptReader:
         self._stats = stats
         self._clock = clock
         self._columns = Columns.of(arena)
+        self._order = ReadingOrder(slots)
+        self._along: Request | None = None
         self.budget = budget
 
     def read(self) -> bool:
         """Give slots to waiting requests and read their prompts; true if prompts go first and a chunk has run."""
         spent: list[int] = []
-        while True:
-            request = self._batch.reader or self._admit()
-            if request is None:
-                return False
+        self._along = None
+        while (request := self._next()) is not None:
             if self.reads_along(request):
                 if request.cached == len(request.prompt) - 1:
                     self._join_without_token(request)
                     continue
+                self._along = request
                 return False
             goes_first = self._batch.goes_first(request)
             width = self._chunk(request, None if goes_first else spent)
@@ -79,6 +82,13 @@ class PromptReader:
                 return True
             if width:
                 spent.append(width)
+        return False
+
+    @property
+    def along(self) -> Request | None:
+        """The request whose prompt the next step reads along; None if there is none, or it was cancelled meanwhile."""
+        request = self._along
+        return request if request is not None and self.reads_along(request) else None
 
     def reads_along(self, request: Request) -> bool:
         """Whether its prompt is read along with the next decode step, except for its last token, which its own first
@@ -102,6 +112,7 @@ class PromptReader:
         count = min(most, left)
         self._stats.prefill_tokens += count
         self._count_read(request, count)
+        self._order.note(request)
         if count == left:
             self._join_without_token(request)
 
@@ -113,23 +124,27 @@ class PromptReader:
             request.proposal = self._columns.proposal(self._outcomes.take().read(), request.slot)
         self._batch.join(request)
 
-    def _admit(self) -> Request | None:
-        """The next waiting request that has not been cancelled, with a slot, if one is free."""
-        while self._slots.free and (request := self._waiting.pop()) is not None:
-            if request.finished:
-                continue
-            try:
-                self._slots.take(request)
-                request.listener.start()
-            except BaseException as error:
-                self._departures.fail_all([request], error)
-                continue
-            self._stats.prompt_tokens += request.stats.prompt_tokens
-            self._stats.reused_tokens += request.stats.reused_tokens
-            self._stats.reread_tokens += request.stats.reread_tokens
-            self._batch.reader = request
-            return request
+    def _next(self) -> Request | None:
+        """The request whose prompt is read next, with a slot. One that waits can be it only if a slot is free."""
+        readers = self._batch.readers
+        while (request := self._order.choose(readers, self._waiting.requests if self._slots.free else ())) is not None:
+            if request in readers or (self._waiting.remove(request) and self._admit(request)):
+                return request
         return None
+
+    def _admit(self, request: Request) -> bool:
+        """Give a free slot to ``request``; false if it failed."""
+        try:
+            self._slots.take(request)
+            request.listener.start()
+        except BaseException as error:
+            self._departures.fail_all([request], error)
+            return False
+        self._stats.prompt_tokens += request.stats.prompt_tokens
+        self._stats.reused_tokens += request.stats.reused_tokens
+        self._stats.reread_tokens += request.stats.reread_tokens
+        self._batch.readers.append(request)
+        return True
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
         """Run a chunk of the prompt of ``request``. An error ends that request alone.
@@ -137,9 +152,6 @@ class PromptReader:
         Returns:
             The chunk's width; 0 if nothing had to be read, None if the budget allows no chunk before the next step.
         """
-        if request.finished:
-            # It was cancelled in a callback: its slot is released when the turn ends.
-            return None
         try:
             left = len(request.prompt) - request.cached
             if request.stats.reused_tokens and left == 1:
@@ -166,6 +178,7 @@ class PromptReader:
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
         with self._clock.time(note):
             self._table.prefill[width, kind].run()
+        self._order.note(request)
         self._stats.count_prefill(count)
         self._slots.save_checkpoint(request)
         if request.params.outputs.prompt_logprobs:

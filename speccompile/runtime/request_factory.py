@@ -68,8 +68,8 @@ class RequestFactory:
         check_kept(where, "output_logits", options.output_logits, self._arena)
         check_kept(where, "output_scores", options.output_scores, self._arena)
         check_kept(where, "top_logprobs", options.top_logprobs, self._arena)
-        if options.top_logprobs > layout.vocab_size:
-            reason = f"the vocabulary has {layout.vocab_size} tokens"
+        if options.top_logprobs > layout.num_logits:
+            reason = f"the model chooses among {layout.num_logits} tokens"
             raise InvalidOption(where=where, name="top_logprobs", value=options.top_logprobs, reason=reason)
         eos = self._target.eos(options.eos_token_id)
         params = Params(
@@ -91,6 +91,7 @@ class RequestFactory:
             num_draft_tokens=read_num_draft_tokens(where, options.num_draft_tokens, layout),
             prediction=read_prediction(where, options.prediction, layout),
             adapter=self._adapters.find(where, options.adapter),
+            client=Params.client if options.client is None else tuple(options.client),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
         params = replace(params, record=self.reserve_record(where, options.record))
@@ -148,7 +149,7 @@ class RequestFactory:
         layout = self._arena.layout
         if params.sampling is not None and params.sampling.on_host:
             # The host is called before each of its tokens, so it has no drafts.
-            sampling = params.sampling.of_request(shown, len(prompt), layout.vocab_size, self._arena.device)
+            sampling = params.sampling.of_request(shown, len(prompt), layout.num_logits, self._arena.device)
             params = replace(params, sampling=sampling, num_draft_tokens=0)
         drawn = params.sampling is not None and params.sampling.draws_with(self._drawn_options)
         params = replace(params, drawn=drawn)
@@ -156,4 +157,4 @@ class RequestFactory:
         room = min(params.max_new_tokens, layout.max_len - len(prompt))
         listener = Listener(shown, room, streamer, criteria)
         stats = RequestStats(layout.max_draft_len, prompt_tokens=len(prompt))
-        return Request(driver, prompt, params, listener, stats, Records(params.outputs, self._arena))
+        return Request(driver, prompt, params, listener, stats, Records(params.outputs, self._arena, layout.num_logits))

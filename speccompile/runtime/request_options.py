@@ -29,6 +29,16 @@ def _flag_or_id(where: str, name: str, value: Any) -> bool | str:
     return value
 
 
+def _names(where: str, name: str, value: Any) -> tuple[str, ...] | None:
+    names = (value,) if isinstance(value, str) else value
+    if names is None:
+        return None
+    if not isinstance(names, list | tuple) or not names or not all(isinstance(item, str) and item for item in names):
+        reason = "use a text, a list of texts of which none is empty, or None"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
+    return tuple(names)
+
+
 # Of several calls.
 MAX_NEW_TOKENS = option("Most new tokens.", WholeNumber(1, or_none=True))
 EOS = option("One or several ids that end a sequence.")
@@ -93,6 +103,9 @@ class SubmitOptions(Options):
         metadata=option("Whether hidden states are saved, where the wrap saves them, or the record's id.", _flag_or_id),
     )
     adapter: str | None = field(default=None, metadata=option("The name of the LoRA adapter that the model has."))
+    client: str | Sequence[str] | None = field(
+        default=None, metadata=option("Whose request it is: clients get slots by turns.", _names)
+    )
     #: Options of the sampling pipeline, by name (:data:`speccompile.sampling.OPTIONS`).
     sampling: Mapping[str, Any] = field(default_factory=dict)
 

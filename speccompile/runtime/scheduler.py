@@ -36,7 +36,7 @@ class Flight:
     Args:
         rows: its requests.
         tier: the one that ran.
-        outcome, records: copies, since the next run overwrites the arena; records only of rows that return them.
+        outcome, records: copies, since the next run overwrites the arena; empty records of rows that return none.
         offered: the policy's inputs, for each row.
         started: when the run began, in seconds of ``time.perf_counter``.
         timed: the seconds of the run, once the clock has reported them.
@@ -136,8 +136,14 @@ class Scheduler:
             # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
             self.failures += 1
-            self._departures.fail_all(self._slots.owned, error)
+            self._departures.fail_all(self._in_step(), error)
             return []
+
+    def _in_step(self) -> list[Request]:
+        """The rows and the request whose prompt is read along, or all that have a slot if there are none of these. A
+        half-read prompt that was not in a step which failed is read on after it."""
+        along = self._prompts.along
+        return [*self._batch.rows, *([] if along is None else [along])] or self._slots.owned
 
     def _answer_hosts(self) -> None:
         """Write the host's answers for the rows before they run. This needs their newest tokens."""
@@ -150,9 +156,7 @@ class Scheduler:
         self._answers.draft(self._batch.rows)
 
     def _launch(self, rows: list[Request]) -> None:
-        reader = self._batch.reader
-        if reader is not None and not self._prompts.reads_along(reader):
-            reader = None
+        reader = self._prompts.along
         offered, budget = self._choice.policy_inputs(), self._prompts.budget
         draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
         if reader is not None:
@@ -177,15 +181,20 @@ class Scheduler:
                 tier.run()
             else:
                 tier.run_target()
-        for row in rows:
-            self._slots.save_checkpoint(row)
-        records = {
-            row: row.records.read(self._arena, row.slot, tier.draft_len + 1) for row in rows if row.params.outputs
-        }
+        records = {row: self._record(row, tier.draft_len + 1) for row in rows}
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed))
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
+
+    def _record(self, row: Request, places: int) -> Record:
+        """Copy what the run left in the slot of ``row`` and the next one overwrites. An error ends that row alone."""
+        try:
+            self._slots.save_checkpoint(row)
+            return row.records.read(self._arena, row.slot, places) if row.params.outputs else {}
+        except BaseException as error:
+            self._departures.fail_all([row], error)
+            return {}
 
     def _collect(self, flight: Flight) -> None:
         """Deliver the emitted tokens of a run. A request that ended during the run receives none of them."""
@@ -202,7 +211,7 @@ class Scheduler:
                 continue
             self._batch.without_drafts.discard(request)
             depth = of_tree[2][request.slot] if of_tree else None
-            record, judgement = flight.records.get(request, {}), Judgement(accepted, proposed, depth, source)
+            record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
         self._departures.retire(flight.rows)
 

@@ -45,11 +45,17 @@ def check_kept(where: str, name: str, value: int, arena: Arena) -> None:
 
 
 class Records:
-    """The records of one request. There may be more than the request has tokens, since a stop drops tokens."""
+    """The records of one request. There may be more than the request has tokens, since a stop drops tokens.
 
-    def __init__(self, outputs: ExtraOutputs, arena: Mapping[str, torch.Tensor]) -> None:
-        names = [name for name in STATE if getattr(outputs, name)]
-        self._parts = {name: [arena[STATE[name]].new_empty(0, *arena[STATE[name]].shape[2:])] for name in names}
+    Args:
+        num_logits: logits and scores are those of so many tokens; None of all.
+    """
+
+    def __init__(self, outputs: ExtraOutputs, arena: Mapping[str, torch.Tensor], num_logits: int | None = None) -> None:
+        self._num_logits = num_logits
+        kept = {name: self._kept(arena, name) for name in STATE if getattr(outputs, name)}
+        # Not a view, which would keep the memory of the arena.
+        self._parts = {name: [tensor.new_empty(0, *tensor.shape[2:])] for name, tensor in kept.items()}
         self._top = outputs.top_logprobs
         if self._top:
             kept = arena["kept_logits"]
@@ -62,11 +68,15 @@ class Records:
 
     def read(self, arena: Mapping[str, torch.Tensor], slot: int, count: int) -> Record:
         """A copy of the records of the first ``count`` places, which the next run overwrites."""
-        record = {name: arena[STATE[name]][slot, :count].clone() for name in self._parts if name in STATE}
+        record = {name: self._kept(arena, name)[slot, :count].clone() for name in self._parts if name in STATE}
         if self._top:
             logprobs = arena["kept_logits"][slot, :count].log_softmax(-1)
             record["top_logprobs"], record["top_tokens"] = logprobs.topk(self._top)
         return record
+
+    def _kept(self, arena: Mapping[str, torch.Tensor], name: str) -> torch.Tensor:
+        kept = arena[STATE[name]]
+        return kept if name == "logprobs" else kept[..., : self._num_logits]
 
     def add(self, record: Record, emitted: int) -> None:
         """Append the scores of a step's first ``emitted`` places."""

@@ -63,6 +63,8 @@ class Slots:
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         self._checkpoints = StateCheckpoints(arena, state_checkpoints)
+        # What known_length returned since a slot got or lost its owner, by the request's number.
+        self._known_lengths: dict[int, int] = {}
         # Least recently used first, with the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
 
@@ -92,6 +94,7 @@ class Slots:
         if source in self._owners and self._is_spoiled(self._owners[source]):
             source, known = -1, KnownPrefix()
         slot = self._choose(source, known.length)
+        self._known_lengths.clear()
         del self._free[slot]
         self._owners[slot] = request
         self._weights[slot] = weights
@@ -139,6 +142,7 @@ class Slots:
     def release(self, request: Request) -> None:
         """Free the slot of ``request``, which has ended. The state of a failed request is cleared."""
         slot = request.slot
+        self._known_lengths.clear()
         del self._owners[slot]
         self._arena.reset_slot(slot)
         failed = request.error is not None or self._is_spoiled(request)
@@ -146,6 +150,23 @@ class Slots:
             self._arena.clear_text_state(slot, 0)
             self._checkpoints.drop(slot)
         self._free[slot] = [] if failed else self._known_text(request)
+
+    def known_length(self, request: Request) -> int:
+        """How many tokens of the prompt of ``request``, which waits, need not be read if it gets a slot now."""
+        if not self._reuse or not request.params.reuse:
+            return 0
+        if request.number not in self._known_lengths:
+            weights = self._state_of_weights(), request.params.adapter
+            self._known_lengths[request.number] = self._longest_prefix(request.prompt, weights)[1].length
+        return self._known_lengths[request.number]
+
+    def will_know(self, request: Request, reader: Request) -> bool:
+        """Whether ``request``, which waits, needs to read less when more of the prompt of ``reader`` has been read."""
+        same = request.params.adapter is reader.params.adapter
+        if not (self._reuse and request.params.reuse and same):
+            return False
+        shared = _common_prefix(request.prompt, reader.prompt, len(request.prompt) - 1) - self._lookahead
+        return shared > max(reader.cached, self.known_length(request))
 
     def save_checkpoint(self, request: Request) -> None:
         """Called after each step and prompt chunk of ``request``: its recurrent state is copied, if one is due."""
@@ -204,7 +225,12 @@ class Slots:
 
 def _common_prefix(prompt: Sequence[int], text: Sequence[int], most: int) -> int:
     """Length of the common prefix, at most ``most``."""
-    for index, (expected, cached) in enumerate(zip(prompt[:most], text, strict=False)):
-        if expected != cached:
-            return index
-    return min(most, len(text))
+    low, high = 0, min(most, len(text))
+    while low < high:
+        # Slices compare without a loop in Python.
+        middle = (low + high + 1) // 2
+        if prompt[low:middle] == text[low:middle]:
+            low = middle
+        else:
+            high = middle - 1
+    return low

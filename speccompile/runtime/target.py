@@ -196,6 +196,7 @@ class Target:
             config=settings.config,
             eos=eos,
             vocab_size=self._layout.vocab_size,
+            num_logits=self._layout.num_logits,
             source=settings.source,
         )
         if self._rule.greedy_only and sampling is not None and sampling.values.get("temperature"):

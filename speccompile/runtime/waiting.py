@@ -2,53 +2,61 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import threading
 
-from speccompile.errors import QueueFull
+from speccompile.errors import ClientQueueFull, QueueFull
 from speccompile.runtime.request import Request
 
 
 class WaitingQueue:
-    """Bounded; by priority, then first come, first served. Any thread may use it."""
+    """Bounded, in the order of submission. Any thread may use it.
+
+    Attributes:
+        limit: most requests that wait.
+        client_limit: most requests of one client that wait; None is no limit. Requests without a client have none.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
+        self.client_limit: int | None = None
         self._lock = threading.Lock()
-        self._order = itertools.count()
-        self._entries: list[tuple[int, int, Request]] = []
+        self._requests: list[Request] = []
 
     def __len__(self) -> int:
-        return len(self._entries)
+        return len(self._requests)
 
     @property
     def requests(self) -> list[Request]:
         """Those that wait, in order."""
         with self._lock:
-            return [request for *_, request in self._entries]
+            return list(self._requests)
 
     def push(self, requests: list[Request], free_slots: int) -> None:
-        """All of them, or none. Who will have one of the free slots does not count as waiting.
+        """All of them, or none. Those that will have one of the free slots are not counted.
+
+        Args:
+            requests: of one client.
 
         Raises:
-            QueueFull: there is no room.
+            QueueFull: the queue is full, or this client's share of it is.
         """
         with self._lock:
-            if len(self._entries) + len(requests) > self.limit + free_slots:
-                raise QueueFull(count=len(requests), waiting=len(self._entries), limit=self.limit)
-            for request in requests:
-                bisect.insort(self._entries, (-request.params.priority, next(self._order), request))
+            count, waiting = len(requests), len(self._requests)
+            if waiting + count > self.limit + free_slots:
+                raise QueueFull(count=count, waiting=waiting, limit=self.limit)
+            client = requests[0].params.client[0] if requests else ""
+            if self.client_limit is not None and client:
+                waiting = sum(request.params.client[0] == client for request in self._requests)
+                if waiting + count > self.client_limit + free_slots:
+                    raise ClientQueueFull(client=client, count=count, waiting=waiting, limit=self.client_limit)
+            self._requests += requests
 
-    def pop(self) -> Request | None:
-        """Take the next one out."""
+    def remove(self, request: Request) -> bool:
+        """Take out ``request``; false if it does not wait."""
         with self._lock:
-            return self._entries.pop(0)[2] if self._entries else None
-
-    def remove(self, request: Request) -> None:
-        """Take out one that was cancelled, if it is still here."""
-        with self._lock:
-            self._entries = [entry for entry in self._entries if entry[2] is not request]
+            count = len(self._requests)
+            self._requests = [waiting for waiting in self._requests if waiting is not request]
+            return len(self._requests) < count
 
     def after_fork(self) -> list[Request]:
         """In a forked child, with a lock that no other thread holds: what waits."""
@@ -58,5 +66,5 @@ class WaitingQueue:
     def drain(self) -> list[Request]:
         """Take out all."""
         with self._lock:
-            taken, self._entries = [entry[2] for entry in self._entries], []
+            taken, self._requests = self._requests, []
             return taken

@@ -33,6 +33,7 @@ class Option:
         neutral: at this value, as at None, nothing happens.
         default: taken by a request that samples and says nothing, where the model's generation_config does neither.
         draws: it means something only to a request that draws its tokens (``do_sample=True``).
+        forbids: it only forbids tokens, so it may name ids that the lm_head cannot choose.
     """
 
     name: str
@@ -40,6 +41,7 @@ class Option:
     neutral: Any = None
     default: Any = None
     draws: bool = False
+    forbids: bool = False
 
     def is_neutral(self, value: Any) -> bool:
         """Whether ``value`` has no effect."""

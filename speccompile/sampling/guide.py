@@ -34,7 +34,7 @@ class FollowGuide(Processor):
     """
 
     name = "guide"
-    options: ClassVar = (Option("guide", _problem),)
+    options: ClassVar = (Option("guide", _problem, forbids=True),)
     state: ClassVar = (
         StateSpec("guide_state", (N,), torch.int64, fill=DEAD, low=DEAD, high=2),
         StateSpec("guide_width", (N,), torch.int64, fill=1, low=1, high=3),

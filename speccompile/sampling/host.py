@@ -35,6 +35,7 @@ class HostCall:
         watermark: called after these, or None.
         shown: the prompt as the caller gave it, int64 ``[1, P]``, with its padding.
         prompt_length: tokens of the prompt without padding.
+        num_logits: processors are called with the scores of so many tokens, those that the lm_head can choose.
     """
 
     def __init__(
@@ -43,10 +44,11 @@ class HostCall:
         watermark: HostProcessor | None,
         shown: torch.Tensor,
         prompt_length: int,
+        num_logits: int,
     ) -> None:
         self.processors = tuple(processors)
         self.watermark = () if watermark is None else (watermark,)
-        self._shown, self._prompt_length = shown, prompt_length
+        self._shown, self._prompt_length, self._num_logits = shown, prompt_length, num_logits
         #: What one of them raised.
         self.error: BaseException | None = None
         #: Names it in the state of its slot.
@@ -61,13 +63,14 @@ class HostCall:
         """
         shown = self._shown.to(text.device, torch.int64)
         input_ids = torch.cat([shown, text[None, self._prompt_length :]], dim=1)
-        given = scores[None].clone()
+        chosen = scores[: self._num_logits]
+        given = chosen[None].clone()
         try:
             # A processor may run a model.
             with out_of_pool():
                 for processor in processors:
-                    given = _checked(processor, processor(input_ids, given), scores)
-            scores.copy_(given[0])
+                    given = _checked(processor, processor(input_ids, given), chosen)
+            chosen.copy_(given[0])
         except BaseException as error:
             # A step is of many requests: the engine ends this one with its error when the step is over.
             self.error = error
@@ -152,7 +155,7 @@ class Watermark(_OnHost):
 
 
 def host_call(
-    values: Mapping[str, Any], shown: torch.Tensor, prompt_length: int, vocab: int, device: torch.device
+    values: Mapping[str, Any], shown: torch.Tensor, prompt_length: int, num_logits: int, device: torch.device
 ) -> HostCall | None:
     """What a request with these options has called on the host; None if nothing is.
 
@@ -164,8 +167,8 @@ def host_call(
     config, watermark = values.get("watermarking_config"), None
     if config is not None:
         try:
-            watermark = config.construct_processor(vocab, device)
+            watermark = config.construct_processor(num_logits, device)
         except Exception as error:
             reason = f"transformers cannot build its processor: {error_line(error)}"
             raise InvalidOption(where="generate", name="watermarking_config", value=config, reason=reason) from error
-    return HostCall(values.get("logits_processor", ()), watermark, shown, prompt_length)
+    return HostCall(values.get("logits_processor", ()), watermark, shown, prompt_length, num_logits)

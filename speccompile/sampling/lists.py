@@ -56,7 +56,7 @@ class SuppressTokens(Processor):
     """transformers' ``SuppressTokensLogitsProcessor``: these tokens never come."""
 
     name = "suppress_tokens"
-    options: ClassVar = (Option("suppress_tokens", token_ids(SUPPRESS_CAPACITY), neutral=[]),)
+    options: ClassVar = (Option("suppress_tokens", token_ids(SUPPRESS_CAPACITY), neutral=[], forbids=True),)
     state: ClassVar = (StateSpec("suppress_ids", (N, SUPPRESS_CAPACITY), torch.int64, fill=-1, low=-1, high=2),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -70,7 +70,7 @@ class BeginSuppressTokens(Processor):
     """transformers' ``SuppressTokensAtBeginLogitsProcessor``: these tokens do not come first."""
 
     name = "begin_suppress_tokens"
-    options: ClassVar = (Option("begin_suppress_tokens", token_ids(BEGIN_CAPACITY), neutral=[]),)
+    options: ClassVar = (Option("begin_suppress_tokens", token_ids(BEGIN_CAPACITY), neutral=[], forbids=True),)
     state: ClassVar = (
         StateSpec("begin_ids", (N, BEGIN_CAPACITY), torch.int64, fill=-1, low=-1, high=2),
         StateSpec("begin_at", (N,), torch.int64, high=2),

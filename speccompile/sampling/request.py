@@ -76,9 +76,9 @@ class Sampling:
             values = {**values, "logits_processor": own}
         return Sampling(values, (self.seed + row) % SEEDS, row)
 
-    def of_request(self, shown: torch.Tensor, prompt_length: int, vocab: int, device: torch.device) -> Sampling:
+    def of_request(self, shown: torch.Tensor, prompt_length: int, num_logits: int, device: torch.device) -> Sampling:
         """The same with :attr:`host_call` for one request; ``shown`` ``[1, P]`` is its prompt as the caller gave it."""
-        return replace(self, host_call=host_call(self.values, shown, prompt_length, vocab, device))
+        return replace(self, host_call=host_call(self.values, shown, prompt_length, num_logits, device))
 
 
 #: The fields of a generation_config that transformers reads.
@@ -94,6 +94,7 @@ def read_sampling(
     config: GenerationConfig,
     eos: list[int],
     vocab_size: int,
+    num_logits: int,
     source: Callable[[str], str] = lambda _: "the model's generation_config",
 ) -> Sampling | None:
     """Check a request's options, and add those of the model's generation_config that transformers reads.
@@ -103,6 +104,7 @@ def read_sampling(
         given: options by name; None is as if not given.
         do_sample: None is what the generation_config says.
         seed: None takes one from torch's default generator, if anything is drawn. If nothing is, it means nothing.
+        num_logits: the lm_head can choose the ids below it. Other ids of an option would have no score.
         source: where a value of ``config`` is from, by name, for messages.
 
     Raises:
@@ -122,7 +124,9 @@ def read_sampling(
         value = option.default if value is None else value
         if value is None:
             continue
-        if problem := option.problem(value, vocab_size):
+        if problem := option.problem(value, vocab_size if option.forbids else num_logits):
+            if option.problem(value, vocab_size) is None:
+                problem += "; prompts may have it, but the lm_head does not choose it"
             raise InvalidOption(where=from_, name=name, value=value, reason=problem)
         if not option.is_neutral(value):
             values[name] = value

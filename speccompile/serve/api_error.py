@@ -9,6 +9,7 @@ from typing import Any
 from fastapi.responses import JSONResponse
 
 from speccompile.errors import (
+    ClientQueueFull,
     Closed,
     EmptyPrompt,
     InvalidGuide,
@@ -65,6 +66,9 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
         prompt_field: the field that the prompt was in.
         guide_field: the field that the guide was made of.
     """
+    if isinstance(error, ClientQueueFull):
+        message = "as many of your requests wait as one client may have; try again when some of them have started"
+        return ApiError(message, status=429, code="client_queue_full")
     if isinstance(error, QueueFull):
         return ApiError("the queue is full; try again later", status=429, code="queue_full")
     if isinstance(error, Closed):

@@ -49,7 +49,7 @@ def create_app(service: Service) -> ASGIApp:
     _add_errors(app)
     _add_api(app, service)
     _add_state(app, service)
-    return RequestLog(app, service.counts, service.options.api_key)
+    return RequestLog(app, service.counts, service.options.keys)
 
 
 def _add_api(app: FastAPI, service: Service) -> None:

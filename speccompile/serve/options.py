@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -9,12 +10,14 @@ from speccompile.errors import InvalidOption
 from speccompile.utils.options import Options, WholeNumber, option
 
 
-def _text_or_none(where: str, name: str, value: Any) -> str | None:
-    if value is not None and (not isinstance(value, str) or not value):
-        raise InvalidOption(
-            where=where, name=name, value=value, reason="it has to be a text that is not empty, or None"
-        )
-    return value
+def _texts_or_none(where: str, name: str, value: Any) -> tuple[str, ...] | None:
+    if value is None:
+        return None
+    texts = (value,) if isinstance(value, str) else value
+    if not isinstance(texts, list | tuple) or not texts or not all(isinstance(text, str) and text for text in texts):
+        reason = "use a text that is not empty, a list of such texts, or None"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
+    return tuple(texts)
 
 
 @dataclass(frozen=True)
@@ -27,9 +30,20 @@ class ServeOptions(Options):
 
     where: ClassVar[str] = "serve"
 
-    api_key: str | None = field(
+    api_key: str | Sequence[str] | None = field(
         default=None,
-        metadata=option("Requests need the header `Authorization: Bearer KEY`; no key if left out.", _text_or_none),
+        metadata=option(
+            "Requests need the header `Authorization: Bearer KEY`; no key if left out. Each of several is a client.",
+            _texts_or_none,
+        ),
+    )
+    max_client_share: int = field(
+        default=50,
+        metadata=option(
+            "Most of the requests that wait, in percent of the queue, that one client may have. A client is a key if "
+            "there are several, else an address.",
+            WholeNumber(1, 100),
+        ),
     )
     max_body_bytes: int = field(
         default=4 * 2**20, metadata=option("Largest body of a request, in bytes.", WholeNumber(1024))
@@ -49,3 +63,8 @@ class ServeOptions(Options):
     shutdown_seconds: int = field(
         default=30, metadata=option("How long running requests may go on after SIGTERM or Ctrl-C.", WholeNumber(0))
     )
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The API keys; empty if requests need none."""
+        return tuple(self.api_key or ())

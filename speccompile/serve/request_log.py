@@ -14,6 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.client_names import client_names
 from speccompile.serve.counts import Counts
 from speccompile.serve.disconnect import CLIENT_LEFT
 
@@ -32,6 +33,7 @@ class Note:
     requests: Sequence[Request] = ()
     user: str | None = None
     error: ApiError | None = None
+    client: tuple[str, ...] | None = None
     started: float = field(default_factory=time.perf_counter)
 
     def line(self, method: str, path: str, status: int) -> str:
@@ -61,13 +63,13 @@ class RequestLog:
     """ASGI middleware around the whole application.
 
     Args:
-        api_key: what requests have to bring; None if nothing.
+        keys: requests must bring one of them; empty if they need none.
     """
 
-    def __init__(self, app: ASGIApp, counts: Counts, api_key: str | None) -> None:
+    def __init__(self, app: ASGIApp, counts: Counts, keys: Sequence[str]) -> None:
         self._app = app
         self._counts = counts
-        self._key = None if api_key is None else api_key.encode()
+        self._keys = tuple(key.encode() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -81,9 +83,10 @@ class RequestLog:
                 status = message["status"]
             await send(message)
 
-        token = current.set(note)
+        token, key = current.set(note), self._key_of(scope)
         try:
-            if self._may_pass(scope):
+            if key is not None or self._is_open(scope):
+                note.client = client_names(scope, key, self._keys)
                 await self._app(scope, receive, noted)
             else:
                 error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
@@ -98,10 +101,13 @@ class RequestLog:
             quiet = status < 400 and (scope["path"] in _POLLED or scope["path"].startswith(_OPEN_FOLDER))
             log.log(logging.DEBUG if quiet else logging.INFO, "%s", note.line(scope["method"], scope["path"], status))
 
-    def _may_pass(self, scope: Scope) -> bool:
-        if self._key is None or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER):
-            return True
+    def _is_open(self, scope: Scope) -> bool:
+        return not self._keys or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER)
+
+    def _key_of(self, scope: Scope) -> int | None:
+        """The place of the key that the request brings; None if that is no key."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
         # In a time that does not depend on where they differ.
-        return hmac.compare_digest(key, self._key) and scheme.lower() == b"bearer"
+        found = [hmac.compare_digest(key, known) for known in self._keys]
+        return found.index(True) if any(found) and scheme.lower() == b"bearer" else None

@@ -35,7 +35,7 @@ def run_server(service: Service, host: str, port: int) -> None:
     """
     _log_to_stderr()
     allow_connections()
-    if not is_loopback(host) and service.options.api_key is None:
+    if not is_loopback(host) and not service.options.keys:
         log.warning("the server listens on %s without an API key: anyone who reaches it may use it", host)
     config = uvicorn.Config(
         create_app(service),

@@ -77,6 +77,8 @@ class Service:
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
+        queue = self.engine.waiting
+        queue.client_limit = max(1, queue.limit * self.options.max_client_share // 100)
 
     @property
     def labels(self) -> dict[str, str]:
@@ -139,14 +141,15 @@ class Service:
         Raises:
             ApiError: they cannot be.
         """
-        submitting = asyncio.ensure_future(self.in_thread(self._submit, prompts, body, outputs))
+        note = current.get(None)
+        client = None if note is None else note.client
+        submitting = asyncio.ensure_future(self.in_thread(self._submit, prompts, body, outputs, client))
         try:
             requests: list[Request] = await asyncio.shield(submitting)
         except asyncio.CancelledError:
             # The client has left: what the thread submits has no reader.
             submitting.add_done_callback(_cancel_all)
             raise
-        note = current.get(None)
         if note is not None:
             note.requests, note.user = requests, body.user
         return [
@@ -156,12 +159,20 @@ class Service:
     def _text(self, prompt: list[int], body: Generation) -> AnswerText:
         return AnswerText(self.tokenizer, prompt, body.stop, body.min_tokens or 0)
 
-    def _submit(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Request]:
+    def _submit(
+        self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions, client: tuple[str, ...] | None
+    ) -> list[Request]:
+        if body.priority and not self.options.keys:
+            message = "priority: this server has no API key, so any client could go before all others; leave it out"
+            raise ApiError(message, param="priority", code="unsupported_field")
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
-        capacity = self.engine.capacity().slots + self.engine.waiting.limit
+        arguments["client"] = client
+        queue = self.engine.waiting
+        capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
         if len(prompts) * body.n > capacity:
             param = "n" if body.n > 1 else prompts[0].field.partition("[")[0]
-            raise ApiError(f"{param}: more choices than the queue holds ({capacity})", param=param)
+            message = f"{param}: more choices than one client may have in the slots and the queue ({capacity})"
+            raise ApiError(message, param=param)
         requests: list[Request] = []
         try:
             for index in range(len(prompts) * body.n):

@@ -16,9 +16,9 @@ def arena() -> Arena:
 
 def test_a_batch_binds_the_slots_of_its_rows(arena: Arena) -> None:
     batch, first, second = Batch(arena), admitted(arena, slot=1), admitted(arena, slot=0)
-    batch.reader = first
+    batch.readers += [first, second]
     batch.join(first)
-    assert batch.reader is None and arena["slots"].tolist() == [1, arena.layout.dummy_slot]
+    assert batch.readers == [second] and arena["slots"].tolist() == [1, arena.layout.dummy_slot]
     batch.join(second)
     assert arena["slots"].tolist() == [1, 0] and batch.kind == "greedy"
     batch.without_drafts.add(first)
@@ -35,5 +35,6 @@ def test_a_prompt_goes_first_where_no_tokens_are_watched(
 ) -> None:
     batch, request = Batch(arena), admitted(arena, patient=mine)
     assert batch.goes_first(request), "there are no rows to wait for it"
-    batch.join(admitted(arena, patient=others))
+    batch.readers.append(other := admitted(arena, patient=others))
+    batch.join(other)
     assert batch.goes_first(request) == goes_first

@@ -26,8 +26,9 @@ def parts_with(**options: Any) -> Parts:
 def admitted(parts: Parts, sampling: Sampling | None = None) -> Request:
     """A row, whose prompt ``[1, 2]`` was not read."""
     request = parts.submit(sampling=sampling)
-    parts.waiting.pop()
+    parts.waiting.remove(request)
     parts.slots.take(request)
+    parts.batch.readers.append(request)
     parts.batch.join(request)
     return request
 

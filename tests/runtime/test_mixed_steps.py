@@ -131,14 +131,15 @@ def test_a_prompt_that_is_cancelled_half_read_leaves_nothing(spec: Speculator, m
 def test_a_mixed_step_that_fails_ends_its_rows_and_the_prompt(spec: Speculator, model: LlamaForCausalLM) -> None:
     engine, tiers = spec.engine, dict(spec.engine.mixed_tiers)
     running = admitted(engine, random_prompt(6, seed=81), max_new_tokens=30)
-    late = engine.submit(random_prompt(60, seed=82), max_new_tokens=9)
-    waiting = [engine.submit(random_prompt(20, seed), max_new_tokens=9) for seed in (83, 84, 85)]
+    half_read = engine.submit(random_prompt(60, seed=82), max_new_tokens=9)
+    engine.step()
+    along, *waiting = [engine.submit(random_prompt(20, seed), max_new_tokens=9) for seed in (83, 84, 85)]
     breaking(engine, engine.mixed_tiers, RuntimeError("a kernel failed"), lambda _: True)
     engine.step()
     engine.table.mixed_tiers = tiers
-    assert running.finish_reason == late.finish_reason == "error"
+    assert running.finish_reason == along.finish_reason == "error"
     engine.run()
-    for request in waiting:
+    for request in (half_read, *waiting):
         assert request.new_tokens == greedy(model, request.prompt, 9)
 
 
@@ -156,6 +157,21 @@ def test_every_step_reads_along_until_the_last_token(spec: Speculator, runs: lis
     assert runs == [*["mixed tier K=0, 1 row"] * 3, "tier K=0, 2 rows"]
     assert late.stats.prefill_tokens == len(late.prompt) - 1 and len(late.new_tokens) == 1
     assert spec.stats.prefill_tokens == 6 + len(late.prompt) - 1
+
+
+def test_a_short_prompt_is_read_before_the_rest_of_a_long_one(spec: Speculator, model: LlamaForCausalLM) -> None:
+    engine = spec.engine
+    spec.set_tier(min(spec.tiers))
+    running = admitted(engine, random_prompt(6, seed=74), max_new_tokens=60)
+    long = engine.submit(random_prompt(150, seed=75), max_new_tokens=5)
+    engine.step()
+    short = engine.submit(random_prompt(2 * MIXED_TOKENS, seed=76), max_new_tokens=5)
+    for _ in range(2):
+        engine.step()
+    assert short in engine.batch.rows and long.stats.prefill_tokens == MIXED_TOKENS
+    engine.run()
+    for request in (running, long, short):
+        assert request.new_tokens == greedy(model, request.prompt, request.params.max_new_tokens)
 
 
 def test_a_wider_step_has_fewer_rows_of_the_prompt(spec: Speculator) -> None:

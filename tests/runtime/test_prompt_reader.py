@@ -23,10 +23,10 @@ def mixing() -> Parts:
 def test_a_prompt_is_read_in_chunks_of_which_the_last_one_chooses_a_token() -> None:
     parts = Parts()
     request = parts.submit([1, 2, 3, 4, 5])
-    assert parts.prompts.read() and request.new_tokens == [] and parts.batch.reader is request
+    assert parts.prompts.read() and request.new_tokens == [] and parts.batch.readers == [request]
     assert parts.prompts.read() and request.new_tokens == [6] and parts.batch.rows == [request]
     assert parts.runs == ["chunk T=4 inner", "chunk T=2 greedy"]
-    assert parts.batch.reader is None and request.stats.prefill_tokens == parts.stats.prefill_tokens == 5
+    assert not parts.batch.readers and request.stats.prefill_tokens == parts.stats.prefill_tokens == 5
     assert not parts.prompts.read(), "nothing is left to read"
 
 
@@ -97,7 +97,7 @@ def test_prompts_of_patient_requests_go_before_the_next_step() -> None:
 def test_what_a_step_reads_along_is_not_read_before_it(mixing: Parts) -> None:
     request = mixing.submit([1, 2, 3, 4])
     assert not mixing.prompts.read() and mixing.runs == []
-    assert mixing.batch.reader is request and mixing.prompts.reads_along(request)
+    assert mixing.batch.readers == [request] and mixing.prompts.along is request
     mixing.prompts.point_at(request)
     assert int(mixing.arena["prefill_slot"]) == request.slot and int(mixing.arena["prefill_start"]) == 0
 
@@ -108,7 +108,7 @@ def test_the_last_token_of_a_prompt_that_is_read_along_is_left_to_a_step_of_its_
     mixing.prompts.count_along(request, 4)
     assert request.cached == 4 and request not in mixing.batch.rows
     mixing.prompts.count_along(request, 4)
-    assert request.cached == 6 and request in mixing.batch.rows and mixing.batch.reader is None
+    assert request.cached == 6 and request in mixing.batch.rows and not mixing.batch.readers
     assert request.stats.prefill_tokens == 6 and request.new_tokens == []
 
 

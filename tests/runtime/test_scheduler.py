@@ -15,6 +15,7 @@ from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.modes.ready_mode import proposal_state
 from speccompile.policies import Done, Fixed, Ladder, Upcoming
 from speccompile.runtime.options import StepTraits
+from speccompile.runtime.request import Request
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.pipeline import sampling_state
 from speccompile.sampling.request import Sampling
@@ -51,6 +52,22 @@ def test_a_step_hands_out_what_its_tier_emits() -> None:
     assert parts.scheduler.run_step() == [request]
     assert request.new_tokens == [2, 3, 4, 5, 6] and request.stats.accepted_tokens == 3
     assert parts.runs == ["greedy K=3 B=1"] and parts.scheduler.tier.name == "greedy K=3 B=1"
+
+
+def test_a_failure_in_what_the_host_does_for_one_row_ends_that_row_alone() -> None:
+    parts, error = Parts(), MemoryError()
+    failing, other = parts.running([1], new=9), parts.running([30], new=9)
+    save = parts.slots.save_checkpoint
+
+    def fails(request: Request) -> None:
+        if request is failing:
+            raise error
+        save(request)
+
+    parts.slots.save_checkpoint = fails  # type: ignore[method-assign]
+    parts.scheduler.run_step()
+    assert (failing.error, failing.new_tokens, other.new_tokens) == (error, [2], [31, 32])
+    assert parts.batch.rows == [other] and parts.slots.free == 1
 
 
 def test_a_step_that_reads_a_prompt_first_runs_no_tier() -> None:

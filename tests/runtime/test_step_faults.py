@@ -100,8 +100,8 @@ def test_generate_without_memory_for_one_prompt(make: Make, model: LlamaForCausa
     admitted = [0]
 
     def second(engine: Engine) -> bool:
-        assert engine.batch.reader is not None
-        ours = len(engine.batch.reader.prompt) == 4
+        (reader,) = engine.batch.readers
+        ours = len(reader.prompt) == 4
         admitted[0] += ours
         return ours and admitted[0] == 2
 

@@ -195,7 +195,7 @@ def test_an_abandoned_request_makes_room_for_the_next_one(parts: TurnParts) -> N
     parts.turns.enqueue([abandoned])
     parts.turns.abandoned(abandoned)
     parts.turns.enqueue([next_one])
-    assert parts.waiting.pop() is next_one
+    assert parts.waiting.requests == [next_one]
 
 
 def test_all_requests_of_a_call_are_queued_or_none(parts: TurnParts) -> None:

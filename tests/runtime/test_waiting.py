@@ -1,4 +1,4 @@
-"""The waiting queue: bounded, by priority, then first come, first served."""
+"""The waiting queue: bounded, as a whole and for each client, and in order."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ import time
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from transformers import StoppingCriteriaList
 
-from speccompile.errors import QueueFull
+from speccompile.errors import ClientQueueFull, QueueFull
 from speccompile.runtime.listener import Listener
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
@@ -34,28 +32,10 @@ class NoScheduler:
         raise AssertionError
 
 
-def request(priority: int = 0) -> Request:
+def request(*client: str) -> Request:
     listener = Listener(torch.tensor([[1]]), 1, None, StoppingCriteriaList())
-    return Request(
-        NoScheduler(), [1], Params(1, (), priority=priority), listener, RequestStats(0), Records(ExtraOutputs(), {})
-    )
-
-
-def emptied(queue: WaitingQueue) -> list[Request]:
-    taken = []
-    while (request := queue.pop()) is not None:
-        taken.append(request)
-    return taken
-
-
-@given(priorities=st.lists(st.integers(-(2**63), 2**63 - 1) | st.integers(-2, 2), max_size=20))
-def test_by_priority_then_first_come_first_served(priorities: list[int]) -> None:
-    queue = WaitingQueue(len(priorities))
-    requests = [request(priority) for priority in priorities]
-    for each in requests:
-        queue.push([each], 0)
-    # sorted is stable: those of one priority stay in the order in which they came.
-    assert emptied(queue) == sorted(requests, key=lambda each: -each.params.priority)
+    params = Params(1, (), client=client or Params.client)
+    return Request(NoScheduler(), [1], params, listener, RequestStats(0), Records(ExtraOutputs(), {}))
 
 
 def test_those_pushed_together_keep_their_order() -> None:
@@ -63,24 +43,12 @@ def test_those_pushed_together_keep_their_order() -> None:
     batch, later = [request() for _ in range(4)], request()
     queue.push(batch, 0)
     queue.push([later], 0)
-    assert emptied(queue) == [*batch, later]
-
-
-def test_who_comes_later_with_the_same_priority_waits_behind_those_left() -> None:
-    """Numbers are never given out twice: also not when the queue was empty in between."""
-    queue = WaitingQueue(9)
-    queue.push([request(), request()], 0)
-    first = queue.pop()
-    left, late = emptied(queue)[0], request()
-    assert first is not left
-    queue.push([left], 0)
-    queue.push([late], 0)
-    assert emptied(queue) == [left, late]
+    assert queue.drain() == [*batch, later]
 
 
 def test_an_empty_queue_gives_nothing() -> None:
     queue = WaitingQueue(3)
-    assert queue.pop() is None and queue.drain() == [] and len(queue) == 0
+    assert queue.requests == [] and queue.drain() == [] and len(queue) == 0
 
 
 @pytest.mark.parametrize(("limit", "free"), [(0, 0), (0, 2), (1, 0), (2, 3)])
@@ -103,6 +71,19 @@ def test_all_of_a_batch_or_none() -> None:
     assert len(queue) == 3
 
 
+def test_one_client_has_at_most_its_share_of_the_queue() -> None:
+    queue = WaitingQueue(4)
+    queue.client_limit = 2
+    for name in ("chat 1", "chat 2", "chat 3"):
+        queue.push([request("10.0.0.7", name)], 1)
+    with raises(ClientQueueFull, client="10.0.0.7", count=1, waiting=3, limit=2):
+        queue.push([request("10.0.0.7", "chat 4")], 1)
+    queue.push([request("10.0.0.8")], 1)
+    with raises(QueueFull, count=2, waiting=4, limit=4):
+        queue.push([request(), request()], 1)
+    queue.push([request()], 1)
+
+
 def test_nobody_may_always_come() -> None:
     queue = WaitingQueue(0)
     queue.push([], 0)
@@ -111,8 +92,9 @@ def test_nobody_may_always_come() -> None:
 
 def test_whoever_is_taken_out_makes_room() -> None:
     queue = WaitingQueue(1)
-    queue.push([request()], 0)
-    queue.pop()
+    first = request()
+    queue.push([first], 0)
+    assert queue.remove(first)
     queue.push([request()], 0)
     assert len(queue) == 1
 
@@ -121,24 +103,24 @@ def test_removing_takes_that_one_alone() -> None:
     queue = WaitingQueue(9)
     requests = [request() for _ in range(5)]
     queue.push(requests, 0)
-    queue.remove(requests[2])
+    assert queue.remove(requests[2])
     # No longer there, or never: nothing to do.
-    queue.remove(requests[2])
-    queue.remove(request())
+    assert not queue.remove(requests[2])
+    assert not queue.remove(request())
     assert len(queue) == 4
-    assert emptied(queue) == [requests[0], requests[1], requests[3], requests[4]]
+    assert queue.drain() == [requests[0], requests[1], requests[3], requests[4]]
 
 
 def test_draining_takes_all_in_order() -> None:
     queue = WaitingQueue(9)
-    low, high = request(-1), request(1)
-    queue.push([low, high], 0)
-    assert queue.drain() == [high, low]
+    first, second = request(), request()
+    queue.push([first, second], 0)
+    assert queue.drain() == [first, second]
     assert len(queue) == 0
 
 
-def test_threads_that_push_pop_and_remove_lose_and_double_nothing() -> None:
-    """Each thread's requests come out once: popped by another thread, or removed by their owner."""
+def test_threads_that_push_and_remove_lose_and_double_nothing() -> None:
+    """Each thread's requests come out once: taken by another thread, or removed by their owner."""
     queue, each = WaitingQueue(10**6), 300
     popped: list[Request] = []
     left: list[Request] = []
@@ -146,20 +128,18 @@ def test_threads_that_push_pop_and_remove_lose_and_double_nothing() -> None:
 
     def push(number: int) -> None:
         for index in range(each):
-            mine = request(priority=index % 3)
+            mine = request()
             queue.push([mine], 0)
-            if index % 5 == number:
-                queue.remove(mine)
+            if index % 5 == number and queue.remove(mine):
                 left.append(mine)
         pushing.release()
 
     def pop(stop: threading.Event) -> None:
         while not stop.is_set():
-            taken = queue.pop()
-            if taken is None:
+            waiting = queue.requests
+            if not waiting:
                 time.sleep(0.0005)
-            else:
-                popped.append(taken)
+            popped.extend(taken for taken in waiting[:1] if queue.remove(taken))
 
     stop = threading.Event()
     pushers = [threading.Thread(target=push, args=(number,), daemon=True) for number in range(4)]
@@ -173,7 +153,6 @@ def test_threads_that_push_pop_and_remove_lose_and_double_nothing() -> None:
     for thread in poppers:
         thread.join(30)
         assert not thread.is_alive()
-    popped.extend(emptied(queue))
+    popped.extend(queue.drain())
     assert len(popped) == len(set(map(id, popped)))
-    # Who was popped before its owner removed it counts as popped.
-    assert len({*map(id, popped), *map(id, left)}) == 4 * each
+    assert len(popped) + len(left) == len({*map(id, popped), *map(id, left)}) == 4 * each

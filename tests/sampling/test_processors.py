@@ -38,7 +38,14 @@ def make_arena(rows: int) -> Arena:
 
 def read(options: Mapping[str, Any], eos: list[int], do_sample: bool = True) -> Sampling | None:
     return read_sampling(
-        "submit", options, do_sample=do_sample, seed=0, config=GenerationConfig(), eos=eos, vocab_size=VOCAB
+        "submit",
+        options,
+        do_sample=do_sample,
+        seed=0,
+        config=GenerationConfig(),
+        eos=eos,
+        vocab_size=VOCAB,
+        num_logits=VOCAB,
     )
 
 
@@ -302,7 +309,9 @@ def test_defaults_are_those_of_transformers() -> None:
     sampling = read({}, [])
     assert sampling is not None and sampling.values == {"temperature": 1.0, "top_k": 50}
     config = GenerationConfig(do_sample=True, temperature=0.6, top_p=0.9, top_k=0, repetition_penalty=1.1)
-    read_of = read_sampling("submit", {"top_p": 0.5}, do_sample=None, seed=3, config=config, eos=[], vocab_size=VOCAB)
+    read_of = read_sampling(
+        "submit", {"top_p": 0.5}, do_sample=None, seed=3, config=config, eos=[], vocab_size=VOCAB, num_logits=VOCAB
+    )
     assert read_of == Sampling({"temperature": 0.6, "top_p": 0.5, "repetition_penalty": 1.1}, 3)
 
 
@@ -310,7 +319,7 @@ def test_a_bad_value_of_the_generation_config_is_told_as_such() -> None:
     config = GenerationConfig(do_sample=True, top_k=50)
     config.top_p = 7.0
     with raises(InvalidOption, where="the model's generation_config", name="top_p", value=7.0):
-        read_sampling("submit", {}, do_sample=None, seed=0, config=config, eos=[], vocab_size=VOCAB)
+        read_sampling("submit", {}, do_sample=None, seed=0, config=config, eos=[], vocab_size=VOCAB, num_logits=VOCAB)
 
 
 def test_a_word_that_is_an_eos_id_may_come() -> None:

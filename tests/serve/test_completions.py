@@ -10,7 +10,10 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from support.serving import MAX_LEN, SLOTS, Client, tokenizer
+from speccompile import Speculator
+from speccompile.runtime.request import Request
+from support import serving
+from support.serving import MAX_LEN, Client, tokenizer
 
 PATH = "/v1/completions"
 PROMPT = "the end of the end of the"
@@ -155,33 +158,32 @@ def test_each_sampling_field_reaches_the_engine(client: Client, field: dict[str,
     assert text_of(client.complete(PROMPT, **fields, **field)) != text_of(client.complete(PROMPT, **fields))
 
 
-def test_of_two_waiting_requests_the_smaller_priority_goes_first(client: Client) -> None:
-    engine = client.service.engine
-    held = [engine.submit([5, 6], max_new_tokens=200) for _ in range(SLOTS)]
+def test_of_two_waiting_requests_the_smaller_priority_goes_first(spec: Speculator) -> None:
+    client, engine = Client(serving.service(spec, api_key="secret")), spec.engine
     bodies = [
         {"prompt": "ab", "max_tokens": 1, "priority": priority, "temperature": 0} for priority in (5, -(2**63) + 1, 0)
     ]
 
-    async def ask() -> list[int]:
-        order: list[int] = []
-
-        async def one(body: dict[str, Any]) -> None:
-            await connected.post(PATH, json=body)
-            order.append(body["priority"])
-
+    async def ask() -> list[Request]:
         async with client.connected() as connected:
-            tasks = [asyncio.create_task(one(body)) for body in bodies]
-            while len(engine.waiting) < len(bodies):
-                await asyncio.sleep(0.001)
-            held[0].cancel()
-            await asyncio.gather(*tasks)
-        return order
+            with serving.no_steps(engine):
+                headers = {"Authorization": "Bearer secret"}
+                tasks = [asyncio.create_task(connected.post(PATH, json=body, headers=headers)) for body in bodies]
+                while len(engine.waiting) < len(bodies):
+                    await asyncio.sleep(0.001)
+                waiting = engine.waiting.requests
+            for task in tasks:
+                assert (await task).status_code == 200
+        return waiting
 
-    try:
-        assert asyncio.run(ask()) == [-(2**63) + 1, 0, 5]
-    finally:
-        for request in held:
-            request.cancel()
+    begun = sorted(asyncio.run(ask()), key=lambda request: request.timings.queued or 0.0)
+    assert [-request.params.priority for request in begun] == [-(2**63) + 1, 0, 5]
+
+
+def test_a_priority_needs_a_key(client: Client) -> None:
+    answer = client.post(PATH, {"prompt": "ab", "max_tokens": 1, "priority": -1})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "priority"
+    assert client.complete(max_tokens=1, priority=0)
 
 
 def test_a_temperature_that_is_left_out_is_one(client: Client) -> None:

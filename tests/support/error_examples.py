@@ -120,6 +120,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "TokenOutOfVocabulary": {"row": 1, "token": 128, "last": 127, "vocab": 128},
     "InvalidInput": {"name": "attention_mask", "reason": "must have the shape of input_ids"},
     "InvalidGuide": {"what": "'a**'", "reason": "a repetition cannot be repeated"},
+    "ClientQueueFull": {"client": "10.0.0.7", "count": 1, "waiting": 2, "limit": 2},
     "QueueFull": {"count": 1, "waiting": 4, "limit": 4},
     "UndecidedLogits": {"position": 12},
     "DraftFailed": {"reason": "ZeroDivisionError: division by zero"},

@@ -18,6 +18,7 @@ from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
 import speccompile
 from speccompile import Speculator
+from speccompile.runtime.engine import Engine
 from speccompile.serve.app import create_app
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.service import Service
@@ -78,6 +79,26 @@ def speculator(wrapped: LlamaForCausalLM, **options: Any) -> Speculator:
             **options,
         },
     )
+
+
+@contextlib.contextmanager
+def no_steps(engine: Engine) -> Iterator[None]:
+    """Meanwhile no thread steps, so that requests wait."""
+    taken, over = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with engine.turns.own():
+            taken.set()
+            over.wait(60)
+
+    thread = threading.Thread(target=hold, daemon=True)
+    thread.start()
+    taken.wait(60)
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(60)
 
 
 class Client:

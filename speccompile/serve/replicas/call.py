@@ -23,6 +23,7 @@ class Call:
     query: bytes
     headers: Headers
     body: bytes
+    client: tuple[str, int] | None = None
 
     def scope(self) -> Scope:
         """As a server of ASGI has it."""
@@ -37,6 +38,7 @@ class Call:
             "query_string": self.query,
             "root_path": "",
             "headers": self.headers,
+            "client": self.client,
         }
 
 
@@ -55,7 +57,8 @@ async def read_call(request: Request, most: int) -> Call:
         ApiError: the body is larger.
     """
     body = await read_bytes(request, most)
-    return Call(request.method, request.url.path, request.url.query.encode(), request.headers.raw, body)
+    query, client = request.url.query.encode(), request.scope.get("client")
+    return Call(request.method, request.url.path, query, request.headers.raw, body, client)
 
 
 async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:

@@ -184,7 +184,7 @@ def test_logits_processors_have_all_threads() -> None:
         seen.append(torch.get_num_threads())
         return scores
 
-    called = HostCall([processor], None, torch.tensor([[1, 2]]), 2)
+    called = HostCall([processor], None, torch.tensor([[1, 2]]), 2, 8)
     with in_pool(tokens=1):
         called.run(called.processors, torch.zeros(8), torch.tensor([1, 2, 3]))
         assert torch.get_num_threads() == 1
