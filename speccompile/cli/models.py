@@ -21,6 +21,7 @@ from speccompile.errors import EmptyPrompt, InvalidOption
 from speccompile.quantized import QuantizedWeights
 from speccompile.quantized.reading import is_read
 from speccompile.utils.model_names import TINY, is_gguf
+from speccompile.utils.progress import task
 
 # Every max_len has compiled code of its own, so nearby needs share one.
 _MAX_LEN_STEP = 512
@@ -44,7 +45,8 @@ def load(
     _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(device), tiny_tokenizer()
-    model, tokenizer = pretrained.load(name, ranks=ranks, device=device)
+    with task(f"load {name}"):
+        model, tokenizer = pretrained.load(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model, tokenizer
 
@@ -64,8 +66,9 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
         reason = f"{name} is not a quantised checkpoint on this machine; leave it out, or give a GGUF file or a folder"
     if reason:
         raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
-    model, weights = pretrained.load_quantized(name)
-    return model, pretrained.load_tokenizer(name), weights
+    with task(f"load {name}"):
+        model, weights = pretrained.load_quantized(name)
+        return model, pretrained.load_tokenizer(name), weights
 
 
 def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1) -> PreTrainedModel:
@@ -73,7 +76,8 @@ def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1)
     _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(device)
-    model = pretrained.load_model(name, ranks=ranks, device=device)
+    with task(f"load {name}"):
+        model = pretrained.load_model(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model
 
