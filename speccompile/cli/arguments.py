@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Collection, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
-from speccompile.errors import UnknownBackend, UnknownMode, UnknownOption
+from speccompile.errors import InvalidOption, UnknownBackend, UnknownMode, UnknownOption
 from speccompile.utils.device_names import check_device_name
 from speccompile.utils.hub import check_reachable
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
@@ -86,6 +87,23 @@ def check_backend(name: str) -> None:
     """Raises: UnknownBackend."""
     if name not in _BACKENDS:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
+
+
+def check_address(host: str, port: int) -> None:
+    """Check that a server can listen there, before a model is loaded.
+
+    Raises:
+        InvalidOption: it cannot.
+    """
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        family, kind, _, _, address = found[0]
+        with socket.socket(family, kind) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(address)
+    except OSError as error:
+        reason = f"{host}:{port} cannot be bound ({error.strerror}); give another --port or --host"
+        raise InvalidOption(where="the command line", name="--port", value=port, reason=reason) from error
 
 
 def check_wrap(model: str, options: WrapOptions, device: str | None) -> None:

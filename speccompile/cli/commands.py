@@ -27,12 +27,13 @@ from speccompile.cli.arguments import (
     SomeTiers,
     Tiers,
     Weights,
+    check_address,
     check_wrap,
     form_of,
     option_of,
     parse_mode,
 )
-from speccompile.cli.session import one_line_errors, parse_adapters, parse_options, parse_tiers
+from speccompile.cli.session import announce_start, one_line_errors, parse_adapters, parse_options, parse_tiers
 from speccompile.cli.tool_commands import tools
 from speccompile.cli.training_commands import training
 from speccompile.cli.weight_commands import weights
@@ -58,11 +59,12 @@ def _show_version(shown: bool) -> None:
 
 @app.callback()
 def main(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
-    pass
+    context.call_on_close(announce_start())
 
 
 @app.command("demo")
@@ -229,6 +231,7 @@ def serve(
             max_guide_megabytes=max_guide_megabytes,
             shutdown_seconds=shutdown_seconds,
         )
+        check_address(host, port)
         check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import serve

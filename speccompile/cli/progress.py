@@ -9,8 +9,8 @@ from contextlib import AbstractContextManager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from speccompile.pretrained import show_when_slow
 from speccompile.utils.progress import listening
+from speccompile.utils.slow_progress import show_when_slow
 
 
 @contextlib.contextmanager
@@ -39,8 +39,12 @@ def show_tasks() -> Iterator[None]:
 
 @contextlib.contextmanager
 def count_runs(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar over ``total`` runs; call what it yields after each."""
+    """A bar over ``total`` runs; call what it yields after each. Elsewhere than on a terminal it is a line."""
     console = Console(stderr=True)
+    if not console.is_terminal:
+        with show_when_slow(description):
+            yield lambda: None
+        return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     # Drawn twice a second: the runs are being timed, and drawing takes a core from them.
     with Progress(
@@ -48,7 +52,6 @@ def count_runs(description: str, total: int) -> Iterator[Callable[[], None]]:
         console=console,
         transient=True,
         refresh_per_second=2,
-        disable=not console.is_terminal,
     ) as progress:
         bar = progress.add_task(description, total=total)
         yield lambda: progress.advance(bar)

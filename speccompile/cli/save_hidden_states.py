@@ -11,9 +11,9 @@ from speccompile import modes, wrap
 from speccompile.cli.devices import choose_device
 from speccompile.cli.models import load
 from speccompile.cli.session import session
-from speccompile.cli.texts import read_texts
 from speccompile.compiler.options import WrapOptions
 from speccompile.hidden_states import SavedHiddenStates, SaveHiddenStates, export_specforge
+from speccompile.training.own_texts import read_own_texts
 
 
 def run(
@@ -39,7 +39,8 @@ def run(
         # Before the model is loaded, since that takes a while.
         modes.create(options.mode, {})
         target, tokenizer = load(model, choose_device(device, options.backend))
-        texts = read_texts(data, tokenizer, options.max_len - max_new_tokens)
+        most = options.max_len - max_new_tokens
+        texts = [text.truncated(most) for text in read_own_texts(data, tokenizer)]
         with wrap(target, **replace(options, save_hidden_states=saves).arguments()) as spec:
             before = len(spec.hidden_states.written)
             spec.save_hidden_states(

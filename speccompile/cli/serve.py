@@ -16,6 +16,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.tree import Tree
 from speccompile.modes.auto import Auto
 from speccompile.serve.options import ServeOptions
+from speccompile.utils.progress import task
 
 
 def run(
@@ -62,7 +63,8 @@ def run(
                 follow(spec)
                 return
             for adapter, source in adapters.items():
-                spec.add_adapter(adapter, source)
+                with task(f"load the adapter {adapter}"):
+                    spec.add_adapter(adapter, source)
             service = Service(spec, tokenizer, model if name is None else name, serving)
             if warm:
                 steps = warm_up_steps(service)

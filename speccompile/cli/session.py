@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import threading
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import typer
@@ -15,6 +16,30 @@ from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
 from speccompile.graph.tree import Tree
 
 EXIT_USER_ERROR = 2
+#: A command that has not begun by then says so.
+START_SECONDS = 2.0
+
+
+_starting: list[threading.Timer] = []
+
+
+def announce_start() -> Callable[[], None]:
+    """Print a line on stderr unless :func:`session` begins within two seconds: importing torch and transformers takes
+    as long on a slow machine.
+
+    Returns:
+        What ends it.
+    """
+    timer = threading.Timer(START_SECONDS, typer.echo, ("importing torch and transformers ...",), {"err": True})
+    timer.daemon = True
+    timer.start()
+    _starting.append(timer)
+    return _end_announcement
+
+
+def _end_announcement() -> None:
+    while _starting:
+        _starting.pop().cancel()
 
 
 @contextlib.contextmanager
@@ -41,6 +66,7 @@ def session() -> Iterator[None]:
     # It imports transformers, which the arguments of a command are checked without.
     from speccompile.cli.progress import show_tasks
 
+    _end_announcement()
     with _only_own_warnings(), one_line_errors(), show_tasks():
         yield
 

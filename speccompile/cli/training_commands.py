@@ -148,7 +148,10 @@ def train_head(
     model: Model,
     texts: Annotated[
         list[Path],
-        typer.Option(exists=True, help="Folder of make-texts (may repeat), or of save-hidden-states."),
+        typer.Option(
+            exists=True,
+            help="Folder of make-texts or JSON lines of own texts (may repeat), or folder of save-hidden-states.",
+        ),
     ],
     output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
     kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3, mtp or block.")] = TrainOptions.kind,

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
 from speccompile.errors.base import SpecCompileError, UserError
 
 
@@ -21,9 +25,24 @@ class DuplicateMode(UserError):
 
 
 class UnknownOption(UserError):
-    """A keyword is not an option of what it is given to."""
+    """A keyword is not an option of what it is given to. The message suggests options whose names are similar."""
 
-    template = "{where} does not take {names}. It takes: {known}."
+    template = "{where} does not take {names}.{similar} It takes: {known}."
+
+    def __init__(self, message: str | None = None, **fields: Any) -> None:
+        if message is None:
+            fields.setdefault("similar", _suggestion(fields["names"].split(", "), fields["known"].split(", ")))
+        super().__init__(message, **fields)
+
+
+def similar_option(name: str, known: Iterable[str]) -> str | None:
+    """The name of ``known`` that is most like ``name``; None if none is."""
+    return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)), None)
+
+
+def _suggestion(names: Iterable[str], known: Iterable[str]) -> str:
+    found = dict.fromkeys(filter(None, (similar_option(name, known) for name in names)))
+    return f" Did you mean {', '.join(found)}?" if found else ""
 
 
 class OptionOfAnotherMode(UnknownOption):

@@ -30,6 +30,13 @@ from speccompile.ops import lora
 from speccompile.ops.cpu.shims import shims
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
+from speccompile.utils.inductor_folder import (
+    VARIABLE,
+    make_inductor_folder_writable,
+    replace_inductor_folder_after,
+    warn_of_lost_kernels,
+    write_error,
+)
 from speccompile.utils.machine import machine
 from speccompile.utils.progress import task
 from speccompile.utils.sources import sources
@@ -44,6 +51,7 @@ from speccompile.utils.torch_private import (
     decomposed,
     direct_call,
     enable_python_dispatcher,
+    inductor_cache_dir,
     inductor_config,
     pick_vec_isa,
     standalone_compile,
@@ -85,7 +93,10 @@ class CompiledBodies:
             LoweringError: Inductor cannot compile a body, or cannot load what is stored of it.
         """
         with one_build():
-            return {name: self._load(body, graph.device).call for name, body in graph.bodies.items()}
+            make_inductor_folder_writable()
+            functions = {name: self._load(body, graph.device).call for name, body in graph.bodies.items()}
+            warn_of_lost_kernels()
+            return functions
 
     def code(self, graph: StepGraph) -> dict[str, str]:
         """The source that calls the kernels, for each body of ``graph`` that :meth:`functions` has returned."""
@@ -118,7 +129,12 @@ class CompiledBodies:
 
     def _make(self, name: str, body: Body, device: torch.device) -> CompiledArtifact:
         with task(f"compile {body.name}" + f" for {len(body.layers)} layers" * bool(body.layers)):
-            artifact = _compile(body, device)
+            try:
+                artifact = _compile(body, device)
+            except LoweringError as error:
+                if not replace_inductor_folder_after(error):
+                    raise
+                artifact = _compile(body, device)
         if _is_saveable(artifact):
             self.storage.write(name, _file_of(artifact, body))
         return artifact
@@ -224,6 +240,8 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
             return standalone_compile(module, fakes, dynamic_shapes="from_graph")
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"
+        if write_error(error):
+            message += f". Set {VARIABLE} to a folder that can be written: {inductor_cache_dir()} cannot"
         raise LoweringError(message, body=body.name, reason=error_line(error)) from error
 
 

@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from speccompile.errors import LoweringError
+from speccompile.utils.inductor_folder import make_inductor_folder_writable
 from speccompile.utils.torch_private import inductor_cache_dir
 
 FOLDER = "machine_code"
@@ -54,6 +55,7 @@ def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
 def install_machine_code(files: Mapping[str, bytes]) -> None:
     """Put what :func:`machine_code` returned into Inductor's cache folder, which names files by their sources. Other
     ``files`` of a package, and files that are in the folder, are passed over."""
+    make_inductor_folder_writable()
     for name, data in files.items():
         folder, _, rest = name.partition("/")
         path = Path(inductor_cache_dir(), rest)

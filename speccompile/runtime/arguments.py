@@ -22,6 +22,7 @@ import torch
 from transformers import GenerationConfig, PreTrainedModel
 
 from speccompile.errors import InvalidInput, InvalidOption, UnknownOption
+from speccompile.errors.arguments import similar_option
 from speccompile.runtime.request_options import GenerateOptions
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
@@ -29,8 +30,9 @@ from speccompile.utils.transformers_version import CACHE_NAMES
 
 #: Parameters and fields that ``generate`` reads itself.
 SUPPORTED = tuple(GenerateOptions.parameters())
-#: Fields that ``generate`` reads and :meth:`Engine.submit` cannot: a request is one sequence, and has no tokenizer.
-GENERATE_ONLY = ("num_return_sequences", "stop_strings")
+#: Fields that ``generate`` reads and :meth:`Engine.submit` does not: a request is one sequence, has no tokenizer, and
+#: its time is the caller's.
+GENERATE_ONLY = ("num_return_sequences", "stop_strings", "max_time")
 
 IGNORED = frozenset(
     {
@@ -105,26 +107,17 @@ REFUSED: dict[str, Refusal] = {
     "encoder_no_repeat_ngram_size": Refusal(_UNBUILT, (0,)),
     "exponential_decay_length_penalty": Refusal(_UNBUILT),
     "top_h": Refusal(_UNBUILT),
-    "epsilon_cutoff": Refusal(_UNBUILT, (0.0,)),
-    "eta_cutoff": Refusal(_UNBUILT, (0.0,)),
-    "renormalize_logits": Refusal(_UNBUILT, (False,)),
-    "remove_invalid_values": Refusal(_UNBUILT, (False,)),
     "forced_bos_token_id": Refusal(_UNBUILT),
     "forced_decoder_ids": Refusal(_UNBUILT),
-    "sequence_bias": Refusal(_UNBUILT),
     "guidance_scale": Refusal(_GUIDANCE, (1.0,)),
     "negative_prompt_ids": Refusal(_GUIDANCE),
     "negative_prompt_attention_mask": Refusal(_GUIDANCE),
-    # Prompt and end.
+    # The prompt.
     "token_healing": Refusal(_UNBUILT, (False,)),
-    "max_time": Refusal("give stopping_criteria=[transformers.MaxTimeCriteria(max_time=...)]"),
     # How it is computed.
     "synced_gpus": Refusal("one process decodes", (False,), changes_text=False),
     "use_cache": Refusal(_CACHE, (True,), changes_text=False),
-    "cache_implementation": Refusal(
-        f"{_CACHE}, in the model's own dtype",
-        ("dynamic", "static", "sliding_window", "hybrid", "hybrid_chunked"),
-    ),
+    "cache_implementation": Refusal(f"{_CACHE}, allocated once, in the model's own dtype; leave it out", ("static",)),
     "cache_config": Refusal(_CACHE, changes_text=False),
     "max_cache_len": Refusal(f"{_CACHE}; give speccompile.wrap(model, max_len=...)", changes_text=False),
     "prefill_chunk_size": Refusal("prompts are cut into the chunks that wrap built", changes_text=False),
@@ -135,7 +128,12 @@ REFUSED: dict[str, Refusal] = {
 
 #: What no generation_config may ask for.
 CHANGE_TEXT = {name: refusal for name, refusal in REFUSED.items() if refusal.changes_text}
-CHANGE_TEXT |= {name: Refusal("only generate heeds it", (1,)) for name in GENERATE_ONLY}
+CHANGE_TEXT |= {name: Refusal("only generate heeds it") for name in GENERATE_ONLY}
+CHANGE_TEXT["num_return_sequences"] = Refusal("only generate heeds it", (1,))
+# Of a checkpoint that has one of the other kinds, which do not change the text, nobody asked for it.
+CHANGE_TEXT["cache_implementation"] = Refusal(
+    f"{_CACHE}, in the model's own dtype", ("static", "dynamic", "sliding_window", "hybrid", "hybrid_chunked")
+)
 
 _CODE = {"the model's generation_config": "model.generation_config"}
 
@@ -230,7 +228,7 @@ def read_settings(
 
 
 def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> None:
-    unknown = []
+    unknown, known = [], [*SUPPORTED, *OPTIONS]
     for name, value in arguments.items():
         if name in OPTIONS or name in SUPPORTED or name in IGNORED:
             continue
@@ -241,8 +239,8 @@ def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Non
             if value is not None:
                 reason = "a step has no model inputs besides input_ids and attention_mask"
                 raise InvalidOption(where="generate", name=name, value=value, reason=reason)
-        else:
+        elif value is not None or similar_option(name, known):
+            # None is passed over, as in transformers: a processor's output may have inputs of other models.
             unknown.append(name)
     if unknown:
-        known = ", ".join([*SUPPORTED, *OPTIONS])
-        raise UnknownOption(where="generate", names=", ".join(sorted(unknown)), known=known)
+        raise UnknownOption(where="generate", names=", ".join(sorted(unknown)), known=", ".join(known))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -21,6 +22,7 @@ from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
 from speccompile.runtime.request_options import SaveOptions
 from speccompile.runtime.target import Target
+from speccompile.utils.progress import task
 from speccompile.utils.storage import digest
 
 
@@ -108,7 +110,11 @@ def _collect(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     console = Console(stderr=True)
     running: deque[Request] = deque()
-    with Progress(*columns, console=console, disable=not (progress and console.is_terminal)) as shown:
+    shows_bar = progress and console.is_terminal
+    with (
+        contextlib.nullcontext() if shows_bar else task("save hidden states"),
+        Progress(*columns, console=console, disable=not shows_bar) as shown,
+    ):
         bar = shown.add_task("saving hidden states", total=len(first), completed=len(first) - len(missing))
         try:
             while missing or running:

@@ -206,8 +206,9 @@ class Engine:
                 ``["10.0.0.7", "chat 12"]``: of one address, chats get slots by turns. The server names the API key or
                 the address, and the HTTP request.
             options: of the sampling pipeline, as transformers names them (:data:`speccompile.sampling.OPTIONS`):
-                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p`` (these with ``do_sample=True``),
-                ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``, ``logit_bias``,
+                ``temperature``, ``top_k``, ``top_p``, ``min_p``, ``typical_p``, ``epsilon_cutoff``, ``eta_cutoff``
+                (these with ``do_sample=True``), ``repetition_penalty``, ``presence_penalty``, ``frequency_penalty``,
+                ``logit_bias``, ``sequence_bias``, ``remove_invalid_values``, ``renormalize_logits``,
                 ``no_repeat_ngram_size``, ``bad_words_ids``, ``min_new_tokens``, ``min_length`` (with the prompt),
                 ``forced_eos_token_id``, ``suppress_tokens``, ``begin_suppress_tokens``, ``guide`` (of
                 :mod:`speccompile.guides`),
@@ -220,8 +221,8 @@ class Engine:
                 that option, as there. Processors that are tensor operations alone keep drafts if they are
                 given to ``wrap(logits_processor=...)``.
                 A slot has room for 256 ids of ``logit_bias``, 256 of ``suppress_tokens``, 64 of
-                ``begin_suppress_tokens``, 64 bad words of up to 8 tokens, and n-grams of up to 16 tokens; more is
-                refused.
+                ``begin_suppress_tokens``, 256 sequences with a bias and 64 bad words of up to 8 tokens, and n-grams of
+                up to 16 tokens; more is refused.
 
         Raises:
             QueueFull: as many requests wait as may, of all clients or of this one.

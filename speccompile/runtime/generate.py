@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from transformers import GenerationConfig, StoppingCriteriaList, StopStringCriteria
+from transformers import GenerationConfig, MaxTimeCriteria, StoppingCriteriaList, StopStringCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.adapters.loaded import Adapter
@@ -20,12 +20,15 @@ from speccompile.runtime.listener import Streamer, check_streamer, check_tokeniz
 from speccompile.runtime.outputs import as_output, read_outputs
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
-from speccompile.runtime.request_options import GenerateOptions
+from speccompile.runtime.request_options import GenerateOptions, seconds_or_none
 from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.warn import warn_caller
+
+#: New tokens of a row where neither the call nor a generation_config says how many, as in transformers.
+NEW_TOKENS = 20
 
 
 def generate(
@@ -58,12 +61,17 @@ def generate(
     given_criteria = stopping if isinstance(stopping, list | tuple) else [stopping]
     stop_strings = None if first_of(StopStringCriteria, given_criteria) else config.stop_strings
     criteria = make_criteria(stop_strings, options.tokenizer, stopping, "stop_strings")
+    seconds = seconds_or_none(settings.source("max_time"), "max_time", config.max_time)
+    if seconds is not None and first_of(MaxTimeCriteria, given_criteria) is None:
+        criteria.append(MaxTimeCriteria(seconds))
     processors = {name: value for name, value in options.others.items() if name in OPTIONS}
     processors |= _min_new_tokens(processors, settings, input_ids.shape[1])
     sampling = target.sampling(
         "generate", processors, do_sample=given.get("do_sample"), seed=options.seed, eos=eos, settings=settings
     )
-    new_tokens = target.new_tokens("generate", given.get("max_new_tokens"), input_ids.shape[1], settings)
+    new_tokens = target.new_tokens(
+        "generate", given.get("max_new_tokens"), input_ids.shape[1], settings, default=NEW_TOKENS
+    )
     ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
     params = Params(
         ends.new_tokens,

@@ -21,6 +21,7 @@ from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import Options, WholeNumber
+from speccompile.utils.warn import warn_caller
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
@@ -55,12 +56,13 @@ def read_prompts(
     layout: Layout,
     copies: int = 1,
 ) -> list[list[int]]:
-    """The rows of a left-padded batch as lists of token ids, each of them ``copies`` times.
+    """The rows of a batch as lists of token ids without padding, each of them ``copies`` times. Padding after a row's
+    last token warns.
 
     Args:
         input_ids: ``[B, P]``, integer.
-        attention_mask: ``[B, P]``, 0 at padding. None: as in transformers, ``pad`` marks padding when it occurs and is
-            no EOS id.
+        attention_mask: ``[B, P]``, 0 at padding, anywhere in a row. None: as in transformers, ``pad`` marks padding
+            when it occurs and is no EOS id.
 
     Raises:
         InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
@@ -92,17 +94,16 @@ def read_prompts(
         kept = attention_mask.bool().to(input_ids.device)
     prompts = []
     for row in range(rows):
-        length = int(kept[row].sum())
-        if length == 0:
-            raise EmptyPrompt(row=row)
-        if not bool(kept[row, input_ids.shape[1] - length :].all()):
-            raise InvalidInput(
-                name="attention_mask",
-                reason=f"row {row} has padding after or between its tokens; pad on the left "
-                "(tokenizer.padding_side = 'left')",
-            )
-        prompts.append(input_ids[row, input_ids.shape[1] - length :].tolist())
+        if attention_mask is None and input_ids.shape[1] and not kept[row].any():
+            reason = f"row {row} is the pad token {pad} alone; give an attention_mask that is 1 at its tokens"
+            raise InvalidInput(name="input_ids", reason=reason)
+        prompts.append(input_ids[row][kept[row]].tolist())
         check_prompt(prompts[-1], row, layout)
+    if padded := [row for row in range(rows) if not kept[row, -1]]:
+        warn_caller(
+            f"rows {padded} have padding after their last token. It is left out, as padding on the left would be; "
+            "transformers continues from the padding. Pad on the left: tokenizer.padding_side = 'left'"
+        )
     return [prompt for prompt in prompts for _ in range(copies)]
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
+from speccompile.utils.numbers import python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 
 if TYPE_CHECKING:
@@ -37,6 +38,17 @@ def _names(where: str, name: str, value: Any) -> tuple[str, ...] | None:
         reason = "use a text, a list of texts of which none is empty, or None"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)
     return tuple(names)
+
+
+def seconds_or_none(where: str, name: str, value: Any) -> float | None:
+    """Raises InvalidOption."""
+    number = python_numbers(value)
+    if number is None:
+        return None
+    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+        reason = "it must be a number of seconds, at least 0, or None"
+        raise InvalidOption(where=where, name=name, value=value, reason=reason)
+    return float(number)
 
 
 # Of several calls.
@@ -128,6 +140,10 @@ class GenerateOptions(Options):
     max_new_tokens: int | NotGiven | None = field(default=NOT_GIVEN, metadata=MAX_NEW_TOKENS)
     max_length: int | NotGiven | None = field(
         default=NOT_GIVEN, metadata=option("Most tokens, prompt included, where `max_new_tokens` is given nowhere.")
+    )
+    max_time: float | NotGiven | None = field(
+        default=NOT_GIVEN,
+        metadata=option("Seconds after which rows end with their next token.", seconds_or_none),
     )
     eos_token_id: EosTokens | NotGiven = field(default=NOT_GIVEN, metadata=EOS)
     pad_token_id: int | NotGiven | None = field(

@@ -27,7 +27,7 @@ from speccompile.sampling.user import UserProcessor
 
 #: Options that say of every token which ones are allowed.
 GUIDED = ("guide", "prefix_allowed_tokens_fn", *CALLED_ON_HOST)
-#: New tokens of a request that says nothing, where the model's generation_config does not either.
+#: New tokens of a submitted request that says nothing, where the model's generation_config does not either.
 NEW_TOKENS = 128
 #: Values of each weight that a change is looked for in.
 SAMPLES = 4
@@ -159,8 +159,15 @@ class Target:
             raise InvalidInput(name="eos_token_id", reason=reason)
         return ids
 
-    def new_tokens(self, where: str, given: Any, prompt_length: int, settings: Settings | None = None) -> int:
-        """The given ``max_new_tokens``; for None, that of the generation_config, or else ``NEW_TOKENS``.
+    def new_tokens(
+        self,
+        where: str,
+        given: Any,
+        prompt_length: int,
+        settings: Settings | None = None,
+        default: int = NEW_TOKENS,
+    ) -> int:
+        """The given ``max_new_tokens``; for None, that of the generation_config, or else ``default``.
 
         Raises:
             InvalidOption: it is not a whole number of at least 1.
@@ -174,7 +181,7 @@ class Target:
                 raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
             return room
         value = config.max_new_tokens if given is None else given
-        return read_count(where, "max_new_tokens", NEW_TOKENS if value is None else value)
+        return read_count(where, "max_new_tokens", default if value is None else value)
 
     def sampling(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from math import inf
 from typing import Any, ClassVar
 
 import torch
@@ -193,6 +194,14 @@ def token_problem(value: Any, vocab: int) -> str | None:
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
         return None
     return f"{value!r} is not a token id (0 .. {vocab - 1})"
+
+
+def bias_problem(value: Any) -> str | None:
+    """What is wrong with a number that is added to scores; None if nothing is."""
+    good = isinstance(value, int | float) and not isinstance(value, bool)
+    if good and (abs(value) <= GREATEST or value == -inf):
+        return None
+    return f"must be a number of at most {GREATEST:g} (or -inf)"
 
 
 def as_ids(value: Any) -> Any:

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import inf
 from typing import Any, ClassVar
 
 import torch
 
 from speccompile.graph.state import N, StateSpec
-from speccompile.sampling.base import GREATEST, Option, Processor, context_lengths, forbid, token_ids, token_problem
+from speccompile.sampling.base import (
+    Option,
+    Processor,
+    bias_problem,
+    context_lengths,
+    forbid,
+    token_ids,
+    token_problem,
+)
 
 BIAS_CAPACITY = 256
 SUPPRESS_CAPACITY = 256
@@ -24,14 +31,13 @@ def _bias_problem(value: Any, vocab: int) -> str | None:
     for token, bias in value.items():
         if wrong := token_problem(token, vocab):
             return wrong
-        if not isinstance(bias, int | float) or isinstance(bias, bool) or not (abs(bias) <= GREATEST or bias == -inf):
-            return f"the bias {bias!r} of token {token} must be a number of at most {GREATEST:g} (or -inf)"
+        if wrong := bias_problem(bias):
+            return f"the bias {bias!r} of token {token} {wrong}"
     return None
 
 
 class LogitBias(Processor):
-    """Added to the scores of single tokens: OpenAI's ``logit_bias``, and transformers' ``sequence_bias`` for sequences
-    of one token."""
+    """Added to the scores of single tokens: OpenAI's ``logit_bias``."""
 
     name = "logit_bias"
     options: ClassVar = (Option("logit_bias", _bias_problem, neutral={}),)

@@ -62,6 +62,27 @@ def _typical_p(scores, context, length, drafted, state):  # type: ignore[no-unty
     mask_untypical_scores(scores, *state)
 
 
+@on_cuda("cutoffs")
+def _cutoffs(scores, context, length, drafted, state):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.cutoffs import mask_unlikely_scores
+
+    mask_unlikely_scores(scores, *state)
+
+
+@on_cuda("remove_invalid_values")
+def _remove_invalid_values(scores, context, length, drafted, state):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.normalization import remove_invalid
+
+    remove_invalid(scores, *state)
+
+
+@on_cuda("renormalize_logits")
+def _renormalize_logits(scores, context, length, drafted, state):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.normalization import renormalize
+
+    renormalize(scores, *state)
+
+
 @on_cuda("logit_bias")
 def _logit_bias(scores, context, length, drafted, state):  # type: ignore[no-untyped-def]
     from speccompile.ops.triton.token_lists import bias
@@ -131,6 +152,13 @@ def _no_repeat_ngram(scores, context, length, drafted, state):  # type: ignore[n
     from speccompile.ops.triton.sequences import forbid_repeated
 
     forbid_repeated(scores, context, length, *state)
+
+
+@on_cuda("sequence_bias")
+def _sequence_bias(scores, context, length, drafted, state):  # type: ignore[no-untyped-def]
+    from speccompile.ops.triton.sequences import add_sequence_bias
+
+    add_sequence_bias(scores, context, length, *state)
 
 
 @on_cuda("bad_words")

@@ -10,17 +10,20 @@ import speccompile.sampling.on_cuda  # noqa: F401  kernels of top-k, top-p and m
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.allowed import AllowedTokens
 from speccompile.sampling.base import Option, Processor
+from speccompile.sampling.cutoffs import Cutoffs
 from speccompile.sampling.ends import ForcedEos, MinNewTokens
 from speccompile.sampling.filters import FILTERS
 from speccompile.sampling.guide import FollowGuide
 from speccompile.sampling.host import HostProcessors, Watermark
 from speccompile.sampling.lists import BeginSuppressTokens, LogitBias, SuppressTokens
+from speccompile.sampling.normalization import RemoveInvalidValues, RenormalizeLogits
 from speccompile.sampling.penalties import FrequencyPenalty, PresencePenalty, RepetitionPenalty
-from speccompile.sampling.sequences import BadWords, NoRepeatNgram
+from speccompile.sampling.sequences import BadWords, NoRepeatNgram, SequenceBias
 from speccompile.sampling.typical_p import TypicalP
 
 PENALTIES: tuple[Processor, ...] = (
     LogitBias(),
+    SequenceBias(),
     RepetitionPenalty(),
     PresencePenalty(),
     FrequencyPenalty(),
@@ -30,16 +33,19 @@ PENALTIES: tuple[Processor, ...] = (
     AllowedTokens(),
     FollowGuide(),
     ForcedEos(),
+    RemoveInvalidValues(),
     SuppressTokens(),
     BeginSuppressTokens(),
 )
 #: They run after the processors of ``wrap(logits_processor=...)``, as in transformers; the penalties run before those.
-WARPERS: tuple[Processor, ...] = (*FILTERS, TypicalP())
+WARPERS: tuple[Processor, ...] = (*FILTERS, TypicalP(), Cutoffs())
 #: Python code of a request, before the warpers and after them. Only the target's scores go through these.
 HOST_PROCESSORS: tuple[Processor, ...] = (HostProcessors(),)
 WATERMARK: tuple[Processor, ...] = (Watermark(),)
+#: After all others.
+LAST: tuple[Processor, ...] = (RenormalizeLogits(),)
 #: Those of this package.
-PROCESSORS = (*PENALTIES, *HOST_PROCESSORS, *WARPERS, *WATERMARK)
+PROCESSORS = (*PENALTIES, *HOST_PROCESSORS, *WARPERS, *WATERMARK, *LAST)
 #: Request options by name, those of registered processors included.
 OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS for option in processor.options}
 

@@ -24,7 +24,17 @@ ARGUMENTS = frozenset(
     {
         *("ids", "input_ids", "inputs", "attention_mask", "generation_config", "max_new_tokens", "max_length"),
         *("eos_token_id", "pad_token_id", "bos_token_id", "num_return_sequences", "num_draft_tokens", "stop"),
-        *("stop_strings", "tokenizer", "stopping_criteria", "streamer", "do_sample", "seed", "priority", "logprobs"),
+        *(
+            "stop_strings",
+            "tokenizer",
+            "stopping_criteria",
+            "streamer",
+            "max_time",
+            "do_sample",
+            "seed",
+            "priority",
+            "logprobs",
+        ),
         *("prompt_logprobs", "top_logprobs", "record", "return_dict_in_generate", "output_scores", "output_logits"),
         *("output_attentions", "output_hidden_states", "options", "prediction", "adapter", "self"),
     }

@@ -7,11 +7,13 @@ from typing import Any
 
 from transformers.generation import (
     ForcedEOSTokenLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
     MinLengthLogitsProcessor,
     NoBadWordsLogitsProcessor,
     NoRepeatNGramLogitsProcessor,
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
@@ -21,11 +23,13 @@ from speccompile.errors import InvalidOption
 #: What transformers builds of an option, and a processor of exactly this type replaces. It is none of these for
 #: ``min_new_tokens``: transformers sets ``min_length`` too there, so that holds beside the processor.
 _BUILT_IN: dict[type, str] = {
+    SequenceBiasLogitsProcessor: "sequence_bias",
     RepetitionPenaltyLogitsProcessor: "repetition_penalty",
     NoRepeatNGramLogitsProcessor: "no_repeat_ngram_size",
     NoBadWordsLogitsProcessor: "bad_words_ids",
     PrefixConstrainedLogitsProcessor: "prefix_allowed_tokens_fn",
     ForcedEOSTokenLogitsProcessor: "forced_eos_token_id",
+    InfNanRemoveLogitsProcessor: "remove_invalid_values",
     SuppressTokensLogitsProcessor: "suppress_tokens",
     SuppressTokensAtBeginLogitsProcessor: "begin_suppress_tokens",
 }

@@ -18,6 +18,7 @@ from speccompile.sampling.base import Option
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
 from speccompile.sampling.replaced import replace_built_in
+from speccompile.sampling.temperature import LEAST_TEMPERATURE
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.row_copies import own_copy
 from speccompile.utils.warn import warn_caller
@@ -130,7 +131,7 @@ def read_sampling(
             raise InvalidOption(where=from_, name=name, value=value, reason=problem)
         if not option.is_neutral(value):
             values[name] = value
-    if draws and values["temperature"] == 0:
+    if draws and values["temperature"] < LEAST_TEMPERATURE:
         # The greatest score is chosen, with any of these options.
         values = {name: value for name, value in values.items() if not OPTIONS[name].draws}
     if "bad_words_ids" in values:

@@ -1,16 +1,26 @@
-"""Sequences that must not come: bad words, and n-grams that were there before."""
+"""Sequences of tokens: a bias on their last token, bad words, and n-grams that were there before."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 
 from speccompile.graph.state import N, StateSpec
-from speccompile.sampling.base import Option, Processor, context_lengths, forbid, token_problem, whole
+from speccompile.sampling.base import (
+    Option,
+    Processor,
+    bias_problem,
+    context_lengths,
+    forbid,
+    token_problem,
+    whole,
+)
 
+SEQUENCES = 256
 WORDS = 64
+#: Of a word and of a sequence with a bias.
 WORD_TOKENS = 8
 LONGEST_NGRAM = 16
 
@@ -24,6 +34,69 @@ def _words_problem(value: Any, vocab: int) -> str | None:
     return next((wrong for word in value for token in word if (wrong := token_problem(token, vocab))), None)
 
 
+def _biased(value: Any) -> list[tuple[tuple[int, ...], float]] | None:
+    """Each sequence and its bias, of either form that transformers accepts; None for anything else."""
+    pairs = list(value.items()) if isinstance(value, Mapping) else value
+    if not isinstance(pairs, list | tuple) or not all(
+        isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
+    ):
+        return None
+    if not all(isinstance(sequence, list | tuple) and sequence for sequence, _ in pairs):
+        return None
+    # As in transformers, the last bias of a sequence counts.
+    return list({tuple(sequence): bias for sequence, bias in pairs}.items())
+
+
+def _biased_problem(value: Any, vocab: int) -> str | None:
+    pairs = _biased(value)
+    if pairs is None:
+        return "it must be a list of [token ids, bias], or map tuples of token ids to biases"
+    longest = max((len(sequence) for sequence, _ in pairs), default=0)
+    if len(pairs) > SEQUENCES or longest > WORD_TOKENS:
+        return (
+            f"it has {len(pairs)} sequences of up to {longest} tokens; there is room for {SEQUENCES} of up to "
+            f"{WORD_TOKENS}"
+        )
+    for sequence, bias in pairs:
+        if wrong := next((wrong for token in sequence if (wrong := token_problem(token, vocab))), None):
+            return wrong
+        if wrong := bias_problem(bias):
+            return f"the bias {bias!r} of {list(sequence)} {wrong}"
+    return None
+
+
+class SequenceBias(Processor):
+    """transformers' ``SequenceBiasLogitsProcessor``: added to the score of a sequence's last token where
+    the others come before it."""
+
+    name = "sequence_bias"
+    options: ClassVar = (Option("sequence_bias", _biased_problem, neutral=[]),)
+    #: Sequences end at the last place, with -1 before them.
+    state: ClassVar = (
+        StateSpec("biased_sequences", (N, SEQUENCES, WORD_TOKENS), torch.int64, fill=-1, low=-1, high=2),
+        StateSpec("sequence_biases", (N, SEQUENCES), torch.float32),
+    )
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        pairs = _biased(values["sequence_bias"]) or []
+        # Biases of one token are added up in transformers' order: single tokens, then by the lengths as they come.
+        lengths = list(dict.fromkeys([1, *(len(sequence) for sequence, _ in pairs)]))
+        pairs.sort(key=lambda pair: lengths.index(len(pair[0])))
+        return {
+            "biased_sequences": [_ending_last(sequence) for sequence, _ in pairs],
+            "sequence_biases": [float(bias) for _, bias in pairs],
+        }
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        sequences, values = state
+        vocab = scores.shape[-1]
+        agrees = _completes(sequences, context, context_lengths(scores, length))
+        ends = torch.where(agrees, sequences[:, None, :, -1], vocab)
+        bias = scores.new_zeros(*scores.shape[:2], vocab + 1)
+        bias.scatter_add_(-1, ends, values[:, None].expand(ends.shape))
+        scores.add_(bias[..., :vocab])
+
+
 class BadWords(Processor):
     """transformers' ``NoBadWordsLogitsProcessor``: the last token of a word must not follow its others."""
 
@@ -33,15 +106,11 @@ class BadWords(Processor):
     state: ClassVar = (StateSpec("bad_words", (N, WORDS, WORD_TOKENS), torch.int64, fill=-1, low=-1, high=2),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
-        return {"bad_words": [[-1] * (WORD_TOKENS - len(word)) + list(word) for word in values["bad_words_ids"]]}
+        return {"bad_words": [_ending_last(word) for word in values["bad_words_ids"]]}
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         (words,) = state
-        ends = context_lengths(scores, length)
-        agrees = words[:, None, :, -1].expand(-1, scores.shape[1], -1) >= 0
-        for back in range(1, WORD_TOKENS):
-            word = words[:, None, :, -1 - back]
-            agrees = agrees & ((word < 0) | (word == _token(context, ends - back)[..., None]))
+        agrees = _completes(words, context, context_lengths(scores, length))
         forbid(scores, torch.where(agrees, words[:, None, :, -1], -1))
 
 
@@ -66,6 +135,24 @@ class NoRepeatNgram(Processor):
             same = shifted[:, None] == _token(context, ends - back)[..., None]
             agrees = agrees & ((back >= size) | same)
         forbid(scores, torch.where(agrees, context[:, None].clamp(min=0), -1))
+
+
+def _ending_last(sequence: Sequence[int]) -> list[int]:
+    return [-1] * (WORD_TOKENS - len(sequence)) + list(sequence)
+
+
+def _completes(sequences: torch.Tensor, context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
+    """Whether the tokens before the places ``ends`` ``[B, T]`` are those of each sequence but its last: bool
+    ``[B, T, sequences]``.
+
+    Args:
+        sequences: int64 ``[B, sequences, WORD_TOKENS]``, -1 before their first tokens, or everywhere.
+    """
+    agrees = sequences[:, None, :, -1].expand(-1, ends.shape[1], -1) >= 0
+    for back in range(1, WORD_TOKENS):
+        token = sequences[:, None, :, -1 - back]
+        agrees = agrees & ((token < 0) | (token == _token(context, ends - back)[..., None]))
+    return agrees
 
 
 def _token(context: torch.Tensor, places: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Temperature: scores are divided by it; 0 chooses the greatest."""
+"""Temperature: scores are divided by it; one below 1e-5 chooses the greatest."""
 
 from __future__ import annotations
 
@@ -8,21 +8,17 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import N, StateSpec
-from speccompile.sampling.base import GREATEST, SMALLEST, Option, Processor, number
+from speccompile.sampling.base import GREATEST, Option, Processor, number
 
-
-def _problem(value: Any, vocab: int) -> str | None:
-    problem = number(0, GREATEST)(value, vocab)
-    if problem is None and 0 < value < SMALLEST:
-        return f"below {SMALLEST:g} scores could overflow; take 0, which chooses the greatest"
-    return problem
+#: Below it the greatest score is chosen, as in vLLM: divided by less, scores could overflow.
+LEAST_TEMPERATURE = 1e-5
 
 
 class Temperature(Processor):
     """transformers' ``TemperatureLogitsWarper``. A slot at 0 draws nothing and is left as it is."""
 
     name = "temperature"
-    options: ClassVar = (Option("temperature", _problem, default=1.0, draws=True),)
+    options: ClassVar = (Option("temperature", number(0, GREATEST), default=1.0, draws=True),)
     state: ClassVar = (StateSpec("temperature", (N,), torch.float32),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:

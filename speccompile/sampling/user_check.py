@@ -35,6 +35,7 @@ BUILT_IN = {
     "MinNewTokensLengthLogitsProcessor": "min_new_tokens",
     "NoBadWordsLogitsProcessor": "bad_words_ids",
     "NoRepeatNGramLogitsProcessor": "no_repeat_ngram_size",
+    "SequenceBiasLogitsProcessor": "sequence_bias",
     "SuppressTokensAtBeginLogitsProcessor": "begin_suppress_tokens",
 }
 

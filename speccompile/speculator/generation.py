@@ -54,6 +54,7 @@ class Generation(SpeculatorBase):
         generation_config: GenerationConfig | None = None,
         max_new_tokens: int | NotGiven | None = NOT_GIVEN,
         max_length: int | NotGiven | None = NOT_GIVEN,
+        max_time: float | NotGiven | None = NOT_GIVEN,
         eos_token_id: EosTokens | NotGiven = NOT_GIVEN,
         pad_token_id: int | NotGiven | None = NOT_GIVEN,
         bos_token_id: int | NotGiven | None = NOT_GIVEN,
@@ -83,17 +84,20 @@ class Generation(SpeculatorBase):
         ``do_sample=None`` is greedy.
 
         Args:
-            input_ids: int64 ``[B, P]``, padded on the left. Rows beyond ``max_batch`` wait for a slot. None is the BOS
-                token alone.
+            input_ids: int64 ``[B, P]``, with padding where ``attention_mask`` is 0. Rows beyond ``max_batch`` wait for
+                a slot. None is the BOS token alone.
             mask_or_config: by position, the attention mask, or, as in transformers, a ``GenerationConfig``.
-            attention_mask: ``[B, P]``, 0 at padding.
+            attention_mask: ``[B, P]``, 0 at padding. Tokens at 0 are left out, between other tokens as well. None marks
+                the pad id as padding, unless it is an EOS id.
             inputs: transformers' name for ``input_ids``.
             generation_config: A ``GenerationConfig``, over which the other options take precedence. As in transformers,
                 fields that it leaves at None are those of the model's generation_config.
-            max_new_tokens: Most new tokens. Of each row; None: ``max_length``, else 128 (20 in transformers). A row
-                also ends at ``max_len``, with a warning.
+            max_new_tokens: Most new tokens. Of each row; None: ``max_length``, else 20, as in transformers
+                (``engine.submit``: 128). A row also ends at ``max_len``, with a warning.
             max_length: Most tokens, prompt included, where ``max_new_tokens`` is given nowhere. None is no such limit,
-                and 128 new tokens if there is no other (in transformers an error, or no end).
+                and 20 new tokens if there is no other (in transformers an error, or no end).
+            max_time: Seconds after which rows end with their next token. Counted from this call, as in transformers.
+                None is no limit.
             eos_token_id: One or several ids that end a sequence.
             pad_token_id: The id that pads rows that end early. None is the first EOS id.
             bos_token_id: The id that is the prompt where there is no other.
@@ -152,6 +156,7 @@ class Generation(SpeculatorBase):
                 generation_config=generation_config,
                 max_new_tokens=max_new_tokens,
                 max_length=max_length,
+                max_time=max_time,
                 eos_token_id=eos_token_id,
                 pad_token_id=pad_token_id,
                 bos_token_id=bos_token_id,

@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeAlias
 
 import torch
+from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
 from speccompile.hidden_states import SavedHiddenStates
+from speccompile.training.own_texts import OwnText, own_text, read_own_texts
 from speccompile.training.text_files import PATTERN, SavedTexts
+from speccompile.training.turn_files import is_json_lines
 
-#: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, or the folder of either.
+#: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, the folder of either, or a JSON lines
+#: file of the user's own texts.
 Folder: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
-#: One of these, or several folders of texts.
+#: One of these, several folders or files of texts, or texts themselves.
 Data: TypeAlias = Folder | Sequence[str | Path | SavedTexts]
+#: Texts that the user wrote, with their names.
+OwnTexts: TypeAlias = list[tuple[str, OwnText]]
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Examples(Sequence[Example]):
     """All texts, in their order. Their token ids are in memory, their hidden states are not.
 
     Args:
-        targets: ids of the target that they were made by; several where an earlier version named it otherwise.
+        targets: ids of the target that they were made by; several where an earlier version named it otherwise, none of
+            texts of the user.
         states: records by the examples' names; None if the target has to read them.
     """
 
@@ -95,10 +103,14 @@ class Examples(Sequence[Example]):
         return replace(self, items=kept), replace(self, items=held)
 
 
-def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> Examples:
+def read_examples(
+    data: Data, vocab: int, *, max_len: int, learn_from: str, tokenizer: PreTrainedTokenizerBase | None = None
+) -> Examples:
     """The examples of a folder, or of several, those without a token to learn from left out.
 
     Args:
+        data: a list of texts that are not paths is the user's own texts.
+        tokenizer: of the user's own texts.
         vocab: size of the target's vocabulary.
         max_len: of longer texts the beginning is used.
         learn_from: ``answers`` or ``all``.
@@ -109,15 +121,16 @@ def read_examples(data: Data, vocab: int, *, max_len: int, learn_from: str) -> E
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
     parts = [data] if isinstance(data, Folder) else list(data)
-    opened = [_open(part) for part in parts]
+    opened = [_own_texts(parts, tokenizer)] if _are_texts(parts) else [_open(part, tokenizer) for part in parts]
     states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
     if states is not None and len(opened) > 1:
         raise InvalidInput(name="the texts", reason="hidden states are trained on alone; give one folder of them")
-    targets = sorted({_target(part) for part in opened})
+    if not opened:
+        raise InvalidInput(name="the texts", reason="no folder is given")
+    targets = sorted({_target(part) for part in opened if not isinstance(part, list)})
     # The class, and the form that weights were rounded to; the digest between them is compared with the target's.
-    if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) != 1:
-        reason = f"they are by the targets {', '.join(targets)}" if targets else "no folder is given"
-        raise InvalidInput(name="the texts", reason=reason)
+    if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) > 1:
+        raise InvalidInput(name="the texts", reason=f"they are by the targets {', '.join(targets)}")
     items = []
     for place, part in enumerate(opened):
         for name, ids, mask in _texts(part):
@@ -146,9 +159,12 @@ def _target(opened: SavedTexts | SavedHiddenStates) -> str:
     return f"{opened.about.model} {opened.about.weights}"
 
 
-def _texts(opened: SavedTexts | SavedHiddenStates) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+def _texts(opened: SavedTexts | SavedHiddenStates | OwnTexts) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
     """Name, token ids and loss mask of each text."""
-    if isinstance(opened, SavedTexts):
+    if isinstance(opened, list):
+        for name, own in opened:
+            yield name, torch.tensor(own.ids), torch.tensor(own.mask)
+    elif isinstance(opened, SavedTexts):
         for text in opened:
             yield str(text.number), text.input_ids, text.loss_mask
     else:
@@ -156,17 +172,44 @@ def _texts(opened: SavedTexts | SavedHiddenStates) -> Iterator[tuple[str, torch.
             yield name, *opened.text(name)
 
 
-def _open(data: Folder) -> SavedTexts | SavedHiddenStates:
+def _open(data: Folder, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts | SavedHiddenStates | OwnTexts:
     if isinstance(data, SavedTexts | SavedHiddenStates):
         return data
     path = Path(data)
+    if path.is_file() and is_json_lines(path):
+        return [(str(number), text) for number, text in enumerate(read_own_texts(path, _needed(tokenizer)))]
     if path.is_file() or any(path.glob(PATTERN)):
         return SavedTexts(path)
     records = SavedHiddenStates(path)
     if not records:
         reason = f"there are neither training texts ({PATTERN}) nor saved hidden states (*.safetensors)"
-        raise InvalidInput(name=f"the folder {path}", reason=reason)
+        raise InvalidInput(name=f"the folder {path}", reason=f"{reason}; own texts are JSON lines (*.jsonl)")
     return records
+
+
+def _are_texts(parts: Sequence[Folder]) -> bool:
+    """Whether these are texts and not paths. A path that does not exist is not taken for a text."""
+    return any(isinstance(part, str) and any(map(str.isspace, part)) and not os.path.exists(part) for part in parts)
+
+
+def _own_texts(parts: Sequence[Folder], tokenizer: PreTrainedTokenizerBase | None) -> OwnTexts:
+    tokenizer, found = _needed(tokenizer), []
+    for number, part in enumerate(parts):
+        if not isinstance(part, str):
+            raise InvalidInput(
+                name="the texts", reason=f"item {number} is a {type(part).__name__}, and others are texts"
+            )
+        try:
+            found.append((str(number), own_text(part, tokenizer)))
+        except ValueError as error:
+            raise InvalidInput(name=f"text {number}", reason=str(error)) from error
+    return found
+
+
+def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
+    if tokenizer is None:
+        raise InvalidInput(name="the texts", reason="they are not token ids yet; give the target's tokenizer=...")
+    return tokenizer
 
 
 def _chance(name: str) -> float:

@@ -181,6 +181,8 @@ class SavedTexts:
         files = sorted(path.glob(PATTERN)) if path.is_dir() else [path] if path.is_file() else []
         if not files:
             raise InvalidInput(name=f"the path {path}", reason=f"there are no training texts ({PATTERN})")
+        if files == [path] and path.suffix != ".npz":
+            raise InvalidInput(name=f"the file {path}", reason=f"it is not a file of training texts ({PATTERN})")
         self.files = tuple(TextFile(file) for file in files)
         self.source = self.files[0].source
         for file in self.files:

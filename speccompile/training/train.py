@@ -6,7 +6,7 @@ import hashlib
 import importlib.util
 import json
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from speccompile.training.kinds import NEW, kind_of
 from speccompile.training.state_cache import with_states
 from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import TrainOptions
+from speccompile.utils.progress import task
 from speccompile.utils.whole_files import write_whole
 
 #: In the output folder: checkpoints and what they depend on; hidden states; how the head did.
@@ -78,11 +79,14 @@ def train_head(
     Args:
         target: in eval mode. Its weights are not changed.
         data: texts of :func:`make_texts`, hidden states of ``save_hidden_states``, or the folder of either; or several
-            folders of texts.
+            folders of texts. Own texts are a JSON lines file (``*.jsonl``) with ``text``, ``messages``,
+            ``conversations``, ``prompt`` or ``turns``, or a list of texts; they need ``tokenizer``. A head learns best
+            from texts that the target wrote.
         output: a folder; created if it does not exist. It has the head's checkpoint, ``training.json`` with the
             acceptance by step, and in the folders ``checkpoints`` and ``states`` what the same call continues from,
             which may be deleted when the training has finished.
-        tokenizer: its special tokens are part of the draft vocabulary, as the target's end-of-text tokens always are.
+        tokenizer: the target's; it encodes own texts. Its special tokens are part of the draft vocabulary, as the
+            target's end-of-text tokens always are.
         progress: show a bar on stderr, and the acceptance by position at each evaluation.
 
     Raises:
@@ -113,8 +117,11 @@ def train_head(
     kind, folder = kind_of(target, options), Path(output)
     teacher = Teacher(target, kind.taps, bfloat16=loop.computes_in_bfloat16(options, target.device))
     vocab = teacher.weight.shape[0]
-    examples = read_examples(data, vocab, max_len=options.max_len, learn_from=options.learn_from)
-    _check_target(examples, teacher)
+    with task("read the texts") if progress else nullcontext():
+        examples = read_examples(
+            data, vocab, max_len=options.max_len, learn_from=options.learn_from, tokenizer=tokenizer
+        )
+        _check_target(examples, teacher)
     kept, held_out = examples.split(options.held_out)
     checkpoints, always = folder / CHECKPOINTS, _always(target, tokenizer)
     arguments = loop.arguments(checkpoints, options, target.device)

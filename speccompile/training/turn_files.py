@@ -22,19 +22,30 @@ def read_turns(path: Path) -> list[list[str]]:
     Raises:
         InvalidInput: names the file, and the line.
     """
-    suffixes = [suffix.lower() for suffix in path.suffixes]
-    packed = suffixes[-1:] == [".gz"]
-    as_json = (suffixes[:-1] if packed else suffixes)[-1:] == [".jsonl"]
-    try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
-            # Not by splitlines(), which takes more characters than the newline for one.
-            lines = file.read().split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
-    found = list(_conversations(lines, path, as_json))
+    found = list(_conversations(read_lines(path), path, is_json_lines(path)))
     if not found:
         raise InvalidInput(name=f"the file {path}", reason="it has no user turns")
     return found
+
+
+def is_json_lines(path: Path) -> bool:
+    """Whether a file has a JSON object in each line, by its name."""
+    return path.name.lower().endswith((".jsonl", ".jsonl.gz"))
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a UTF-8 file, whose name may end in ``.gz``.
+
+    Raises:
+        InvalidInput: it cannot be read.
+    """
+    packed = path.suffix.lower() == ".gz"
+    try:
+        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+            # Not by splitlines(), which takes more characters than the newline for one.
+            return file.read().split("\n")
+    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
+        raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
 
 
 def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list[str]]:

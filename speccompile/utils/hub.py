@@ -38,28 +38,33 @@ def is_on_hub(repo_id: str, file: str) -> bool:
 
 
 def check_reachable(repo_id: str) -> None:
-    """Check that ``repo_id`` is in the cache of huggingface_hub, or that the hub answers. Whether the hub has such a
-    model is not checked. A slow answer is left to huggingface_hub, which waits longer.
+    """Check that ``repo_id`` is in the cache of huggingface_hub, or that the hub answers.
 
     Raises:
         PretrainedError: neither holds.
     """
-    if isinstance(try_to_load_from_cache(repo_id, _FILE), str):
-        return
-    try:
-        get_hf_file_metadata(hf_hub_url(repo_id, _FILE))
-    except (HfHubHTTPError, EntryNotFoundError, FileMetadataError):
-        # The hub has answered; transformers reports what is wrong with the model.
-        return
-    except (HTTPError, OSError) as error:
-        if _is_timeout(error):
-            return
+    if (error := unreachable(repo_id, _FILE)) is not None:
         raise PretrainedError(
             f"cannot load {repo_id!r}: there is no such folder, it is not in the cache of huggingface_hub, and the hub "
             f"cannot be reached ({error_line(error)}).",
             source=repo_id,
             reason=f"the hub cannot be reached: {error_line(error)}",
         ) from error
+
+
+def unreachable(repo_id: str, file: str) -> Exception | None:
+    """The error of a repository whose ``file`` is not in the cache of huggingface_hub while the hub does not answer;
+    else None. Whether the hub has it is not checked. A slow answer is left to huggingface_hub, which waits longer."""
+    if isinstance(try_to_load_from_cache(repo_id, file), str):
+        return None
+    try:
+        get_hf_file_metadata(hf_hub_url(repo_id, file))
+    except (HfHubHTTPError, EntryNotFoundError, FileMetadataError):
+        # The hub has answered; the library that loads reports what is wrong with the repository.
+        return None
+    except (HTTPError, OSError) as error:
+        return None if _is_timeout(error) else error
+    return None
 
 
 def check_hub_tokenizer(repo_id: str) -> None:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 from threading import Thread
 
+from speccompile.utils.inductor_folder import make_inductor_folder_writable
 from speccompile.utils.torch_private import cpu_vec_isa, import_inductor, inductor_config, pick_vec_isa
 
 
@@ -18,6 +19,7 @@ def instruction_sets() -> Thread:
     """
     # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
     import_inductor()
+    make_inductor_folder_writable()
     asked = inductor_config.cpp.vec_isa_ok
     granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
 

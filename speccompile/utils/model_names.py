@@ -34,6 +34,11 @@ def is_hub_id(name: str) -> bool:
     return name not in (SMOLLM2, TINY) and not os.path.isdir(name) and not is_gguf(name)
 
 
+def is_repository(name: str) -> bool:
+    """Whether huggingface_hub accepts ``name`` as that of a repository."""
+    return _HUB_ID.fullmatch(name) is not None
+
+
 def check_model_name(name: str) -> None:
     """Check that a local path exists; whether the hub has an id is not asked.
 
@@ -43,7 +48,7 @@ def check_model_name(name: str) -> None:
     if is_gguf(name):
         if not Path(name).is_file():
             raise PretrainedError(f"no such file: {name!r}.", source=name, reason="no such file")
-    elif is_hub_id(name) and not _HUB_ID.fullmatch(name):
+    elif is_hub_id(name) and not is_repository(name):
         if Path(name).is_file():
             message = f"{name!r} is a file; give the folder of a checkpoint, or a GGUF file (*.gguf)."
             raise PretrainedError(message, source=name, reason="it is a file")

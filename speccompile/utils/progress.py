@@ -5,10 +5,12 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterator
 
 from speccompile.errors import InvalidOption
+from speccompile.utils.slow_progress import show_when_slow
 
 #: Called with a description and whether the work begins (True) or has ended (False).
 Progress = Callable[[str, bool], None]
@@ -42,12 +44,14 @@ def listening(progress: Progress | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def task(description: str) -> Iterator[None]:
-    """Work that may take seconds."""
+    """Work that may take seconds. Without a listener it is shown on a terminal, if it does."""
     report, started = _listener.get(), time.perf_counter()
+    shown = report is None and sys.stderr is not None and sys.stderr.isatty()
     if report is not None:
         report(description, True)
     try:
-        yield
+        with show_when_slow(description) if shown else contextlib.nullcontext():
+            yield
         logger.info("%s: %.2f s", description, time.perf_counter() - started)
     finally:
         if report is not None:

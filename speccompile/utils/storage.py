@@ -125,9 +125,13 @@ def spare_dir(folder: Path, error: OSError) -> Path | None:
             _spare.append(Path(tempfile.mkdtemp(prefix="speccompile-")))
         except OSError:
             return None
-        # A forked child must not delete it when it ends.
-        atexit.register(_remove, _spare[0], os.getpid())
+        remove_with_process(_spare[0])
     return _spare[0]
+
+
+def remove_with_process(folder: Path) -> None:
+    """Delete ``folder`` when this process ends. A forked child does not delete it."""
+    atexit.register(_remove, folder, os.getpid())
 
 
 def _remove(folder: Path, owner: int) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from peft import IA3Config, PeftModel, get_peft_model
+from peft import IA3Config, PeftConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 
 from speccompile import Adapters
@@ -200,3 +200,22 @@ def test_a_scale_that_was_set_in_the_model_counts() -> None:
     module = model.get_submodule("base_model.model.model.layers.0.self_attn.q_proj")
     module.set_scale("default", 3.0)
     assert read(model)["model.layers.0.self_attn.q_proj"].scale == module.scaling["default"] == 6.0
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("nobody/nothing", r"not in the cache of huggingface_hub, and the hub cannot be reached \(OSError: no network"),
+        ("./nowhere/at/all", "there is no such folder"),
+    ],
+)
+def test_a_repository_that_cannot_be_reached_is_asked_for_once(
+    monkeypatch: pytest.MonkeyPatch, source: str, reason: str
+) -> None:
+    def no_network(url: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("speccompile.utils.hub.get_hf_file_metadata", no_network)
+    monkeypatch.setattr(PeftConfig, "from_pretrained", lambda *_: pytest.fail("peft tries for half a minute"))
+    with raises(InvalidAdapter, source=source, reason=re.compile(reason)):
+        read(source)

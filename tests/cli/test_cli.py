@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 import warnings
 from pathlib import Path
 
@@ -17,9 +18,9 @@ from speccompile.cli import app
 from speccompile.cli import demo as demo_module
 from speccompile.cli.measure import TRANSFORMERS, Run
 from speccompile.cli.models import encode, tiny_model, tiny_tokenizer
-from speccompile.cli.progress import show_tasks
+from speccompile.cli.progress import count_runs, show_tasks
 from speccompile.cli.prompts import BUILT_IN
-from speccompile.cli.session import parse_options, parse_tiers, session
+from speccompile.cli.session import announce_start, parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption, InvalidTiers, OutputTruncated, SpecCompileError
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.utils.progress import listener, task
@@ -296,8 +297,33 @@ def test_session_shows_own_warnings_only(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "warning: ours, in two lines\n"
 
 
+def test_a_command_that_begins_late_is_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("speccompile.cli.session.START_SECONDS", 0.05)
+    end = announce_start()
+    with session():
+        time.sleep(0.2)
+    end()
+    assert capsys.readouterr().err == ""
+    end = announce_start()
+    time.sleep(0.2)
+    end()
+    assert "importing torch" in capsys.readouterr().err
+
+
+def test_runs_are_announced_elsewhere_than_on_a_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("speccompile.utils.slow_progress._SLOW_SECONDS", 0.0)
+    with count_runs("warm up", 3) as advance:
+        time.sleep(0.1)
+        advance()
+    assert capsys.readouterr().err == "warm up ...\n"
+
+
 def test_tasks_that_fail_leave_no_display(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("speccompile.pretrained.slow_progress._SLOW_SECONDS", 0.0)
+    monkeypatch.setattr("speccompile.utils.slow_progress._SLOW_SECONDS", 0.0)
     with pytest.raises(SpecCompileError), show_tasks(), task("think"):
         raise SpecCompileError("no")
     assert listener() is None

@@ -49,6 +49,15 @@ def log(tmp_path: Path) -> Iterator[IO[str]]:
         yield file
 
 
+def test_a_bound_port_is_found_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.cli.serve.run", lambda *_, **__: pytest.fail("it loads the model"))
+    with socket.create_server(("127.0.0.1", 0)) as bound:
+        port = bound.getsockname()[1]
+        result = CliRunner().invoke(app, [*START, "--port", str(port)])
+    assert result.exit_code == 2
+    assert f"127.0.0.1:{port} cannot be bound (Address already in use)" in " ".join(result.stderr.split())
+
+
 def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "speccompile", *START, "--port", str(port), "--api-key", "secret", "--warm"]

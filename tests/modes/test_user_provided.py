@@ -129,13 +129,24 @@ def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, plain: Spec
             assert kind != "host" or spec.stats.accepted_tokens > 0
 
 
-def test_a_module_proposes_what_its_weights_say(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("kind", ["module", "function"])
+def test_a_drafter_proposes_what_its_tensors_say(model: LlamaForCausalLM, kind: str) -> None:
     table = torch.randperm(128, generator=torch.Generator().manual_seed(1))
-    drafter = Bigrams(table).eval()
-    with wrapped(model, drafter, **SMALL) as spec:
+    shift = torch.zeros(1, dtype=torch.int64)
+
+    def bigrams(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
+        token, drafts = tokens.gather(1, (length - 1).clamp(min=0)[:, None]), []
+        for _ in range(draft_len):
+            token = table[token] + shift
+            drafts.append(token)
+        return torch.cat(drafts, 1), torch.full_like(length, draft_len)
+
+    module = Bigrams(table).eval()
+    with wrapped(model, module if kind == "module" else bigrams, **SMALL) as spec:
         for change in (0, 1):
-            # Its weights are the very ones: what is changed in place is followed.
-            drafter.shift.fill_(change)  # type: ignore[operator]
+            # The tensors are the very ones: what is changed in place is followed.
+            module.shift.fill_(change)  # type: ignore[operator]
+            shift.fill_(change)
             request = spec.engine.submit(random_prompt(9), max_new_tokens=6)
             while not request.new_tokens:
                 spec.engine.step()

@@ -33,8 +33,8 @@ from transformers.utils import logging as hf_logging
 import speccompile
 from speccompile import pretrained
 from speccompile.errors import DeviceMemoryFull, PretrainedError
-from speccompile.pretrained import slow_progress, smollm2
-from speccompile.utils import paths
+from speccompile.pretrained import smollm2
+from speccompile.utils import paths, slow_progress
 from speccompile.utils.parameters import parameter_bytes
 from support.errors import raises
 from support.gpus import pretend_memory

@@ -115,15 +115,32 @@ def test_a_pad_id_that_is_an_eos_id_marks_nothing(model: LlamaForCausalLM, spec:
     assert not torch.equal(got, spec.generate(ids, mask, max_new_tokens=12, eos_token_id=PAD, pad_token_id=PAD))
 
 
-@pytest.mark.parametrize("mask", [[1, 1, 0], [1, 0, 1], [0, 1, 0]])
-def test_padding_elsewhere_is_refused(spec: Speculator, mask: list[int]) -> None:
-    ids = torch.tensor([[1, 2, 3], [4, 5, 6]])
-    with raises(
-        InvalidInput,
-        name="attention_mask",
-        reason=re.compile("row 1 has padding after or between.*padding_side = 'left'"),
-    ):
-        spec.generate(ids, torch.tensor([[1, 1, 1], mask]))
+@pytest.mark.parametrize("masked", [[2], [1, 4, 5], [0, 3]])
+def test_masked_tokens_between_others_are_left_out(
+    model: LlamaForCausalLM, spec: Speculator, masked: list[int]
+) -> None:
+    ids, mask = left_padded(rows(8, 3))
+    mask[0, masked] = 0
+    both(model, spec, ids, mask, max_new_tokens=12, pad_token_id=PAD)
+    # A pad id in a prompt without a mask is masked, too.
+    ids[0, masked] = PAD
+    both(model, spec, ids, max_new_tokens=12, pad_token_id=PAD)
+
+
+def test_padding_after_the_tokens_is_left_out_with_a_warning(spec: Speculator) -> None:
+    """transformers would continue from the padding."""
+    ids, mask = left_padded(rows(8, 3))
+    expected = spec.generate(ids, mask, max_new_tokens=12)[:, 8:]
+    right = torch.stack([ids[0], ids[1].roll(3)])
+    for given in ({"attention_mask": mask.flip(1)}, {"pad_token_id": PAD}):
+        with pytest.warns(UserWarning, match=r"rows \[1\] have padding after their last token.*padding_side = 'left'"):
+            got = spec.generate(right, max_new_tokens=12, **given)
+        assert torch.equal(got, torch.cat([right, expected], dim=1))
+
+
+def test_a_prompt_of_padding_alone_is_refused(spec: Speculator) -> None:
+    with raises(InvalidInput, name="input_ids", reason=re.compile(f"row 1 is the pad token {PAD} alone")):
+        spec.generate(torch.tensor([[1, 2], [PAD, PAD]]), pad_token_id=PAD)
 
 
 @pytest.mark.parametrize("kept", [2, -1, 0.5, float("nan")])
@@ -137,11 +154,6 @@ def test_masks_of_other_dtypes(spec: Speculator, dtype: torch.dtype) -> None:
     ids, mask = left_padded(rows(3, 9))
     expected = spec.generate(ids, mask, max_new_tokens=4)
     assert torch.equal(spec.generate(ids, mask.to(dtype), max_new_tokens=4), expected)
-
-
-def test_right_padding_is_refused_without_a_mask_too(spec: Speculator) -> None:
-    with raises(InvalidInput, name="attention_mask", reason=re.compile("row 0 has padding after")):
-        spec.generate(torch.tensor([[1, 2, PAD], [4, 5, 6]]), pad_token_id=PAD)
 
 
 def test_int32_prompts_give_the_text_of_int64_ones(model: LlamaForCausalLM, spec: Speculator) -> None:

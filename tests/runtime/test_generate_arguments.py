@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxLengthCriteria
+from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxLengthCriteria, MaxTimeCriteria
 
 import speccompile
 from speccompile import Speculator
@@ -99,8 +99,9 @@ def test_none_passes(spec: Speculator, name: str) -> None:
         ("guidance_scale", 1.5, "runs the model twice"),
         ("negative_prompt_ids", torch.ones(1, 2), "runs the model twice"),
         ("custom_generate", print, "the engine's own loop decodes"),
-        ("max_time", 1.0, r"stopping_criteria=\[transformers.MaxTimeCriteria"),
-        ("sequence_bias", {(3,): 1.0}, "it changes the text and is not supported yet"),
+        ("cache_implementation", "dynamic", "allocated once"),
+        ("max_time", -1, "a number of seconds, at least 0"),
+        ("top_h", 0.5, "it changes the text and is not supported yet"),
         ("position_ids", torch.ones(1, 5), "no model inputs besides"),
         ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs besides"),
         *((name, (), "no model inputs besides") for name in CACHE_NAMES),
@@ -112,8 +113,64 @@ def test_other_values_are_refused_with_the_reason(spec: Speculator, name: str, v
 
 
 def test_unknown_names_stay_errors(spec: Speculator) -> None:
-    with raises(UnknownOption, where="generate", names="max_new_token", known=re.compile("max_new_tokens")):
-        spec.generate(prompts(), max_new_token=3)
+    for value in (3, None):
+        with raises(UnknownOption, where="generate", names="max_new_token", similar=" Did you mean max_new_tokens?"):
+            spec.generate(prompts(), max_new_token=value)
+    with raises(UnknownOption, where="generate", names="pixel_values", similar=""):
+        spec.generate(prompts(), pixel_values=torch.ones(1))
+
+
+def test_inputs_of_other_models_pass_at_none(spec: Speculator) -> None:
+    assert torch.equal(spec.generate(prompts(), pixel_values=None), spec.generate(prompts()))
+
+
+def test_a_cache_that_a_generation_config_names_passes_unless_it_rounds(spec: Speculator) -> None:
+    expected = spec.generate(prompts())
+    assert torch.equal(
+        spec.generate(prompts(), generation_config=GenerationConfig(cache_implementation="hybrid")), expected
+    )
+    with raises(InvalidOption, where="generation_config", name="cache_implementation"):
+        spec.generate(prompts(), generation_config=GenerationConfig(cache_implementation="quantized"))
+
+
+# --- lengths and time --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("config", [{}, {"max_length": 12}, {"max_new_tokens": 3}])
+def test_without_a_length_a_text_is_as_long_as_in_transformers(
+    model: LlamaForCausalLM, spec: Speculator, config: dict[str, int]
+) -> None:
+    model.generation_config = GenerationConfig(**config)
+    both(model, spec, prompts())
+
+
+def test_max_time_ends_every_row_with_its_next_token(model: LlamaForCausalLM, spec: Speculator) -> None:
+    ids = prompts(3)
+    assert both(model, spec, ids, max_time=0.0, max_new_tokens=30).shape == (3, 6)
+    assert both(model, spec, ids, generation_config=GenerationConfig(max_time=0, max_new_tokens=30)).shape == (3, 6)
+    assert both(model, spec, ids, max_time=600, max_new_tokens=9).shape == (3, 14)
+    # A criterion of that type replaces it, as in transformers.
+    criterion = [MaxTimeCriteria(max_time=600)]
+    assert both(model, spec, ids, max_time=0, stopping_criteria=criterion, max_new_tokens=9).shape == (3, 14)
+
+
+# --- processors that transformers has as well -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"sequence_bias": [[[20, 21], -3.0], [[30], 4.0], [[30, 31], 9.0], [[9, 31], -2.5]]},
+        {"sequence_bias": [[[item], item % 7 - 3.0] for item in range(VOCAB)], "repetition_penalty": 1.3},
+        {"renormalize_logits": True, "remove_invalid_values": True, "suppress_tokens": [30, 31]},
+    ],
+    ids=lambda options: ", ".join(options),
+)
+def test_greedy_text_with_processors_is_that_of_transformers(
+    model: LlamaForCausalLM, spec: Speculator, options: dict[str, Any]
+) -> None:
+    both(model, spec, prompts(), max_new_tokens=40, **options)
+    both(model, spec, prompts(), generation_config=GenerationConfig(max_new_tokens=40, **options))
 
 
 @pytest.mark.parametrize("empty", [None, [], LogitsProcessorList()])

@@ -19,6 +19,7 @@ from speccompile.graph.state import core_state, resolve_layout
 from speccompile.passes.step.sample import processed, put_tokens, state_of
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.request import Sampling, read_sampling
+from speccompile.sampling.sequences import SequenceBias
 from speccompile.sampling.top_p import SEARCH_SIZES, TopP
 from speccompile.sampling.typical_p import row_sums
 from support.errors import raises
@@ -76,6 +77,8 @@ def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         processors.append(
             hf.SequenceBiasLogitsProcessor([[[token], bias] for token, bias in options["logit_bias"].items()])
         )
+    if options.get("sequence_bias"):
+        processors.append(hf.SequenceBiasLogitsProcessor(options["sequence_bias"]))
     if options.get("repetition_penalty", 1.0) != 1.0:
         processors.append(hf.RepetitionPenaltyLogitsProcessor(options["repetition_penalty"]))
     processors.append(Openai(len(prompt), options.get("presence_penalty", 0.0), options.get("frequency_penalty", 0.0)))
@@ -89,6 +92,8 @@ def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         processors.append(hf.MinLengthLogitsProcessor(options["min_length"], eos))
     if options.get("forced_eos_token_id") is not None:
         processors.append(hf.ForcedEOSTokenLogitsProcessor(row["limit"], options["forced_eos_token_id"]))
+    if options.get("remove_invalid_values"):
+        processors.append(hf.InfNanRemoveLogitsProcessor())
     if options.get("suppress_tokens"):
         processors.append(hf.SuppressTokensLogitsProcessor(options["suppress_tokens"]))
     if options.get("begin_suppress_tokens"):
@@ -103,6 +108,12 @@ def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
         processors.append(hf.MinPLogitsWarper(options["min_p"]))
     if options.get("typical_p", 1.0) < 1:
         processors.append(hf.TypicalLogitsWarper(options["typical_p"]))
+    if options.get("epsilon_cutoff"):
+        processors.append(hf.EpsilonLogitsWarper(options["epsilon_cutoff"]))
+    if options.get("eta_cutoff"):
+        processors.append(hf.EtaLogitsWarper(options["eta_cutoff"]))
+    if options.get("renormalize_logits"):
+        processors.append(hf.LogitNormalization())
     text = prompt + row["new"]
     places = [torch.tensor([text + row["drafts"][:i]]) for i in range(logits.shape[0])]
     return torch.cat([processors(ids, logits[i : i + 1].clone()) for i, ids in enumerate(places)])
@@ -255,7 +266,6 @@ def test_a_nucleus_wider_than_a_search(size: int) -> None:
         ({"temperature": float("nan")}, "number of at least 0"),
         ({"temperature": float("inf")}, "number of at least 0"),
         ({"temperature": True}, "number of at least 0"),
-        ({"temperature": 1e-9}, "take 0, which chooses the greatest"),
         ({"temperature": 1e7}, "at most 1e\\+06"),
         ({"top_k": -1}, "int of at least 0"),
         ({"top_k": 2.0}, "int of at least 0"),
@@ -264,6 +274,14 @@ def test_a_nucleus_wider_than_a_search(size: int) -> None:
         ({"top_p": 1.1}, "above 0 and at most 1"),
         ({"typical_p": 0.0}, "above 0 and at most 1"),
         ({"min_p": 1.5}, "at least 0 and at most 1"),
+        ({"epsilon_cutoff": 1.0}, "at least 0 and below 1"),
+        ({"eta_cutoff": -0.1}, "at least 0 and below 1"),
+        ({"renormalize_logits": 1}, "True or False"),
+        ({"sequence_bias": {3: 1.0}}, "list of \\[token ids, bias\\], or map tuples"),
+        ({"sequence_bias": [[[], 1.0]]}, "list of \\[token ids, bias\\], or map tuples"),
+        ({"sequence_bias": [[[VOCAB], 1.0]]}, "not a token id"),
+        ({"sequence_bias": [[[1, 2], float("nan")]]}, "of \\[1, 2\\] must be a number"),
+        ({"sequence_bias": [[[1] * 9, 1.0]]}, "room for 256 of up to 8"),
         ({"repetition_penalty": 0}, "at least 1e-06"),
         ({"repetition_penalty": 1e40}, "at most 1e\\+06"),
         ({"presence_penalty": "1"}, "number"),
@@ -292,7 +310,7 @@ def test_sampling_values_that_are_not_valid_are_refused(options: dict[str, Any],
 
 
 def test_options_that_draw_need_do_sample() -> None:
-    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p"):
+    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
         value = 3 if name == "top_k" else 0.5
         with raises(InvalidOption, name=name, value=value, reason="it needs do_sample=True"):
             read({name: value}, [], do_sample=False)
@@ -303,6 +321,29 @@ def test_what_does_nothing_is_nothing() -> None:
     assert read(neutral, [], do_sample=False) is None
     # What is greatest stays greatest.
     assert read({"temperature": 0, "top_k": 3, "typical_p": 0.5}, []) is None
+
+
+@pytest.mark.parametrize("temperature", [9.9e-6, 1e-9, 1e-300])
+def test_a_temperature_near_zero_chooses_the_greatest(temperature: float) -> None:
+    assert read({"temperature": temperature, "eta_cutoff": 0.5}, []) is None
+    assert read({"temperature": 1e-5}, []) is not None
+
+
+@pytest.mark.parametrize("form", [{(1, 2): 1.5, (3,): -2}, [[[1, 2], 1.5], [[3], -2.0]], [((1, 2), 1.5), ((3,), -2)]])
+def test_sequence_bias_has_the_forms_of_transformers(form: Any) -> None:
+    sampling = read({"sequence_bias": form}, [], do_sample=False)
+    assert sampling is not None
+    placed = SequenceBias().place(sampling.values, 0)
+    assert placed["biased_sequences"] == [[-1] * 7 + [3], [-1] * 6 + [1, 2]]
+    assert placed["sequence_biases"] == [-2.0, 1.5]
+
+
+def test_invalid_values_become_those_of_transformers() -> None:
+    logits = torch.tensor([[float("nan"), float("inf"), -float("inf"), 1.5] + [0.0] * (VOCAB - 4)] * WIDTH)[None]
+    row = {"prompt": [1], "new": [], "drafts": [1, 2, 3], "eos": [0], "limit": 20}
+    got = ours([row | {"options": {"temperature": 0, "remove_invalid_values": True}}], logits)
+    assert torch.equal(got[0], hf.InfNanRemoveLogitsProcessor()(None, logits[0]))
+    assert got.isfinite().all()
 
 
 def test_defaults_are_those_of_transformers() -> None:

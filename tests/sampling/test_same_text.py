@@ -101,7 +101,8 @@ def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
     for mode, spec in specs.items():
         spec.set_tier(3)
         spec.stats.reset()
-        spec.generate(torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]] * 3), do_sample=True, seed=1, temperature=0.2, top_k=4)
+        ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]] * 3)
+        spec.generate(ids, max_new_tokens=100, do_sample=True, seed=1, temperature=0.2, top_k=4)
         rate = spec.stats.acceptance_length
         assert 1 < rate < 4, (mode, rate)
 

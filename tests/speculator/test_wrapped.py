@@ -123,8 +123,8 @@ def test_bad_arguments_of_generate(
 @pytest.mark.parametrize(
     ("name", "value"),
     [
-        ("renormalize_logits", True),
-        ("sequence_bias", [[[3], 1.0]]),
+        ("encoder_repetition_penalty", 1.5),
+        ("exponential_decay_length_penalty", (3, 1.1)),
         ("num_beams", 2),
     ],
 )
@@ -142,6 +142,7 @@ def test_a_generation_config_that_changes_the_text(
         ("repetition_penalty", 1.7),
         ("no_repeat_ngram_size", 2),
         ("bad_words_ids", [[3], [5, 6]]),
+        ("sequence_bias", [[[3], 9.0]]),
         ("suppress_tokens", list(range(60))),
         ("begin_suppress_tokens", list(range(64))),
         ("min_new_tokens", 5),

@@ -10,10 +10,16 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "UserError": {"message": "which argument is wrong, and what to pass"},
     "UnknownMode": {"name": "ngrams", "available": "auto, ngram, none"},
     "DuplicateMode": {"name": "ngram", "owner": "speccompile.modes.ngram.NGram"},
-    "UnknownOption": {"where": "wrap(mode='ngram')", "names": "max_gram", "known": "max_ngram, min_ngram"},
+    "UnknownOption": {
+        "where": "wrap(mode='ngram')",
+        "names": "max_gram",
+        "similar": " Did you mean max_ngram?",
+        "known": "max_ngram, min_ngram",
+    },
     "OptionOfAnotherMode": {
         "where": "wrap(mode='ngram')",
         "names": "exit_layer",
+        "similar": "",
         "known": "max_ngram, min_ngram",
         "modes": "exit_layer= is an option of mode='early_exit'",
     },

@@ -29,6 +29,8 @@ def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
 STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
     "temperature": lambda integers, rows: [one_of(integers, rows, 0.0, 1.0, 0.7, 1.3)],
     "logit_bias": lambda integers, rows: [lists(integers, rows, 5), integers(9, rows, 5) - 4.25],
+    "cutoffs": lambda integers, rows: [one_of(integers, rows, 0.0, 0.0123), one_of(integers, rows, 0.0, 0.0456, 0.9)],
+    "remove_invalid_values": lambda integers, rows: [integers(2, rows).bool()],
     "suppress_tokens": lambda integers, rows: [lists(integers, rows, 5)],
     "begin_suppress_tokens": lambda integers, rows: [lists(integers, rows, 5), 10 + integers(8, rows)],
     "min_new_tokens": lambda integers, rows: [10 + integers(8, rows), lists(integers, rows, 3)],

@@ -15,10 +15,18 @@ CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "top_p": st.floats(0.05, 1),
     "min_p": st.floats(0, 1),
     "typical_p": st.floats(0.05, 1),
+    "epsilon_cutoff": st.floats(0, 0.5),
+    "eta_cutoff": st.floats(0, 0.9),
     "repetition_penalty": st.floats(0.3, 3),
     "presence_penalty": st.floats(-2, 2),
     "frequency_penalty": st.floats(-2, 2),
     "logit_bias": st.dictionaries(tokens, st.floats(-9, 9).filter(bool), max_size=6),
+    # Few tokens, so that sequences occur and several end alike.
+    "sequence_bias": st.dictionaries(
+        st.lists(few, min_size=1, max_size=4).map(tuple), st.floats(-9, 9).filter(bool), min_size=1, max_size=6
+    ),
+    "remove_invalid_values": st.booleans(),
+    "renormalize_logits": st.booleans(),
     "suppress_tokens": st.lists(tokens, max_size=6),
     "begin_suppress_tokens": st.lists(tokens, max_size=6),
     "bad_words_ids": st.lists(st.lists(few, min_size=1, max_size=4), max_size=5),

@@ -137,7 +137,7 @@ def _failure(library: str) -> str | None:
             if (problem := _load_error(_library(path.parent, library))) is not None:
                 return f"the library of the C++ ops does not load: {problem}"
     except OSError as error:
-        return f"the cache folder cannot be written ({error})"
+        return f"a cache folder cannot be written ({error})"
     except (RuntimeError, subprocess.CalledProcessError) as error:
         return f"the C++ compiler failed: {_first_error(str(error))}"
     return None
@@ -179,6 +179,8 @@ def _key(library: str, compiler: str, isa: VecISA) -> str:
 
 def _library_in(folder: Path, library: str) -> Path:
     """In ``folder``, or, if that cannot be written and has none, in a folder of this process."""
+    # It writes into Inductor's folder, which is another one.
+    pick_vec_isa()
     try:
         return _library(folder, library)
     except OSError as error:

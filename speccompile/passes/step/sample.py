@@ -15,7 +15,15 @@ from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 from speccompile.sampling.base import Processor
 from speccompile.sampling.filters import FILTERS
-from speccompile.sampling.pipeline import HOST_PROCESSORS, PENALTIES, WARPERS, WATERMARK, all_processors, in_order
+from speccompile.sampling.pipeline import (
+    HOST_PROCESSORS,
+    LAST,
+    PENALTIES,
+    WARPERS,
+    WATERMARK,
+    all_processors,
+    in_order,
+)
 from speccompile.sampling.user import apply_processors
 
 
@@ -37,7 +45,7 @@ class ProcessLogits(Pass):
         context, row_length = graph.insert(text_and_drafts, *text, graph.values["slots"], graph.values["drafts"])
         scores = process(graph, graph.values["logits"], context, row_length, graph.output, calls_host=True)
         graph.name_value("scores", scores)
-        of_wrap, later = graph.logits_processors, (*HOST_PROCESSORS, *WARPERS, *WATERMARK)
+        of_wrap, later = graph.logits_processors, (*HOST_PROCESSORS, *WARPERS, *WATERMARK, *LAST)
         state = graph.layout.tensors
         order: list[Processor | TracedProcessor] = [*in_order(PENALTIES, state), *of_wrap, *in_order(later, state)]
         return Changes(len(order), ", ".join(processor.name for processor in order))
@@ -159,6 +167,7 @@ def processed(
     run(HOST_PROCESSORS if calls_host else ())
     run(WARPERS)
     run(WATERMARK if calls_host else ())
+    run(LAST)
     return scores
 
 

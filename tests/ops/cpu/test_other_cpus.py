@@ -120,7 +120,7 @@ def test_a_folder_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "file")
     monkeypatch.setattr(library, "spare_dir", lambda folder, error: None)
     reason = library.load_cpu_ops()
-    assert reason is not None and reason.startswith("the cache folder cannot be written")
+    assert reason is not None and reason.startswith("a cache folder cannot be written")
 
 
 @pytest.mark.usefixtures("anew")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from speccompile.guides.guide import COMPLETE
 from speccompile.ops.on_cuda import cuda_kernel
-from speccompile.ops.triton import automata, penalties, sequences, token_lists
+from speccompile.ops.triton import automata, cutoffs, normalization, penalties, sequences, token_lists
 from speccompile.ops.triton.automata import advance_guide, truncate_drafts
 from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
@@ -29,6 +29,8 @@ def small_blocks() -> Any:
             patch.setattr(module, "SPAN", 32)
         for module in (penalties, sequences):
             patch.setattr(module, "PLACES", 16)
+        for module in (cutoffs, normalization):
+            patch.setattr(module, "BLOCK", 32)
         yield
 
 
@@ -82,6 +84,36 @@ def test_bad_words(rows: int, width: int, seed: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", 4)
         check(IMPLEMENTATIONS["bad_words_"], rows, width, 0, words(integers, rows), integers)
+
+
+@generated
+@given(**SIZES)
+def test_sequence_bias(rows: int, width: int, seed: int) -> None:
+    integers = integers_from(seed)
+    found, biases = words(integers, rows)[0], (integers(90, rows, 8) - 45) * 0.1
+    # Those that are none stand after the others; several of these end with one token.
+    order = (found[..., -1] < 0).int().argsort(stable=True, dim=1)
+    biased = found.gather(1, order[..., None].expand_as(found))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", 4)
+        check(IMPLEMENTATIONS["sequence_bias_"], rows, width, 0, [biased, biases], integers)
+
+
+@pytest.mark.parametrize("name", ["remove_invalid_values_", "renormalize_logits_"])
+def test_rows_that_are_not_finite(name: str) -> None:
+    inf, nan = float("inf"), float("nan")
+    rows = [[-inf, 1.5, 2.0], [-inf] * 3, [1.0, inf, -inf], [1.0, nan, 2.0], [0.5, 0.5, -3.0]]
+    scores = torch.tensor(rows)[:, None]
+    nothing = torch.zeros(len(rows), 1, dtype=torch.int64)
+    processor, wanted = IMPLEMENTATIONS[name], torch.tensor([True] * 5)
+    kernel = cuda_kernel(processor.op)
+    assert kernel is not None
+    got, expected = scores.clone(), scores.clone()
+    kernel(got, nothing, nothing[:, 0], 0, [wanted])
+    processor.call(expected, nothing, nothing[:, 0], 0, [wanted])
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, equal_nan=True)
+    kernel(scores, nothing, nothing[:, 0], 0, [~wanted])
+    assert scores.isnan().sum() == 1 and scores.isinf().sum() == 6, "rows without the option stay"
 
 
 def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], Numbers]:

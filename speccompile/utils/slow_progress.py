@@ -9,9 +9,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-
 _SLOW_SECONDS = 2.0
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
@@ -21,6 +18,10 @@ Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
 @contextlib.contextmanager
 def show_when_slow(what: str) -> Iterator[None]:
     """Show ``what`` on stderr while the context lasts, from the second second on."""
+    # Most programs never show anything.
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
     # Bound to the stderr of now, and without redirects: the conversion of a GGUF file redirects stderr meanwhile.
     console = Console(file=sys.stderr)
     progress = Progress(

@@ -1,48 +1,49 @@
-"""Texts whose hidden states are saved, as token ids, with masks of the tokens that a draft head learns."""
+"""Texts of the user as token ids, with masks of the tokens that a draft head learns."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.cli.models import encode
 from speccompile.errors import InvalidInput
+from speccompile.training.turn_files import read_lines
 
 
 @dataclass(frozen=True)
-class Text:
-    """``mask`` is 1 at tokens to learn from: the assistant's, or all if there is no assistant. ``name`` may be None."""
+class OwnText:
+    """A text.
+
+    Args:
+        ids: its tokens.
+        mask: 1 at tokens to learn from: the assistant's, or all if there is no assistant.
+        name: the caller's, or None.
+    """
 
     ids: list[int]
     mask: list[int]
     name: str | None = None
 
-    def truncated(self, most: int) -> Text:
+    def truncated(self, most: int) -> OwnText:
         """The first ``most`` tokens."""
-        return Text(self.ids[:most], self.mask[:most], self.name)
+        return OwnText(self.ids[:most], self.mask[:most], self.name)
 
 
-def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> list[Text]:
-    """A text of each JSON line, its first ``most`` tokens: of ``conversations`` or ``messages`` (lists of ``role`` and
-    ``content``, by the chat template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's).
+def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnText]:
+    """A text of each JSON line: of ``conversations`` or ``messages`` (lists of ``role`` and ``content``, by the chat
+    template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's).
 
     Raises:
         InvalidInput: names the file, and the line.
     """
     texts = []
-    try:
-        # Not by splitlines(), which takes more characters than the newline for one: they may be in a text.
-        lines = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
-                texts.append(_text(json.loads(line), tokenizer).truncated(most))
+                texts.append(_text(json.loads(line), tokenizer))
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
     if not texts:
@@ -50,24 +51,41 @@ def read_texts(path: Path, tokenizer: PreTrainedTokenizerBase, most: int) -> lis
     return texts
 
 
-def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> Text:
+def own_text(text: str, tokenizer: PreTrainedTokenizerBase) -> OwnText:
+    """A text as it is, of which all tokens are learnt.
+
+    Raises:
+        ValueError: it is empty.
+    """
+    ids: list[int] = tokenizer(text)["input_ids"] if text else []
+    if not ids:
+        raise ValueError("the text is empty")
+    return OwnText(ids, [1] * len(ids))
+
+
+def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
     if not isinstance(fields, dict):
         raise ValueError("it is not a JSON object")
     name = None if fields.get("id") is None else str(fields["id"])
     for key in ("conversations", "messages"):
         if key in fields:
             ids, mask = _conversation(fields[key], tokenizer)
-            return Text(ids, mask, name)
+            return OwnText(ids, mask, name)
     for key in ("text", "prompt"):
         if key in fields:
-            ids = encode(tokenizer, _string(fields[key], key), chat=False)[0].tolist()
-            return Text(ids, [1] * len(ids), name)
+            return replace(own_text(_string(fields[key], key), tokenizer), name=name)
     if "turns" in fields:
         turns = fields["turns"]
         if not isinstance(turns, list) or not turns:
             raise ValueError("'turns' has to be a list of texts")
-        ids = encode(tokenizer, _string(turns[0], "turns"))[0].tolist()
-        return Text(ids, [1] * len(ids), name)
+        turn = _string(turns[0], "turns")
+        if getattr(tokenizer, "chat_template", None) is None:
+            return replace(own_text(turn, tokenizer), name=name)
+        found = tokenizer.apply_chat_template(
+            [{"role": "user", "content": turn}], add_generation_prompt=True, return_dict=True
+        )
+        ids = found["input_ids"]  # type: ignore[index, call-overload, assignment]
+        return OwnText(ids, [1] * len(ids), name)
     raise ValueError("it has none of 'conversations', 'messages', 'text', 'prompt' and 'turns'")
 
 

@@ -1,0 +1,114 @@
+"""Inductor's cache folder, or a folder of this process that replaces it where it cannot be written.
+
+Inductor writes into its folder also when all that it needs is there: locks, and sources that it compares.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from speccompile.errors import Degraded
+from speccompile.utils.storage import remove_with_process
+from speccompile.utils.torch_private import inductor_cache_dir
+from speccompile.utils.warn import warn_caller
+
+VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+#: Written for trial: a disk that is nearly full takes a few bytes, and no kernel.
+TRIAL_BYTES = 2**18
+#: Of errors after which another folder may help.
+UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+
+
+@dataclass
+class _Replacement:
+    """``folder`` has links to the files of ``original``."""
+
+    original: str
+    folder: Path
+    error: OSError
+    warned: bool = False
+
+    @property
+    def in_use(self) -> bool:
+        return os.environ.get(VARIABLE) == str(self.folder)
+
+
+_replacements: list[_Replacement] = []
+
+
+def replaced_inductor_folder() -> str | None:
+    """The folder that was replaced, if one is."""
+    return _replacements[-1].original if _replacements and _replacements[-1].in_use else None
+
+
+def make_inductor_folder_writable() -> None:
+    """Replace Inductor's cache folder if it cannot be written. To be called before Inductor compiles or loads."""
+    try:
+        _try(Path(inductor_cache_dir()))
+    except OSError as error:
+        _replace(error)
+
+
+def replace_inductor_folder_after(failure: BaseException) -> bool:
+    """Replace the folder if it could not be written, as on a disk that has become full.
+
+    Returns:
+        Whether it was replaced, so that another attempt may succeed.
+    """
+    error = write_error(failure)
+    return error is not None and replaced_inductor_folder() is None and _replace(error)
+
+
+def write_error(failure: BaseException) -> OSError | None:
+    """The error of a folder that cannot be written, if ``failure`` is one or was caused by one."""
+    error: BaseException | None = failure
+    while error is not None:
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            return error
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def warn_of_lost_kernels() -> None:
+    """Warn once if the folder that replaces Inductor's has kernels that the original has not."""
+    for replacement in _replacements[-1:]:
+        if replacement.in_use and not replacement.warned:
+            if all(path.is_symlink() for path in replacement.folder.rglob("*.so")):
+                return
+            replacement.warned = True
+            reason = replacement.error.strerror
+            warn_caller(
+                f"Inductor's cache folder {replacement.original} cannot be written ({reason}), so its kernels last as "
+                f"long as this process, and every other one compiles them again. Set {VARIABLE} to a folder that can "
+                "be written, or to one that was filled by the same wrap",
+                Degraded,
+            )
+
+
+def _try(folder: Path) -> None:
+    """Raises OSError: the folder cannot be written."""
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="speccompile-") as file:
+        file.write(bytes(TRIAL_BYTES))
+        file.flush()
+
+
+def _replace(error: OSError) -> bool:
+    # Torch has noted the folder there before it failed.
+    original = os.environ[VARIABLE]
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="speccompile-inductor-"))
+        remove_with_process(folder)
+        with contextlib.suppress(OSError, shutil.Error):
+            shutil.copytree(original, folder, copy_function=os.symlink, dirs_exist_ok=True)
+        _try(folder)
+    except OSError:
+        return False
+    _replacements.append(_Replacement(original, folder, error))
+    os.environ[VARIABLE] = str(folder)
+    return True
