@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall, ChoiceDeltaToolCallFunction
 from openai.types.chat.chat_completion_message_function_tool_call import (
@@ -17,9 +16,11 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.chat_template import call_syntax
 from speccompile.serve.fields import ChatBody
+from speccompile.serve.structure import source_of
 from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
-from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_grammar import ToolGrammar
 from speccompile.serve.tool_reader import Arguments, CallBegin, Item
 
 
@@ -42,11 +43,13 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
         allowed = [tool.function.name for tool in choice.allowed_tools.tools]
         names = _known(allowed, tools, "tool_choice.allowed_tools.tools")
         required = choice.allowed_tools.mode == "required"
+    source = source_of(body)
     return ToolGrammar(
         tuple((name, tools[name].function.parameters) for name in names),
-        syntax(tokenizer),
+        call_syntax(tokenizer),
         required=required,
         parallel=body.parallel_tool_calls and not isinstance(choice, NamedToolChoice),
+        answer=None if source is None else (source[0].kind, source[0].text),
     )
 
 
@@ -60,13 +63,6 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
         if name not in tools:
             raise ApiError(f"{param}: no tool is called {name!r}", param=param)
     return list(dict.fromkeys(names))
-
-
-def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
-    """How the model's chat template writes calls."""
-    template: Any = tokenizer.chat_template
-    # Some tokenizers have several templates by name.
-    return syntax_of(template if isinstance(template, str) else "".join(template.values()))
 
 
 @dataclass
