@@ -15,16 +15,14 @@ from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 from starlette.responses import Response
 
-from speccompile.guides import Guide
 from speccompile.serve.continuation import Continuation, Piece
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import ChatBody
-from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.logprobs import chat_logprobs
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
-from speccompile.serve.structure import compiled, source_of
+from speccompile.serve.structure import guide_of
 from speccompile.serve.token_sources import token_sources
 from speccompile.serve.tool_grammar import ToolGrammar
 from speccompile.serve.tool_reader import CallReader, Item
@@ -55,19 +53,6 @@ async def chat(service: Service, body: ChatBody) -> Response:
     continuations = await service.start([Prompt(ids, "messages")], body, outputs)
     answer = _Answer(service, body, grammar, continuations)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
-
-
-async def guide_of(service: Service, body: ChatBody, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
-    """The guide of the answer, and the field that it is from.
-
-    Raises:
-        ApiError: it cannot be followed.
-    """
-    source = source_of(body)
-    if grammar is None:
-        return (None, None) if source is None else (await compiled(service, *source), source[1])
-    answer_field = None if source is None else source[1]
-    return await compiled(service, GuideSource("tools", grammar.as_text()), "tools", answer_field), "tools"
 
 
 @dataclass

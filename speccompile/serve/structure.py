@@ -14,7 +14,7 @@ from speccompile.serve.fields import Generation, ResponseFormat, StructuredOutpu
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
 from speccompile.serve.service import Service
-from speccompile.serve.tool_grammar import ANSWER
+from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
 
 
 def source_of(body: Generation) -> tuple[GuideSource, str] | None:
@@ -47,6 +47,19 @@ def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
     if given.choice is not None:
         return GuideSource("regex", any_of([literal(text) for text in given.choice]))
     return GuideSource("regex", json_object_regex() if given.regex is None else given.regex)
+
+
+async def guide_of(service: Service, body: Generation, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
+    """The guide of the answer, and the field that it is from.
+
+    Raises:
+        ApiError: it cannot be followed.
+    """
+    source = source_of(body)
+    if grammar is None:
+        return (None, None) if source is None else (await compiled(service, *source), source[1])
+    answer_field = None if source is None else source[1]
+    return await compiled(service, GuideSource("tools", grammar.as_text()), "tools", answer_field), "tools"
 
 
 async def compiled(service: Service, source: GuideSource, field: str, answer_field: str | None = None) -> Guide:

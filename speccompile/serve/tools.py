@@ -76,7 +76,7 @@ class Call:
     def whole(self) -> ChatCompletionMessageFunctionToolCall:
         """The call as an answer that is not streamed has it."""
         function = CalledFunction(name=self.name, arguments=self.arguments)
-        return ChatCompletionMessageFunctionToolCall(id=_new_id(), type="function", function=function)
+        return ChatCompletionMessageFunctionToolCall(id=new_call_id(), type="function", function=function)
 
 
 class Calls(list[Call]):
@@ -93,7 +93,7 @@ class Calls(list[Call]):
             if isinstance(item, CallBegin):
                 self.append(Call(item.name))
                 function = ChoiceDeltaToolCallFunction(name=item.name, arguments="")
-                begin = ChoiceDeltaToolCall(index=len(self) - 1, id=_new_id(), type="function", function=function)
+                begin = ChoiceDeltaToolCall(index=len(self) - 1, id=new_call_id(), type="function", function=function)
                 deltas[len(self) - 1] = begin
             elif isinstance(item, Arguments):
                 call, index = self[-1], len(self) - 1
@@ -112,5 +112,6 @@ class Calls(list[Call]):
         return bool(self) and all(call.complete for call in self)
 
 
-def _new_id() -> str:
+def new_call_id() -> str:
+    """A fresh id of a call."""
     return f"call_{uuid.uuid4().hex[:24]}"
