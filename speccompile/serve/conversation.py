@@ -14,6 +14,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.chat_template import call_syntax, writes_system, writes_tools, written_calls
+from speccompile.serve.ignored import log_ignored
 from speccompile.serve.message_fields import Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import CallSyntax
@@ -39,6 +40,8 @@ def conversation_of(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool] | None
 ) -> tuple[Conversation, list[dict[str, Any]] | None]:
     """The messages and tools that the chat template of ``tokenizer`` is given."""
+    if any(message.model_extra for message in messages):
+        log_ignored("a field of a message that the API does not have", "only chat templates read it")
     conversation = [_as_dict(message) for message in messages]
     schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()] or None
     if any(message.tool_calls or message.role == "tool" for message in messages):

@@ -9,8 +9,11 @@ from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import from_json
 
 from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.ignored import log_ignored
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
+#: Those of the API.
+_PART_FIELDS = {"type", "text", "refusal", "annotations", "logprobs"}
 
 
 class OpenFields(Fields):
@@ -36,6 +39,8 @@ def _text_of_part(part: Any) -> str:
     text = part.get("refusal" if kind == "refusal" else "text") if kind in (*_TEXT_PARTS, "refusal") else None
     if not isinstance(text, str):
         raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
+    if part.keys() - _PART_FIELDS:
+        log_ignored("cache_control, or another field of a text part,", "only the text is read")
     return text
 
 

@@ -16,7 +16,7 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.chat_template import call_syntax
+from speccompile.serve.chat_template import call_syntax, writes_tools
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.structure import source_of
 from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
@@ -44,11 +44,13 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
         names = _known(allowed, tools, "tool_choice.allowed_tools.tools")
         required = choice.allowed_tools.mode == "required"
     source = source_of(body)
+    # A model whose template has no tools repeats a call for as long as it may.
+    parallel = body.parallel_tool_calls and not isinstance(choice, NamedToolChoice) and writes_tools(tokenizer)
     return ToolGrammar(
         tuple((name, tools[name].function.parameters) for name in names),
         call_syntax(tokenizer),
         required=required,
-        parallel=body.parallel_tool_calls and not isinstance(choice, NamedToolChoice),
+        parallel=parallel,
         answer=None if source is None else (source[0].kind, source[0].text),
     )
 

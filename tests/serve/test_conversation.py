@@ -8,12 +8,13 @@ from typing import Any
 import pytest
 
 from speccompile.serve.chat_template import call_syntax
+from speccompile.serve.fields import ChatBody
 from speccompile.serve.message_fields import Message
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import DEFAULT_SYNTAX, CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
-from speccompile.serve.tools import Call, Calls
+from speccompile.serve.tools import Call, Calls, grammar_of
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -62,6 +63,12 @@ def test_tools_that_a_template_does_not_write_are_in_the_system_message(template
         assert f"<tools>\n{json.dumps(TOOL, ensure_ascii=False)}\n</tools>" in text and "<tool_call>" in text
     assert prompt([USER]) == "<|user|>rain?<|end|>"
     assert call_syntax(tokenizer()) == DEFAULT_SYNTAX
+
+
+@pytest.mark.parametrize(("template", "parallel"), [(WRITES_ROLES, False), (WRITES_TOOLS, True)], indirect=["template"])
+def test_only_a_model_that_knows_tools_may_call_several_at_a_time(template: str, parallel: bool) -> None:
+    grammar = grammar_of(ChatBody.model_validate({"messages": [USER], "tools": [TOOL]}), tokenizer())
+    assert grammar is not None and grammar.parallel == parallel
 
 
 @pytest.mark.parametrize("template", [REFUSES_ROLES], indirect=True)
