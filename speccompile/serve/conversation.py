@@ -1,8 +1,7 @@
 """Conversations as chat templates accept them. Tools, calls and results that a template does not write become text of
 the messages, in a default form.
 
-Source: the text around tools is that of Qwen2.5's chat template; results are written as for Hermes' models
-(github.com/NousResearch/Hermes-Function-Calling).
+Source: calls and results are written as for Hermes' models (github.com/NousResearch/Hermes-Function-Calling).
 """
 
 from __future__ import annotations
@@ -19,19 +18,13 @@ from speccompile.serve.message_fields import Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import CallSyntax
 
-_TOOLS_TEXT = """# Tools
-
-You may call one or more functions to assist with the user query.
-
-You are provided with function signatures within <tools></tools> XML tags:
-<tools>
-{tools}
-</tools>
-
-For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
-{call}"""
-#: Not JSON, so that a model does not copy it.
-_CALL_TEXT = '<tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>'
+#: Short, since it is in every prompt. The example of a call is not JSON, so that a model does not copy it.
+_TOOLS_TEXT = """You can call these functions:
+{functions}
+To call one, write:
+<tool_call>
+{{"name": ..., "arguments": {{...}}}}
+</tool_call>"""
 
 Conversation = list[dict[str, Any]]
 
@@ -64,8 +57,8 @@ def _as_dict(message: Message) -> dict[str, Any]:
 
 def _with_tools(conversation: Conversation, schemas: Sequence[dict[str, Any]], *, system: bool) -> Conversation:
     """``conversation`` with ``schemas`` in its system message, or without ``system`` in the first one of a user."""
-    lines = "\n".join(json.dumps(schema, ensure_ascii=False) for schema in schemas)
-    text = _TOOLS_TEXT.format(tools=lines, call=_CALL_TEXT)
+    functions = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+    text = _TOOLS_TEXT.format(functions=functions)
     role = "system" if system else "user"
     place = next((place for place, message in enumerate(conversation) if message["role"] == role), None)
     if place is None or (system and place > 0):

@@ -59,8 +59,10 @@ def test_tools_that_a_template_does_not_write_are_in_the_system_message(template
         ([{"role": "system", "content": "Be brief."}, USER], "<|system|>Be brief.\n\n"),
     ):
         text = prompt(messages, [TOOL])
-        assert text.startswith(f"{before}# Tools\n") and text.endswith("<|end|><|user|>rain?<|end|>")
-        assert f"<tools>\n{json.dumps(TOOL, ensure_ascii=False)}\n</tools>" in text and "<tool_call>" in text
+        assert text.startswith(f"{before}You can call these functions:\n") and text.endswith(
+            "<|end|><|user|>rain?<|end|>"
+        )
+        assert f"\n{json.dumps(TOOL['function'], ensure_ascii=False)}\n" in text and "<tool_call>" in text
     assert prompt([USER]) == "<|user|>rain?<|end|>"
     assert call_syntax(tokenizer()) == DEFAULT_SYNTAX
 
@@ -74,7 +76,7 @@ def test_only_a_model_that_knows_tools_may_call_several_at_a_time(template: str,
 @pytest.mark.parametrize("template", [REFUSES_ROLES], indirect=True)
 def test_without_system_messages_tools_are_in_the_users_first_one(template: str) -> None:
     text = prompt([USER, {"role": "assistant", "content": "No."}, USER], [TOOL])
-    assert text.startswith("<|user|># Tools\n") and text.count("get_rain") == 1
+    assert text.startswith("<|user|>You can call these functions:\n") and text.count("get_rain") == 1
     assert text.endswith("</tool_call>\n\nrain?<|end|><|assistant|>No.<|end|><|user|>rain?<|end|>")
 
 
