@@ -17,6 +17,8 @@ DEAD = -1
 #: The same at a state where a text is complete, so that only an EOS token may follow. Only the last column of
 #: :meth:`Guide.tables` has it.
 COMPLETE = -2
+#: Entries of tables that merging states may read, about two seconds.
+_MOST_MERGE_WORK = 2**28
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -94,8 +96,10 @@ class Guide:
             known = targets < len(number_of)
             rows[index, tokens[known]] = number_of[targets[known]]
         classes, moves_of_class = _classes(rows)
-        ends = torch.tensor([state in final for state in numbers])
-        return Guide(text, torch.from_numpy(classes), torch.from_numpy(moves_of_class), ends)
+        moves_of_class, ends = _merged(moves_of_class, np.array([state in final for state in numbers]))
+        # Some tokens only differed in states that are one now.
+        joined, moves_of_class = _classes(moves_of_class)
+        return Guide(text, torch.from_numpy(joined[classes]), torch.from_numpy(moves_of_class), torch.from_numpy(ends))
 
 
 def _coaccessible(transitions: Mapping[int, Mapping[int, int]], final: set[int]) -> set[int]:
@@ -109,6 +113,31 @@ def _coaccessible(transitions: Mapping[int, Mapping[int, int]], final: set[int])
         useful |= new
         border += new
     return useful
+
+
+def _merged(moves: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """``moves`` and ``final`` without states that lead to the same ends by the same tokens. State 0 stays the first.
+
+    States that differ are told apart by tokens further and further on (Moore's algorithm), unless that is too much
+    work: then all states are kept.
+    """
+    weights = np.random.default_rng(0).integers(1, 2**63, size=moves.shape[1]).astype(np.uint64)
+    blocks, count = final.astype(np.int32), 0
+    for _ in range(_MOST_MERGE_WORK // max(moves.size, 1)):
+        # DEAD is the last index.
+        targets = np.append(blocks, DEAD).astype(np.int32)[moves]
+        hashes = ((targets + 2).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64) * _FACTOR
+        _, first, refined = np.unique(hashes ^ blocks.astype(np.uint64), return_index=True, return_inverse=True)
+        if len(first) == count:
+            break
+        blocks, count = refined.astype(np.int32), len(first)
+    else:
+        return moves, final
+    if not np.array_equal(targets[first][refined], targets) or not np.array_equal(final[first][refined], final):
+        return moves, final
+    order = np.argsort(first)
+    numbers = np.append(np.argsort(order), DEAD).astype(np.int16)
+    return numbers[np.append(refined, DEAD)[moves[first[order]]]], final[first[order]]
 
 
 def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -32,9 +32,19 @@ def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """
     if not isinstance(pattern, str) or not pattern:
         raise InvalidGuide(what=repr(pattern), reason="a pattern is a text that is not empty")
+    return guide_of(regex_of_whole(pattern), pattern, tokenizer)
+
+
+def regex_of_whole(pattern: str) -> str:
+    """``pattern`` without anchors, as a group that may be part of a larger pattern.
+
+    Raises:
+        InvalidGuide: it is not valid.
+    """
+    body = without_anchors(pattern)
     # Inside of a group, what is not a pattern by itself may look like one.
-    byte_index(without_anchors(pattern), pattern)
-    return guide_of(without_anchors(pattern), pattern, tokenizer)
+    byte_index(body, pattern)
+    return f"(?:{body})"
 
 
 def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Guide:

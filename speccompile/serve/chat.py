@@ -15,17 +15,14 @@ from openai.types.chat.chat_completion_chunk import Choice as ChunkChoice
 from openai.types.chat.chat_completion_chunk import ChoiceDelta, ChoiceDeltaToolCall
 from starlette.responses import Response
 
-from speccompile.guides import Guide
-from speccompile.serve.api_error import ApiError
 from speccompile.serve.continuation import Continuation, Piece
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import ChatBody
-from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.logprobs import chat_logprobs
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
-from speccompile.serve.structure import compiled, source_of
+from speccompile.serve.structure import guide_of
 from speccompile.serve.token_sources import token_sources
 from speccompile.serve.tool_grammar import ToolGrammar
 from speccompile.serve.tool_reader import CallReader, Item
@@ -45,7 +42,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
         chat_ids, service.tokenizer, body.messages, shown, generation_prompt=body.add_generation_prompt
     )
     grammar = grammar_of(body, service.tokenizer)
-    guide, guide_field = await _guide(service, body, grammar)
+    guide, guide_field = await guide_of(service, body, grammar)
     outputs = OutputOptions(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=body.logprobs,
@@ -56,17 +53,6 @@ async def chat(service: Service, body: ChatBody) -> Response:
     continuations = await service.start([Prompt(ids, "messages")], body, outputs)
     answer = _Answer(service, body, grammar, continuations)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
-
-
-async def _guide(service: Service, body: ChatBody, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
-    """What the answer follows, and the field that it is from."""
-    source = source_of(body)
-    if grammar is None:
-        return (None, None) if source is None else (await compiled(service, *source), source[1])
-    if source is not None:
-        message = f"{source[1]}: it cannot be followed together with tools; use tool_choice none, or leave out tools"
-        raise ApiError(message, param=source[1])
-    return await compiled(service, GuideSource("tools", grammar.as_text()), "tools"), "tools"
 
 
 @dataclass
@@ -88,7 +74,7 @@ class _Choice:
         else:
             found = self.reader.add(piece.text)
             if piece.finish_reason is not None:
-                found += self.reader.end()
+                found += self.reader.end(cut=piece.finish_reason == "length")
         text = "".join(item for item in found if isinstance(item, str))
         self.text += text
         calls = self.calls.add(found)
@@ -107,7 +93,7 @@ class _Answer:
         self._service = service
         self._body = body
         self._continuations = continuations
-        self._choices = [_Choice(None if grammar is None else CallReader(grammar.syntax)) for _ in continuations]
+        self._choices = [_Choice(None if grammar is None else CallReader(grammar)) for _ in continuations]
         self._head: dict[str, Any] = {
             "id": f"chatcmpl-{uuid.uuid4().hex}",
             "created": int(time.time()),
@@ -149,7 +135,8 @@ class _Answer:
 
     def _whole_choice(self, continuation: Continuation, choice: _Choice) -> Choice:
         calls = [call.whole() for call in choice.calls]
-        message: dict[str, Any] = {"role": "assistant", "content": choice.text if choice.text or not calls else None}
+        is_call = bool(calls) or (choice.reader is not None and choice.reader.grammar.required)
+        message: dict[str, Any] = {"role": "assistant", "content": choice.text or (None if is_call else "")}
         if calls:
             message["tool_calls"] = calls
         places = range(len(continuation.request.new_tokens))

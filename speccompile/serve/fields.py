@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.message_fields import Content, Message
 from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
 MOST_STOPS = 16
@@ -96,24 +96,11 @@ class StructuredOutputs(Fields):
         return self
 
 
-def _text_of(value: Any) -> Any:
-    """A text, also where it is given in parts."""
-    if value is None or isinstance(value, str):
-        return value
-    if not isinstance(value, list):
-        raise ValueError("it has to be a text, or a list of parts of type text")
-    for part in value:
-        is_text = isinstance(part, dict) and part.keys() == {"type", "text"} and part["type"] == "text"
-        if not is_text or not isinstance(part["text"], str):
-            raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
-    return "".join(part["text"] for part in value)
-
-
 class Prediction(Fields):
     """The text that the answer is expected to have."""
 
     type: Literal["content"]
-    content: Annotated[str, BeforeValidator(_text_of)]
+    content: Content
 
 
 class Generation(Fields):
@@ -183,58 +170,6 @@ class CompletionBody(Generation):
         return self
 
 
-Content = Annotated[str | None, BeforeValidator(_text_of)]
-
-
-def _arguments(value: str) -> str:
-    try:
-        parsed = json.loads(value)
-    except (ValueError, RecursionError):
-        parsed = None
-    if not isinstance(parsed, dict):
-        raise ValueError("it has to be the JSON text of an object")
-    return value
-
-
-class CalledFunction(Fields):
-    """The function of a tool call in a message."""
-
-    name: str
-    arguments: Annotated[str, AfterValidator(_arguments)]
-
-
-class ToolCall(Fields):
-    """A call that the model made earlier in the conversation."""
-
-    id: str
-    function: CalledFunction
-    type: Literal["function"] = "function"
-
-
-class Message(Fields):
-    """A message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Content = None
-    name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
-    # An assistant's message as this server, or the API, has answered it.
-    refusal: None = None
-    annotations: list[Any] | None = Field(default=None, max_length=0)
-    reasoning_content: str | None = None
-
-    @model_validator(mode="after")
-    def _fits_role(self) -> Message:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise wrong("content", "it is missing")
-        if self.tool_calls is not None and self.role != "assistant":
-            raise wrong("tool_calls", "only an assistant's message has them")
-        if (self.tool_call_id is not None) != (self.role == "tool"):
-            raise wrong("tool_call_id", "it has to be given with role tool, and with no other")
-        return self
-
-
 class ChatBody(Generation):
     """Of ``/v1/chat/completions``."""
 
@@ -253,7 +188,7 @@ class ChatBody(Generation):
             raise wrong("top_logprobs", "it needs logprobs=true")
         if self.max_tokens is not None and self.max_completion_tokens is not None:
             raise wrong("max_tokens", "give it or max_completion_tokens, not both")
-        if self.tool_choice not in (None, "none") and not self.tools:
+        if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise wrong("tool_choice", "it needs tools")
         return self
 

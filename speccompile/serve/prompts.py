@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,8 +12,9 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.fields import Message
+from speccompile.serve.conversation import conversation_of
 from speccompile.serve.logprobs import TextOffsets
+from speccompile.serve.message_fields import Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.vocabulary import Vocabulary
 from speccompile.utils.mistral_common import is_mistral_common, writes_chats
@@ -70,7 +70,7 @@ def chat_ids(
     *,
     generation_prompt: bool,
 ) -> list[int]:
-    """Of a conversation, by the tokenizer's chat template.
+    """Of a conversation, by the tokenizer's chat template. What it does not write of tools is text of the messages.
 
     Raises:
         ApiError: there is no template, or it refuses the conversation.
@@ -78,8 +78,7 @@ def chat_ids(
     if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
-    conversation = [_for_template(message) for message in messages]
-    schemas = None if not tools else [tool.model_dump(exclude_none=True) for tool in tools]
+    conversation, schemas = conversation_of(tokenizer, messages, tools)
     try:
         encoded: Any = tokenizer.apply_chat_template(
             conversation,
@@ -101,14 +100,3 @@ def chat_ids(
         message = f"messages: the chat template fails on them ({type(error).__name__})"
         raise ApiError(message, param="messages") from None
     return list(encoded["input_ids"])
-
-
-def _for_template(message: Message) -> dict[str, Any]:
-    """As templates expect it: arguments of calls are objects, content is a text."""
-    shown = message.model_dump(exclude_none=True)
-    # Templates know the older name.
-    shown["role"] = "system" if message.role == "developer" else message.role
-    shown.setdefault("content", "")
-    for call in shown.get("tool_calls", ()):
-        call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-    return shown

@@ -1,30 +1,25 @@
-"""``/v1/responses``, for texts. Nothing is stored, so a conversation is sent as a whole each time."""
+"""``/v1/responses``, for texts and calls of functions. Nothing is stored, so a conversation is sent as a whole each
+time."""
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
 from openai.types.responses import (
-    Response as OpenAIResponse,
-)
-from openai.types.responses import (
+    FunctionTool,
     ResponseCompletedEvent,
-    ResponseContentPartAddedEvent,
-    ResponseContentPartDoneEvent,
     ResponseCreatedEvent,
     ResponseIncompleteEvent,
     ResponseInProgressEvent,
-    ResponseOutputItemAddedEvent,
-    ResponseOutputItemDoneEvent,
-    ResponseOutputMessage,
-    ResponseOutputText,
-    ResponseTextDeltaEvent,
-    ResponseTextDoneEvent,
     ResponseUsage,
+)
+from openai.types.responses import (
+    Response as OpenAIResponse,
 )
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
@@ -36,9 +31,12 @@ from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.responses_fields import ResponsesBody
+from speccompile.serve.responses_output import Event, Output
 from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import as_json, event, merged, with_errors
-from speccompile.serve.structure import compiled, source_of
+from speccompile.serve.structure import guide_of
+from speccompile.serve.tool_reader import CallReader, Item
+from speccompile.serve.tools import grammar_of
 from speccompile.serve.usage import speculation_of
 
 #: Fields of this endpoint, by those of chats.
@@ -53,113 +51,109 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     """
     chat = body.as_chat()
     service.check_model(chat.model)
+    shown = None if chat.tool_choice == "none" else chat.tools
     try:
-        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, None, generation_prompt=True)
-        source = source_of(chat)
-        outputs = OutputOptions(
-            max_new_tokens=chat.max_completion_tokens,
-            guide=None if source is None else await compiled(service, *source),
-            guide_field=None if source is None else source[1],
-        )
+        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, generation_prompt=True)
+        grammar = grammar_of(chat, service.tokenizer)
+        guide, guide_field = await guide_of(service, chat, grammar)
+        outputs = OutputOptions(max_new_tokens=chat.max_completion_tokens, guide=guide, guide_field=guide_field)
         (continuation,) = await service.start([Prompt(ids, "messages")], chat, outputs)
     except ApiError as error:
-        raise _renamed(error) from None
-    answer = _Answer(service, body, continuation)
+        raise _renamed(error, list(body.functions)) from None
+    answer = _Answer(service, body, None if grammar is None else CallReader(grammar), continuation)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
-def _renamed(error: ApiError) -> ApiError:
-    """``error`` with the field as this endpoint calls it."""
-    name = _FIELDS.get(error.param or "")
-    if name is None:
+def _renamed(error: ApiError, places: Sequence[int]) -> ApiError:
+    """``error`` with the field as this endpoint calls it.
+
+    Args:
+        places: of the chat's tools in those of the response.
+    """
+    param = error.param or ""
+    name = _FIELDS.get(param, param)
+    if name.startswith("tool_choice."):
+        name = re.sub(r"\.(function|allowed_tools)\b", "", name)
+    elif found := re.match(r"tools\[(\d+)\]", name):
+        name = f"tools[{places[int(found[1])]}]{name[found.end() :].removeprefix('.function')}"
+    if name == param:
         return error
-    message = error.message.replace(str(error.param), name, 1)
-    return ApiError(message, status=error.status, param=name, code=error.code)
+    return ApiError(error.message.replace(param, name, 1), status=error.status, param=name, code=error.code)
 
 
 class _Answer:
     """One response, in the making."""
 
-    def __init__(self, service: Service, body: ResponsesBody, continuation: Continuation) -> None:
+    def __init__(
+        self, service: Service, body: ResponsesBody, reader: CallReader | None, continuation: Continuation
+    ) -> None:
         self._service = service
         self._body = body
+        self._reader = reader
         self._continuation = continuation
-        self._text = ""
-        self._reason = ""
+        self._output = Output()
+        self._status = "in_progress"
         self._events = 0
-        self._id, self._item = f"resp_{uuid.uuid4().hex}", f"msg_{uuid.uuid4().hex}"
+        self._id = f"resp_{uuid.uuid4().hex}"
         self._created = time.time()
 
     async def whole(self) -> JSONResponse:
-        async for _ in self._pieces():
+        async for _ in self._written():
             pass
         return JSONResponse(as_json(self._response()) | {"metrics": self._metrics()})
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        message = self._message("in_progress", [])
-        part = {"item_id": self._item, "output_index": 0, "content_index": 0}
-        empty = ResponseOutputText(type="output_text", text="", annotations=[])
-        yield self._event(ResponseCreatedEvent, "response.created", response=self._response())
-        yield self._event(ResponseInProgressEvent, "response.in_progress", response=self._response())
-        yield self._event(ResponseOutputItemAddedEvent, "response.output_item.added", output_index=0, item=message)
-        yield self._event(ResponseContentPartAddedEvent, "response.content_part.added", part=empty, **part)
-        async for text in self._pieces():
-            if text:
-                delta = {"delta": text, "logprobs": [], **part}
-                yield self._event(ResponseTextDeltaEvent, "response.output_text.delta", **delta)
-        response = self._response()
-        (message,) = response.output
-        done = {"text": self._text, "logprobs": [], **part}
-        yield self._event(ResponseTextDoneEvent, "response.output_text.done", **done)
-        yield self._event(ResponseContentPartDoneEvent, "response.content_part.done", part=message.content[0], **part)
-        yield self._event(ResponseOutputItemDoneEvent, "response.output_item.done", output_index=0, item=message)
-        complete = response.status == "completed"
-        kind: type[BaseModel] = ResponseCompletedEvent if complete else ResponseIncompleteEvent
-        yield self._event(kind, f"response.{response.status}", response=response)
+        yield self._event(ResponseCreatedEvent, "created", {"response": self._response()})
+        yield self._event(ResponseInProgressEvent, "in_progress", {"response": self._response()})
+        async for item in self._written():
+            yield self._event(*item)
+        last: type[BaseModel] = ResponseCompletedEvent if self._status == "completed" else ResponseIncompleteEvent
+        yield self._event(last, self._status, {"response": self._response()})
 
-    async def _pieces(self) -> AsyncGenerator[str, None]:
+    async def _written(self) -> AsyncGenerator[Event, None]:
+        """The events of the output, which is complete after them."""
         async for _, piece in merged([self._continuation]):
-            self._text += piece.text
+            found: list[Item] = [piece.text] if piece.text else []
+            if self._reader is not None:
+                found = self._reader.add(piece.text)
+                if piece.finish_reason is not None:
+                    found += self._reader.end(cut=piece.finish_reason == "length")
+            for item in self._output.add(found):
+                yield item
             if piece.finish_reason is not None:
-                self._reason = piece.finish_reason
-            yield piece.text
+                self._status = "completed" if piece.finish_reason == "stop" else "incomplete"
+                for item in self._output.end(self._status):
+                    yield item
 
-    def _event(self, kind: type[BaseModel], name: str, **fields: Any) -> str:
-        data = kind.model_construct(type=name, sequence_number=self._events, **fields)
+    def _event(self, kind: type[BaseModel], name: str, fields: dict[str, Any]) -> str:
+        data = kind.model_construct(type=f"response.{name}", sequence_number=self._events, **fields)
         self._events += 1
-        return f"event: {name}\n{event(data)}"
-
-    def _message(self, status: str, content: list[ResponseOutputText]) -> Any:
-        fields: dict[str, Any] = {
-            "id": self._item,
-            "type": "message",
-            "role": "assistant",
-            "status": status,
-            "content": content,
-        }
-        return ResponseOutputMessage.model_construct(**fields)
+        return f"event: response.{name}\n{event(data)}"
 
     def _response(self) -> Any:
         """As it is now: without output until the text has ended."""
-        status = {"": "in_progress", "stop": "completed"}.get(self._reason, "incomplete")
-        text = ResponseOutputText(type="output_text", text=self._text, annotations=[])
+        body, has_ended = self._body, self._status != "in_progress"
+        incomplete = IncompleteDetails(reason="max_output_tokens") if self._status == "incomplete" else None
+        fields = {"name", "description", "parameters", "strict"}
+        tools = [tool.model_dump(include=fields) for tool in body.functions.values()]
         return OpenAIResponse.model_construct(
             id=self._id,
             object="response",
             created_at=self._created,
-            status=status,
+            status=self._status,
             error=None,
-            incomplete_details=IncompleteDetails(reason="max_output_tokens") if status == "incomplete" else None,
-            instructions=self._body.instructions,
-            max_output_tokens=self._body.max_output_tokens,
-            model=self._service.model_of(self._body.model),
-            output=[self._message(status, [text])] if self._reason else [],
-            parallel_tool_calls=True,
-            temperature=self._body.temperature,
-            top_p=self._body.top_p,
-            tool_choice="auto",
-            tools=[],
-            usage=self._usage() if self._reason else None,
+            incomplete_details=incomplete,
+            instructions=body.instructions,
+            max_output_tokens=body.max_output_tokens,
+            metadata=body.metadata or {},
+            model=self._service.model_of(body.model),
+            output=self._output.items() if has_ended else [],
+            parallel_tool_calls=body.parallel_tool_calls,
+            temperature=body.temperature,
+            top_p=body.top_p,
+            tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
+            tools=[FunctionTool.model_construct(type="function", **tool) for tool in tools],
+            usage=self._usage() if has_ended else None,
         )
 
     def _usage(self) -> ResponseUsage:

@@ -14,6 +14,7 @@ from speccompile.serve.fields import Generation, ResponseFormat, StructuredOutpu
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
 from speccompile.serve.service import Service
+from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
 
 
 def source_of(body: Generation) -> tuple[GuideSource, str] | None:
@@ -48,17 +49,40 @@ def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
     return GuideSource("regex", json_object_regex() if given.regex is None else given.regex)
 
 
-async def compiled(service: Service, source: GuideSource, field: str) -> Guide:
+async def guide_of(service: Service, body: Generation, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
+    """The guide of the answer, and the field that it is from.
+
+    Raises:
+        ApiError: it cannot be followed.
     """
+    source = source_of(body)
+    if grammar is None:
+        return (None, None) if source is None else (await compiled(service, *source), source[1])
+    answer_field = None if source is None else source[1]
+    return await compiled(service, GuideSource("tools", grammar.as_text()), "tools", answer_field), "tools"
+
+
+async def compiled(service: Service, source: GuideSource, field: str, answer_field: str | None = None) -> Guide:
+    """
+    Args:
+        field: of the request, that the guide is of.
+        answer_field: the field that the answers of a grammar of tools are of.
+
     Raises:
         ApiError: it cannot be followed, or is beyond the limits; names ``field``.
     """
     try:
         return await asyncio.wrap_future(service.guides.guide(source))
     except InvalidGuide as error:
-        # A grammar of tools names the tool whose schema is at fault by its number.
-        what = error.fields["what"]
-        param = f"tools[{what}].function.parameters" if isinstance(what, int) else field
+        param = _place_of(error, field, answer_field)
         raise ApiError(f"{param}: {error.fields['reason']}", param=param, code="invalid_guide") from None
     except SpecCompileError as error:
         raise engine_error(error, field, field) from None
+
+
+def _place_of(error: InvalidGuide, field: str, answer_field: str | None) -> str:
+    what = error.fields["what"]
+    # A grammar of tools names the part that is at fault by a number.
+    if not isinstance(what, int):
+        return field
+    return f"tools[{what}].function.parameters" if answer_field is None or what != ANSWER else answer_field

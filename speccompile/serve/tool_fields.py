@@ -8,11 +8,13 @@ from pydantic import BeforeValidator, Field
 
 from speccompile.serve.base_fields import Fields
 
+FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
+
 
 class Function(Fields):
     """The function of a tool."""
 
-    name: str = Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")
+    name: str = Field(pattern=FUNCTION_NAME)
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None

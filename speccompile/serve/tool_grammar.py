@@ -12,7 +12,10 @@ from typing import Any
 from speccompile.errors import InvalidGuide
 from speccompile.guides.json_regex import any_of, constant
 from speccompile.guides.json_schema import json_schema_regex
+from speccompile.guides.regex import regex_of_whole
 
+#: In errors, the place of :attr:`ToolGrammar.answer`; tools have their numbers.
+ANSWER = -1
 #: Any character, but for the marks that guides put around a text.
 _ANY = r"[^\x{10FFFE}\x{10FFFF}]"
 
@@ -30,11 +33,20 @@ class CallSyntax:
     closing: str
     arguments: str
 
+    def text_of(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """A call, as models write it."""
+        call = json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False)
+        return f"{self.opening}\n{call}\n{self.closing}" if self.opening else call
+
+
+#: Hermes' and Qwen's tags, also where a chat template does not write tools.
+DEFAULT_SYNTAX = CallSyntax("<tool_call>", "</tool_call>", "arguments")
+
 
 def syntax_of(template: str) -> CallSyntax:
     """What a chat template tells its model: Hermes' and Qwen's tags, Llama 3's ``parameters``, or plain JSON."""
     if "<tool_call>" in template:
-        return CallSyntax("<tool_call>", "</tool_call>", "arguments")
+        return DEFAULT_SYNTAX
     return CallSyntax("", "", "parameters" if '"parameters": dictionary' in template else "arguments")
 
 
@@ -46,12 +58,15 @@ class ToolGrammar:
         tools: names, with the JSON schema of the arguments; None is a function without parameters.
         required: a call has to come; else there may be text before calls, and text alone.
         parallel: more than one call may come. Without marks there is one at most.
+        answer: what a text without calls follows: the kind of its source, ``json_schema`` or ``regex``, and the source.
+            There is no text before calls then.
     """
 
     tools: tuple[tuple[str, Mapping[str, Any] | None], ...]
     syntax: CallSyntax
     required: bool
     parallel: bool
+    answer: tuple[str, str] | None = None
 
     def as_text(self) -> str:
         """JSON, for the process that compiles guides."""
@@ -62,22 +77,32 @@ class ToolGrammar:
         """The grammar of :meth:`as_text`."""
         given = json.loads(text)
         tools = tuple((name, schema) for name, schema in given["tools"])
-        return ToolGrammar(tools, CallSyntax(**given["syntax"]), given["required"], given["parallel"])
+        answer = None if given["answer"] is None else tuple(given["answer"])
+        return ToolGrammar(tools, CallSyntax(**given["syntax"]), given["required"], given["parallel"], answer)
 
     def regex(self) -> str:
         """
         Raises:
-            InvalidGuide: a schema cannot be followed; ``fields["what"]`` is the tool's number.
+            InvalidGuide: a schema cannot be followed; ``fields["what"]`` is the tool's number, or :data:`ANSWER`.
         """
         syntax = self.syntax
         body = any_of([self._call(index, *tool) for index, tool in enumerate(self.tools)])
         call = rf"{re.escape(syntax.opening)}\n?{body}\n?{re.escape(syntax.closing)}" if syntax.opening else body
-        calls = rf"{call}(?:\n?{call})*" if self.parallel and syntax.opening else call
+        # Both copies of a call are read together, so that the automaton has one. Of "call(\n?call)*" it has two.
+        calls = rf"(?:{call}\n?)*{call}" if self.parallel and syntax.opening else call
         if self.required:
             return calls
+        if self.answer is not None:
+            return any_of([calls, self._answer(*self.answer)])
         if syntax.opening:
             return rf"{_without(syntax.opening)}(?:{calls})?"
         return any_of([calls, rf"(?:[^{{\x{{10FFFE}}\x{{10FFFF}}]{_ANY}*)?"])
+
+    def _answer(self, kind: str, source: str) -> str:
+        try:
+            return json_schema_regex(source) if kind == "json_schema" else regex_of_whole(source)
+        except InvalidGuide as error:
+            raise InvalidGuide(what=ANSWER, reason=error.fields["reason"]) from error
 
     def _call(self, index: int, name: str, schema: Mapping[str, Any] | None) -> str:
         try:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Literal
 
-from speccompile.serve.tool_grammar import CallSyntax
+from speccompile.serve.tool_grammar import ToolGrammar
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,27 @@ Item = str | CallBegin | Arguments
 
 @dataclass
 class CallReader:
-    """Reads a text that follows a :class:`~speccompile.serve.tool_grammar.ToolGrammar`."""
+    """Reads a text that follows ``grammar``."""
 
-    syntax: CallSyntax
+    grammar: ToolGrammar
     _text: str = field(default="", init=False)
-    #: Where the next character is: in text, in a call before its arguments, in these, or after them.
-    _state: Literal["text", "head", "arguments", "tail"] = field(default="text", init=False)
-    _is_start: bool = field(default=True, init=False)
+    #: What the next characters are: text or the mark of a call, text, a call before its arguments, these, or what
+    #: follows them.
+    _state: Literal["open", "text", "head", "arguments", "tail"] = field(default="open", init=False)
+    _has_text: bool = field(default=False, init=False)
+    _has_call: bool = field(default=False, init=False)
     _depth: int = field(default=0, init=False)
     _string: Literal["", "inside", "escape"] = field(default="", init=False)
 
     def __post_init__(self) -> None:
-        self._head = re.compile(rf'\n?\{{"name": ?("[^"]*"), ?"{self.syntax.arguments}": ?(?=\{{)')
+        arguments = self.grammar.syntax.arguments
+        self._head = re.compile(rf'\n?\{{"name": ?("[^"]*"), ?"{arguments}": ?(?=\{{)')
+        # Without marks, these are what calls begin with.
+        self._heads = [
+            f'{{"name":{first}"{name}",{second}"{arguments}":{third}{{'
+            for name, _ in self.grammar.tools
+            for first, second, third in product(("", " "), repeat=3)
+        ]
 
     def add(self, piece: str) -> list[Item]:
         """What is known after ``piece``: texts, beginnings of calls, and pieces of arguments."""
@@ -51,42 +61,61 @@ class CallReader:
             found.append(item)
         return [item for item in found if item != ""]
 
-    def end(self) -> list[Item]:
-        """What was kept back: text in which a mark or a call had begun. Arguments that the end of the text cut stay
-        unfinished."""
+    def end(self, *, cut: bool) -> list[Item]:
+        """What was kept back and is text. Of a call that has ended before its arguments nothing is shown.
+
+        Args:
+            cut: a limit has ended the text. The beginning of a mark is then a call's, unless it is a single character
+                after text.
+        """
         rest, self._text = self._text, ""
-        if self._state == "head":
-            return [self.syntax.opening + rest]
-        if self._state == "tail" or (not rest.strip() and not self._is_start):
+        if self._state != "open" or self._has_call or not self._may_follow_text:
             return []
-        return [rest] if rest else []
+        mark = rest.lstrip("\n")
+        is_call = cut and bool(mark) and not (self._has_text and len(mark) == 1)
+        return [rest] if rest and not is_call else []
+
+    @property
+    def _may_follow_text(self) -> bool:
+        """Whether a call may come after text."""
+        grammar = self.grammar
+        return bool(grammar.syntax.opening) and not grammar.required and grammar.answer is None
 
     def _next(self) -> Item | None:
         """The next item; an empty text where only the state has changed, None where more text is needed."""
         if not self._text:
             return None
+        if self._state == "open":
+            return self._next_text() if self._may_follow_text or self._has_call else self._first()
         if self._state == "text":
-            return self._next_text()
+            shown, self._text = self._text, ""
+            return shown
         if self._state == "head":
             return self._next_head()
         if self._state == "arguments":
             return self._next_arguments()
-        if not self.syntax.closing:
+        if not self.grammar.syntax.closing:
             return None
-        _, mark, after = self._text.partition(self.syntax.closing)
+        _, mark, after = self._text.partition(self.grammar.syntax.closing)
         if not mark:
             return None
-        self._text, self._state, self._is_start = after.lstrip("\n"), "text", False
+        self._text, self._state, self._has_call = after.lstrip("\n"), "open", True
+        return ""
+
+    def _first(self) -> str | None:
+        """The state after the beginning of a text that is either calls or no call."""
+        opening = self.grammar.syntax.opening
+        begins = [opening] if opening else self._heads
+        if any(self._text.startswith(begin) for begin in begins):
+            self._text, self._state = self._text.removeprefix(opening), "head"
+        elif any(begin.startswith(self._text) for begin in begins):
+            return None
+        else:
+            self._state = "text"
         return ""
 
     def _next_text(self) -> str | None:
-        opening = self.syntax.opening
-        if not opening:
-            if self._is_start and self._text.startswith("{"):
-                self._state = "head"
-                return ""
-            shown, self._text, self._is_start = self._text, "", False
-            return shown
+        opening = self.grammar.syntax.opening
         before, mark, after = self._text.partition(opening)
         if mark:
             self._text, self._state = after, "head"
@@ -95,6 +124,7 @@ class CallReader:
         # A line break before a call is not part of the text.
         shown = self._text[: len(self._text) - keep].rstrip("\n")
         self._text = self._text[len(shown) :]
+        self._has_text |= bool(shown)
         return shown or None
 
     def _next_head(self) -> CallBegin | None:

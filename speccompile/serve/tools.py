@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from openai.types.chat.chat_completion_chunk import ChoiceDeltaToolCall, ChoiceDeltaToolCallFunction
 from openai.types.chat.chat_completion_message_function_tool_call import (
@@ -17,11 +16,12 @@ from openai.types.chat.chat_completion_message_function_tool_call import (
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.chat_template import call_syntax, writes_tools
 from speccompile.serve.fields import ChatBody
+from speccompile.serve.structure import source_of
 from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
-from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_grammar import ToolGrammar
 from speccompile.serve.tool_reader import Arguments, CallBegin, Item
-from speccompile.utils.mistral_common import is_mistral_common
 
 
 def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGrammar | None:
@@ -43,11 +43,15 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
         allowed = [tool.function.name for tool in choice.allowed_tools.tools]
         names = _known(allowed, tools, "tool_choice.allowed_tools.tools")
         required = choice.allowed_tools.mode == "required"
+    source = source_of(body)
+    # A model whose template has no tools repeats a call for as long as it may.
+    parallel = body.parallel_tool_calls and not isinstance(choice, NamedToolChoice) and writes_tools(tokenizer)
     return ToolGrammar(
         tuple((name, tools[name].function.parameters) for name in names),
-        syntax(tokenizer),
+        call_syntax(tokenizer),
         required=required,
-        parallel=body.parallel_tool_calls and not isinstance(choice, NamedToolChoice),
+        parallel=parallel,
+        answer=None if source is None else (source[0].kind, source[0].text),
     )
 
 
@@ -63,20 +67,6 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
     return list(dict.fromkeys(names))
 
 
-def syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
-    """How the model's chat template writes calls.
-
-    Raises:
-        ApiError: it has none.
-    """
-    if is_mistral_common(tokenizer):
-        reason = "how mistral-common writes calls is not known here; serve a checkpoint with tokenizer.json"
-        raise ApiError(f"tools: {reason}", param="tools")
-    template: Any = tokenizer.chat_template
-    # Some tokenizers have several templates by name.
-    return syntax_of(template if isinstance(template, str) else "".join(template.values()))
-
-
 @dataclass
 class Call:
     """A call as far as it has arrived; ``arguments`` are the JSON text of an object."""
@@ -88,7 +78,7 @@ class Call:
     def whole(self) -> ChatCompletionMessageFunctionToolCall:
         """The call as an answer that is not streamed has it."""
         function = CalledFunction(name=self.name, arguments=self.arguments)
-        return ChatCompletionMessageFunctionToolCall(id=_new_id(), type="function", function=function)
+        return ChatCompletionMessageFunctionToolCall(id=new_call_id(), type="function", function=function)
 
 
 class Calls(list[Call]):
@@ -105,7 +95,7 @@ class Calls(list[Call]):
             if isinstance(item, CallBegin):
                 self.append(Call(item.name))
                 function = ChoiceDeltaToolCallFunction(name=item.name, arguments="")
-                begin = ChoiceDeltaToolCall(index=len(self) - 1, id=_new_id(), type="function", function=function)
+                begin = ChoiceDeltaToolCall(index=len(self) - 1, id=new_call_id(), type="function", function=function)
                 deltas[len(self) - 1] = begin
             elif isinstance(item, Arguments):
                 call, index = self[-1], len(self) - 1
@@ -124,5 +114,6 @@ class Calls(list[Call]):
         return bool(self) and all(call.complete for call in self)
 
 
-def _new_id() -> str:
+def new_call_id() -> str:
+    """A fresh id of a call."""
     return f"call_{uuid.uuid4().hex[:24]}"

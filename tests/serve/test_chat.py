@@ -71,7 +71,7 @@ def test_roles_and_parts_reach_the_template(client: Client) -> None:
         {"role": "user", "content": "ab", "name": "me"},
     ]
     shown = tokenizer().decode(prompt_tokens(client, messages), skip_special_tokens=False)
-    parts = ("<|system|>the", "<|user|>ab", "<|assistant|>tool12", "<|tool|>ab", "<|assistant|>ab", "<|user|>ab")
+    parts = ("<|system|>the", "<|user|>a\nb", "<|assistant|>tool12", "<|tool|>ab", "<|assistant|>ab", "<|user|>ab")
     assert shown == "".join(f"{part}<|end|>" for part in parts) + "<|assistant|>"
 
 

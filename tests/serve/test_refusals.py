@@ -21,6 +21,10 @@ COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 USER = {"role": "user", "content": "ab"}
 
 
+def called(arguments: str) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
+
+
 def test_every_field_of_the_api_is_followed_or_refused_by_name() -> None:
     pairs = (
         (completion_params.CompletionCreateParamsBase, CompletionBody),
@@ -122,16 +126,22 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
         ({"messages": [{"role": "user"}]}, "messages[0].content"),
         ({"messages": [USER, {"role": "user", "content": 5}]}, "messages[1].content"),
         ({"messages": [{**USER, "content": [{"type": "image_url", "image_url": {}}]}]}, "messages[0].content"),
-        ({"messages": [{**USER, "mood": "good"}]}, "messages[0].mood"),
-        ({"messages": [{**USER, "my mood": "good"}]}, 'messages[0]["my mood"]'),
+        ({"messages": [{**USER, "audio": {"id": "a"}}]}, "messages[0].audio"),
         ({"max_completion_tokens": 2, "min_tokens": 3}, "min_tokens"),
         ({"messages": [{"role": "tool", "content": "ab"}]}, "messages[0].tool_call_id"),
-        ({"messages": [{**USER, "tool_calls": []}]}, "messages[0].tool_calls"),
+        ({"messages": [{**USER, "tool_calls": [called("{}")]}]}, "messages[0].tool_calls"),
+        *(
+            (
+                {"messages": [{"role": "assistant", "tool_calls": [call]}]},
+                "messages[0].tool_calls[0].function.arguments",
+            )
+            for call in (called("[1]"), called("now"), called("{} {}"), called('{"a": 1, b}'))
+        ),
         ({"messages": [{"role": "user", "content": "a" * 400}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
         ({"max_tokens": 2, "max_completion_tokens": 2}, "max_tokens"),
-        ({"tool_choice": "auto"}, "tool_choice"),
+        ({"tool_choice": "required"}, "tool_choice"),
         ({"prompt": "ab"}, "prompt"),
     ],
 )

@@ -9,10 +9,30 @@ from typing import Any
 import openai
 import pytest
 
+from speccompile.serve.responses_fields import ResponsesBody
+from speccompile.serve.responses_output import Output
+from speccompile.serve.tool_reader import Arguments, CallBegin
 from support import serving
 from support.serving import MODEL, Client
 
 PATH = "/v1/responses"
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string", "maxLength": 3}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS: list[dict[str, Any]] = [
+    {
+        "type": "function",
+        "name": name,
+        "description": "a",
+        "parameters": CITY if name == "weather" else None,
+        "strict": False,
+    }
+    for name in ("weather", "now", "read", "write", "list", "run")
+]
+OUTPUT_TEXT = [{"type": "output_text", "text": "e", "annotations": [], "logprobs": []}]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 
 
@@ -75,6 +95,121 @@ def test_a_schema_is_followed(openai_client: openai.OpenAI) -> None:
     assert final.output_text == answer.output_text and final.usage.output_tokens == answer.usage.output_tokens
 
 
+def test_calls_are_those_of_a_chat_whole_and_streamed(client: Client, openai_client: openai.OpenAI) -> None:
+    tools = [{"type": "function", "function": {key: TOOLS[0][key] for key in ("name", "description", "parameters")}}]
+    chat = client.chat("the end", tools=tools, tool_choice="required", parallel_tool_calls=False, max_tokens=80)
+    fields: dict[str, Any] = {
+        **{"model": MODEL, "input": "the end", "max_output_tokens": 80, "temperature": 0},
+        **{"tools": TOOLS[:1], "tool_choice": "required", "parallel_tool_calls": False},
+    }
+    whole = openai_client.responses.create(**fields)
+    (call,) = whole.output
+    made = chat["choices"][0]["message"]["tool_calls"][0]["function"]
+    assert (call.type, call.name, call.arguments, call.status) == (
+        *("function_call", made["name"], made["arguments"]),
+        "completed",
+    )
+    assert whole.status == "completed" and whole.tools[0].name == "weather" and whole.tool_choice == "required"
+    assert whole.usage.input_tokens == chat["usage"]["prompt_tokens"]
+    events = list(openai_client.responses.create(**fields, stream=True))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    deltas = kinds.count("function_call_arguments.delta")
+    assert kinds == [
+        *("created", "in_progress", "output_item.added"),
+        *["function_call_arguments.delta"] * deltas,
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    assert deltas > 1 and [event.sequence_number for event in events] == list(range(len(events)))
+    assert "".join(event.delta for event in events[3 : 3 + deltas]) == events[-3].arguments == call.arguments
+    added, done = events[2].item, events[-2].item
+    assert (added.id, added.call_id, added.name, added.arguments) == (done.id, done.call_id, "weather", "")
+    assert events[-1].response.output == [done]
+    with openai_client.responses.stream(**fields) as stream:
+        assert stream.get_final_response().output[0].arguments == call.arguments
+
+
+def test_text_and_calls_are_items_of_their_own() -> None:
+    output = Output()
+    found = ["a", "b", CallBegin("f"), Arguments("{", last=False), Arguments("}", last=True), CallBegin("g")]
+    events = [name for _, name, _ in [*output.add(found), *output.end("incomplete")]]
+    text = ["output_item.added", "content_part.added", *["output_text.delta"] * 2, "output_text.done"]
+    call = ["output_item.added", *["function_call_arguments.delta"] * 2, "function_call_arguments.done"]
+    cut = ["output_item.added", "function_call_arguments.done", "output_item.done"]
+    assert events == [*text, "content_part.done", "output_item.done", *call, "output_item.done", *cut]
+    items = [item.model_dump(exclude_unset=True) for item in output.items()]
+    assert [item["status"] for item in items] == ["completed", "completed", "incomplete"]
+    assert [item["type"] for item in items] == ["message", "function_call", "function_call"]
+
+
+def test_a_call_that_is_cut_is_incomplete_and_one_cut_in_its_head_is_no_item(client: Client) -> None:
+    body = {"input": "the end", "tools": TOOLS[:1], "tool_choice": "required", "temperature": 0}
+    for limit, kinds in ((4, []), (48, ["function_call"])):
+        answer = client.post(PATH, body | {"max_output_tokens": limit}).json()
+        assert answer["status"] == "incomplete" and [item["type"] for item in answer["output"]] == kinds
+        assert all(item["status"] == "incomplete" for item in answer["output"])
+
+
+def test_items_of_earlier_answers_are_messages() -> None:
+    """As an agent sends them: with ids, states, and fields of its own."""
+    items = [
+        {"type": "message", "role": "developer", "content": [{"type": "input_text", "text": "b"}]},
+        {"role": "user", "content": "c"},
+        {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "d"}], "content": None},
+        {"type": "message", "id": "msg_1", "role": "assistant", "status": "completed", "content": OUTPUT_TEXT},
+        {
+            "type": "function_call",
+            "id": "fc_1",
+            "call_id": "1",
+            "name": "f",
+            "arguments": '{"n": 1}',
+            "status": "completed",
+        },
+        {"type": "function_call", "call_id": "2", "name": "g", "arguments": "", "namespace": "x"},
+        {"type": "function_call_output", "call_id": "1", "output": "h"},
+        {"type": "function_call_output", "id": "o", "call_id": "2", "output": [{"type": "input_text", "text": "i"}]},
+        {"type": "reasoning", "id": "rs_2", "summary": [], "encrypted_content": "j"},
+        {"type": "function_call", "call_id": "3", "name": "g", "arguments": '{"n": '},
+    ]
+    body = ResponsesBody.model_validate({"input": items, "instructions": "a"})
+    messages = [message.model_dump(exclude_none=True) for message in body.as_chat().messages]
+    calls = [
+        {"id": number, "type": "function", "function": {"name": name, "arguments": arguments}}
+        for number, name, arguments in (("1", "f", {"n": 1}), ("2", "g", {}), ("3", "g", {}))
+    ]
+    assert messages == [
+        {"role": "system", "content": "a\n\nb"},
+        {"role": "user", "content": "c"},
+        {"role": "assistant", "content": "e", "reasoning_content": "d", "tool_calls": calls[:2]},
+        {"role": "tool", "tool_call_id": "1", "content": "h"},
+        {"role": "tool", "tool_call_id": "2", "content": "i"},
+        {"role": "assistant", "content": "", "tool_calls": calls[2:]},
+    ]
+
+
+def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: openai.OpenAI) -> None:
+    """The fields are those that Codex sends."""
+    fields: dict[str, Any] = {
+        **{"model": MODEL, "instructions": "ab", "parallel_tool_calls": False, "store": False, "max_output_tokens": 60},
+        **{"tools": [*TOOLS, {"type": "web_search", "external_web_access": False}], "temperature": 0},
+        **{"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "medium", "summary": "auto"}},
+        **{"prompt_cache_key": "a", "text": {"verbosity": "low"}, "extra_body": {"client_metadata": {"a": "b"}}},
+    }
+    items: list[dict[str, Any]] = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "c"}]}
+    ]
+    allowed = {"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "now"}]}
+    for name, choice in (("weather", {"type": "function", "name": "weather"}), ("now", allowed)):
+        with openai_client.responses.stream(input=items, tool_choice=choice, **fields) as stream:
+            answer = stream.get_final_response()
+        (call,) = answer.output
+        assert call.name == name and len(answer.tools) == len(TOOLS)
+        # The context of this model has no place for more.
+        items = [items[0], call.model_dump(exclude_unset=True, exclude={"parsed_arguments"})]
+        items.append({"type": "function_call_output", "call_id": call.call_id, "output": "ok"})
+    final = openai_client.responses.create(input=items, tool_choice="none", **fields)
+    assert [item.type for item in final.output] == ["message"]
+
+
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
@@ -87,6 +222,25 @@ def test_a_schema_is_followed(openai_client: openai.OpenAI) -> None:
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
         ({"input": "a", "max_tokens": 3}, "max_tokens"),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
+        ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[]"}]}, "input[0].arguments"),
+        ({"input": "a", "tool_choice": "required"}, "tool_choice"),
+        ({"input": "a", "tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
+        (
+            {
+                **{"input": "a", "tools": TOOLS},
+                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
+            },
+            "tool_choice.tools",
+        ),
+        (
+            {"input": "a", "tools": [{"type": "web_search"}, {**TOOLS[0], "parameters": {"not": {}}}]},
+            "tools[1].parameters",
+        ),
+        ({"input": "a", "tools": [TOOLS[0], TOOLS[0]]}, "tools"),
+        ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
     ],
 )
 def test_what_is_refused_is_named(client: Client, fields: dict[str, Any], param: str) -> None:

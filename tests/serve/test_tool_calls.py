@@ -82,22 +82,23 @@ NESTED = r'{"city": "}\"]{\\", "more": [{"a": {}}]}'
         (TAGS, call_text(TAGS, arguments=NESTED), "", [Call("weather", NESTED, True)]),
         (TAGS, "a <tool", "a <tool", []),
         (TAGS, "a" + call_text(TAGS)[:-19], "a", [Call("weather", '{"city": "O')]),
-        (TAGS, "a" + call_text(TAGS)[:30], "a" + call_text(TAGS)[:30], []),
+        (TAGS, "a" + call_text(TAGS)[:30], "a", []),
         (TAGS, call_text(TAGS)[:-9], "", [OSLO]),
         (PLAIN, call_text(PLAIN), "", [OSLO]),
         (PLAIN, call_text(PLAIN, arguments=NESTED), "", [Call("weather", NESTED, True)]),
         (PLAIN, "a " + call_text(PLAIN), "a " + call_text(PLAIN), []),
         (PLAIN, call_text(PLAIN)[:-3], "", [Call("weather", '{"city": "Oslo')]),
-        (PLAIN, call_text(PLAIN)[:9], call_text(PLAIN)[:9], []),
+        (PLAIN, call_text(PLAIN)[:9], "", []),
     ],
 )
 def test_calls_are_read_out_of_a_text_in_pieces(
     syntax: CallSyntax, written: str, text: str, calls: list[Call], size: int
 ) -> None:
-    reader, read, deltas = CallReader(syntax), Calls(), []
+    grammar = ToolGrammar((("weather", CITY), ("now", None)), syntax, required=False, parallel=True)
+    reader, read, deltas = CallReader(grammar), Calls(), []
     seen = ""
     pieces = [reader.add(written[start : start + size]) for start in range(0, len(written), size)]
-    for items in [*pieces, reader.end()]:
+    for items in [*pieces, reader.end(cut=False)]:
         seen += "".join(item for item in items if isinstance(item, str))
         deltas += read.add(items)
     assert (seen, read) == (text, calls)
@@ -108,6 +109,65 @@ def test_calls_are_read_out_of_a_text_in_pieces(
         joined[delta.index].name += delta.function.name or ""
         joined[delta.index].arguments += delta.function.arguments or ""
     assert [(call.name, call.arguments) for call in joined] == [(call.name, call.arguments) for call in calls]
+
+
+@pytest.mark.parametrize(
+    ("written", "required", "shown"),
+    [("<tool", False, ""), ("a <tool", False, "a "), ("a <", False, "a <"), ("<", True, "")],
+)
+def test_the_beginning_of_a_mark_at_a_limit_is_no_text(written: str, required: bool, shown: str) -> None:
+    reader = CallReader(ToolGrammar((("now", None),), TAGS, required, parallel=True))
+    assert "".join(map(str, [*reader.add(written), *reader.end(cut=True)])) == shown
+
+
+NAMED = {"type": "object", "properties": {"name": {"type": "string"}}, "required": ["name"]}
+
+
+@pytest.mark.parametrize("size", [1, 3, 1000])
+@pytest.mark.parametrize("syntax", [TAGS, PLAIN])
+def test_beside_an_answer_in_a_form_calls_are_told_by_their_beginning(syntax: CallSyntax, size: int) -> None:
+    grammar = ToolGrammar((("weather", CITY),), syntax, False, parallel=True, answer=("json_schema", json.dumps(NAMED)))
+    assert ToolGrammar.of_text(grammar.as_text()) == grammar
+    answer = '{"name": "wea <tool_call>"}'
+    for written, text, calls in ((answer, answer, []), (call_text(syntax), "", [OSLO])):
+        reader, read, seen = CallReader(grammar), Calls(), []
+        pieces = [reader.add(written[start : start + size]) for start in range(0, len(written), size)]
+        for items in [*pieces, reader.end(cut=False)]:
+            seen += [item for item in items if isinstance(item, str)]
+            read.add(items)
+        assert ("".join(seen), read) == (text, calls) and (size > 1 or not seen or len(seen) > 3)
+        assert allows(grammar, written)
+    assert not allows(grammar, "hello") and not allows(grammar, "hello\n" + call_text(syntax))
+
+
+@pytest.mark.parametrize("kind", ["json_schema", "regex"])
+def test_tools_and_a_form_of_the_answer_are_followed_together(client: Client, kind: str) -> None:
+    form: dict[str, Any] = {"guided_regex": "(?:yes|no)!"}
+    if kind == "json_schema":
+        schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+        form = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
+    fields = form | {
+        "tools": [{"type": "function", "function": {"name": "now"}}],
+        "max_tokens": 80,
+        "parallel_tool_calls": False,
+    }
+    text_of = client.service.vocabulary.text_of
+    calls = {
+        str(token): -100
+        for token in range(len(tokenizer()))
+        if text_of(token).startswith("<t") or text_of(token) == "<"
+    }
+    text = client.chat("call", **fields, logit_bias=calls)["choices"][0]["message"]["content"]
+    assert json.loads(text)["a"] in (1, 2) if kind == "json_schema" else text in ("yes!", "no!")
+    forced = client.chat("call", **fields, tool_choice="required")["choices"][0]
+    assert forced["message"]["tool_calls"][0]["function"]["name"] == "now"
+    never = client.chat("call", **fields, tool_choice="none")["choices"][0]["message"]
+    assert never["content"][0] in "{yn" and "tool_calls" not in never
+
+
+def test_no_tools_are_as_if_the_field_were_left_out(client: Client) -> None:
+    for choice in ("auto", "none"):
+        assert client.chat("ab", tools=[], tool_choice=choice)["choices"] == client.chat("ab")["choices"]
 
 
 def test_calls_with_random_schemas_are_valid_and_the_same_without_drafts(client: Client) -> None:
@@ -194,7 +254,8 @@ def test_tools_are_in_the_prompt_unless_the_choice_is_none(client: Client) -> No
             "tool_choice.function.name",
         ),
         ({"tools": [{"type": "function", "function": {"name": "a"}}], "tool_choice": "any"}, "tool_choice"),
-        ({"tools": [{"type": "function", "function": {"name": "a"}}], "guided_regex": "a"}, "guided_regex"),
+        ({"tools": [], "tool_choice": "required"}, "tool_choice"),
+        ({"tools": [{"type": "function", "function": {"name": "a"}}], "guided_regex": "("}, "guided_regex"),
     ],
 )
 def test_tools_that_cannot_be_followed_are_named(client: Client, fields: dict[str, Any], param: str) -> None:

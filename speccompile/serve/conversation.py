@@ -1,0 +1,106 @@
+"""Conversations as chat templates accept them. Tools, calls and results that a template does not write become text of
+the messages, in a default form.
+
+Source: calls and results are written as for Hermes' models (github.com/NousResearch/Hermes-Function-Calling).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.serve.chat_template import call_syntax, writes_system, writes_tools, written_calls
+from speccompile.serve.ignored import log_ignored
+from speccompile.serve.message_fields import Message
+from speccompile.serve.tool_fields import Tool
+from speccompile.serve.tool_grammar import CallSyntax
+
+#: Short, since it is in every prompt. The example of a call is not JSON, so that a model does not copy it.
+_TOOLS_TEXT = """You can call these functions:
+{functions}
+To call one, write:
+<tool_call>
+{{"name": ..., "arguments": {{...}}}}
+</tool_call>"""
+
+Conversation = list[dict[str, Any]]
+
+
+def conversation_of(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool] | None
+) -> tuple[Conversation, list[dict[str, Any]] | None]:
+    """The messages and tools that the chat template of ``tokenizer`` is given."""
+    if any(message.model_extra for message in messages):
+        log_ignored("a field of a message that the API does not have", "only chat templates read it")
+    conversation = [_as_dict(message) for message in messages]
+    schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()] or None
+    if any(message.tool_calls or message.role == "tool" for message in messages):
+        written = written_calls(tokenizer, tools=schemas is not None)
+        # Results are named by their calls, which are read first.
+        if not written.results:
+            conversation = _with_results(conversation)
+        if not written.calls:
+            conversation = _with_calls(conversation, call_syntax(tokenizer))
+    if schemas is not None and not writes_tools(tokenizer):
+        return _with_tools(conversation, schemas, system=writes_system(tokenizer)), None
+    return conversation, schemas
+
+
+def _as_dict(message: Message) -> dict[str, Any]:
+    """Without what is None. Templates know the older name of developers."""
+    shown = message.model_dump(exclude_none=True)
+    return shown | {"role": "system"} if message.role == "developer" else shown
+
+
+def _with_tools(conversation: Conversation, schemas: Sequence[dict[str, Any]], *, system: bool) -> Conversation:
+    """``conversation`` with ``schemas`` in its system message, or without ``system`` in the first one of a user."""
+    functions = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
+    text = _TOOLS_TEXT.format(functions=functions)
+    role = "system" if system else "user"
+    place = next((place for place, message in enumerate(conversation) if message["role"] == role), None)
+    if place is None or (system and place > 0):
+        return [{"role": role, "content": text}, *conversation]
+    message = conversation[place]
+    contents = (message["content"], text) if system else (text, message["content"])
+    changed = message | {"content": "\n\n".join(filter(None, contents))}
+    return [*conversation[:place], changed, *conversation[place + 1 :]]
+
+
+def _with_calls(conversation: Conversation, syntax: CallSyntax) -> Conversation:
+    """``conversation`` with the calls of assistants in their contents."""
+    found = []
+    for message in conversation:
+        kept = dict(message)
+        calls = [call["function"] for call in kept.pop("tool_calls", ())]
+        texts = [syntax.text_of(call["name"], call["arguments"]) for call in calls]
+        kept["content"] = "\n".join(filter(None, (message["content"], *texts)))
+        found.append(kept)
+    return found
+
+
+def _with_results(conversation: Conversation) -> Conversation:
+    """``conversation`` with results of calls as messages of the user, one for all results of a message's calls."""
+    found: Conversation = []
+    names: dict[str, str] = {}
+    is_result = False
+    for message in conversation:
+        names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
+        if message["role"] != "tool":
+            found.append(message)
+        else:
+            name = names.get(message.get("tool_call_id", ""), message.get("name"))
+            text = _result_text(name, message["content"])
+            if is_result:
+                found[-1]["content"] += f"\n{text}"
+            else:
+                found.append({"role": "user", "content": text})
+        is_result = message["role"] == "tool"
+    return found
+
+
+def _result_text(name: str | None, content: str) -> str:
+    result = {"content": content} if name is None else {"name": name, "content": content}
+    return f"<tool_response>\n{json.dumps(result, ensure_ascii=False)}\n</tool_response>"

@@ -1,0 +1,133 @@
+"""The fields of a chat's messages, in the spellings that clients send."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic_core import from_json
+
+from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.ignored import log_ignored
+
+_TEXT_PARTS = ("text", "input_text", "output_text")
+#: Those of the API.
+_PART_FIELDS = {"type", "text", "refusal", "annotations", "logprobs"}
+
+
+class OpenFields(Fields):
+    """Fields of one object to which clients add their own. A chat template can read these; nothing else does."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+def joined_parts(value: Any) -> Any:
+    """A text, also where it is given in parts, which are joined with a newline. Other fields of a part, such as
+    ``cache_control``, have no effect."""
+    if value is None or isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise ValueError("it has to be a text, or a list of parts of type text")
+    return "\n".join(_text_of_part(part) for part in value)
+
+
+def _text_of_part(part: Any) -> str:
+    if isinstance(part, str):
+        return part
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get("refusal" if kind == "refusal" else "text") if kind in (*_TEXT_PARTS, "refusal") else None
+    if not isinstance(text, str):
+        raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
+    if part.keys() - _PART_FIELDS:
+        log_ignored("cache_control, or another field of a text part,", "only the text is read")
+    return text
+
+
+Content = Annotated[str, BeforeValidator(joined_parts)]
+
+
+def _arguments(value: Any) -> Any:
+    """The object of a call's arguments. Of a JSON text that ``max_tokens`` has cut it is the part that was written."""
+    if not isinstance(value, str):
+        return value
+    text = value.strip()
+    if not text:
+        return {}
+    try:
+        parsed, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        parsed, end = _cut_json(text), len(text)
+    if not isinstance(parsed, dict) or end < len(text):
+        raise ValueError("it has to be an object, or the JSON text of one, which may be cut at its end")
+    return parsed
+
+
+def _cut_json(text: str) -> Any:
+    try:
+        return from_json(text, allow_partial="trailing-strings")
+    except ValueError:
+        return None
+
+
+#: Arguments of a call. Clients also send an empty text for none, and the beginning of a text that was cut.
+CallArguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
+
+
+class CalledFunction(OpenFields):
+    """The function of a tool call in a message."""
+
+    name: str
+    arguments: CallArguments = Field(default_factory=dict)
+
+
+class ToolCall(OpenFields):
+    """A call that the model made earlier in the conversation."""
+
+    id: str | None = None
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class Message(OpenFields):
+    """A message of a chat. Its content is never None."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: Content = ""
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = None
+    # An answer in sound, which its client refers to by an id.
+    audio: None = None
+    reasoning_content: str | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_one_spelling(cls, given: Any) -> Any:
+        """Older and other names of the same: ``function_call``, the role ``function``, ``reasoning``."""
+        if not isinstance(given, dict):
+            return given
+        message = dict(given)
+        if message.get("content", "") is None:
+            message["content"] = ""
+        if message.get("role") == "function":
+            message["role"] = "tool"
+        if not message.get("tool_calls") and (call := message.pop("function_call", None)) is not None:
+            message["tool_calls"] = [{"function": call}]
+        if message.get("reasoning_content") is None and isinstance(message.get("reasoning"), str):
+            message["reasoning_content"] = message["reasoning"]
+        return message
+
+    @model_validator(mode="after")
+    def _fits_role(self) -> Message:
+        if self.role == "assistant":
+            self.content = self.content or self.refusal or ""
+            return self
+        if "content" not in self.model_fields_set:
+            raise wrong("content", "it is missing")
+        if self.tool_calls:
+            raise wrong("tool_calls", "only an assistant's message has them")
+        if self.role == "tool" and self.tool_call_id is None and self.name is None:
+            raise wrong("tool_call_id", "a tool's message needs it")
+        return self

@@ -1,0 +1,90 @@
+"""The tools of ``/v1/responses``, and the choice between them."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+
+from speccompile.serve.base_fields import Fields
+from speccompile.serve.message_fields import OpenFields
+from speccompile.serve.tool_fields import FUNCTION_NAME, Function, Tool
+
+
+class FunctionTool(Fields):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    name: str = Field(pattern=FUNCTION_NAME)
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+    # For tools that the API's server searches or runs.
+    defer_loading: bool | None = None
+    output_schema: dict[str, Any] | None = None
+    allowed_callers: list[str] | None = None
+
+    def as_chat(self) -> Tool:
+        """The same tool of a chat."""
+        function = Function(
+            name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
+        )
+        return Tool(type="function", function=function)
+
+
+class OtherTool(OpenFields):
+    """A tool that is no function, such as a web search. The model is not shown it."""
+
+    type: str
+
+
+def _kind(value: Any) -> str:
+    return "function" if isinstance(value, dict) and value.get("type") == "function" else "other"
+
+
+AnyTool = Annotated[Annotated[FunctionTool, Tag("function")] | Annotated[OtherTool, Tag("other")], Discriminator(_kind)]
+
+
+class NamedFunction(Fields):
+    """The function that must be called."""
+
+    type: Literal["function"]
+    name: str
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same choice of a chat."""
+        return {"type": "function", "function": {"name": self.name}}
+
+
+class AllowedFunctions(Fields):
+    """Some of the tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction] = Field(min_length=1)
+
+    def as_chat(self) -> dict[str, Any]:
+        """The same choice of a chat."""
+        tools = [tool.as_chat() for tool in self.tools]
+        return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
+
+
+_CHOICES: dict[Any, type[NamedFunction | AllowedFunctions]] = {
+    "function": NamedFunction,
+    "allowed_tools": AllowedFunctions,
+}
+
+
+def _choice(value: Any) -> Any:
+    if isinstance(value, BaseModel) or value in ("none", "auto", "required"):
+        return value
+    kind = value.get("type") if isinstance(value, dict) else None
+    if isinstance(kind, str) and kind in _CHOICES:
+        return _CHOICES[kind].model_validate(value)
+    raise ValueError(
+        'it must be "none", "auto", "required", {"type": "function", "name": ...}, '
+        'or {"type": "allowed_tools", "mode": ..., "tools": [...]}'
+    )
+
+
+ToolChoice = Annotated[Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions, BeforeValidator(_choice)]
