@@ -93,7 +93,9 @@ class Examples(Sequence[Example]):
             InvalidInput: there are fewer than two texts.
         """
         if len(self.items) < 2:
-            reason = f"there are {len(self.items)} with tokens to learn from, and one is held out"
+            reason = (
+                f"{len(self.items)} of them has tokens to learn from; at least two are needed, since one is held out"
+            )
             raise InvalidInput(name="the texts", reason=reason)
         chances = {item.name: _chance(item.name) for item in self.items}
         count = sum(chance < part for chance in chances.values())

@@ -23,6 +23,7 @@ VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 TRIAL_BYTES = 2**18
 #: Of errors after which another folder may help.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
+FULL = os.strerror(errno.ENOSPC)
 
 
 @dataclass
@@ -71,6 +72,9 @@ def write_error(failure: BaseException) -> OSError | None:
     while error is not None:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return error
+        if FULL in str(error):
+            # Of the C++ compiler, which is another process.
+            return OSError(errno.ENOSPC, FULL)
         error = error.__cause__ or error.__context__
     return None
 
@@ -105,7 +109,9 @@ def _replace(error: OSError) -> bool:
         folder = Path(tempfile.mkdtemp(prefix="speccompile-inductor-"))
         remove_with_process(folder)
         with contextlib.suppress(OSError, shutil.Error):
-            shutil.copytree(original, folder, copy_function=os.symlink, dirs_exist_ok=True)
+            # Locks are not opened through links.
+            locks = shutil.ignore_patterns("*.lock")
+            shutil.copytree(original, folder, ignore=locks, copy_function=os.symlink, dirs_exist_ok=True)
         _try(folder)
     except OSError:
         return False

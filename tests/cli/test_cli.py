@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 import time
 import warnings
 from pathlib import Path
@@ -310,6 +312,20 @@ def test_a_command_that_begins_late_is_announced(
     time.sleep(0.2)
     end()
     assert "importing torch" in capsys.readouterr().err
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_work_without_a_listener_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.utils.slow_progress._SLOW_SECONDS", 0.0)
+    for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
+        monkeypatch.setattr(sys, "stderr", stderr)
+        with task("capture the model"):
+            time.sleep(0.1)
+        assert ("capture the model" in stderr.getvalue()) is shown
 
 
 def test_runs_are_announced_elsewhere_than_on_a_terminal(

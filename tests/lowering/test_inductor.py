@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from transformers import LlamaForCausalLM
 
 import speccompile
+from speccompile.errors import LoweringError
 from speccompile.graph.body import Body, size_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import inductor
@@ -353,3 +356,23 @@ def test_an_op_is_decomposed_only_inside_of_the_context() -> None:
     with decomposed({op: lora.reference}):
         assert table()[op] is lora.reference
     assert op not in table()
+
+
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_body_is_compiled_again_in_another_folder(monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
+    """Of a folder that cannot be written."""
+    compiled = SimpleNamespace(is_saveable=lambda: False)
+    outcomes = [LoweringError("No space left on device"), compiled]
+
+    def compile_body(*_: object) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(inductor, "_compile", compile_body)
+    monkeypatch.setattr(inductor, "replace_inductor_folder_after", lambda failure: replaced)
+    body: Any = SimpleNamespace(name="layer", layers=())
+    with contextlib.nullcontext() if replaced else pytest.raises(LoweringError):
+        made: object = CompiledBodies(CacheFolder())._make("name", body, torch.device("cpu"))
+        assert made is compiled
