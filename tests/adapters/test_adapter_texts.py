@@ -30,6 +30,7 @@ CONFIGS = {
         use_rslora=i % 5 == 0,
         rank_pattern={f"layers.0.*{TARGETS[i // 4][0]}": 3} if i % 7 == 0 else {},
         alpha_pattern={TARGETS[i // 4][1]: 5} if i % 3 == 0 else {},
+        layers_to_transform=[1] if i % 8 == 5 else None,
     )
     for i in range(COUNT)
 }

@@ -84,6 +84,24 @@ def test_a_complete_text_ends_before_min_tokens(client: Client, stream: bool) ->
     assert text in ("yes!", "no!") and reason == "stop"
 
 
+def test_drafts_that_break_a_schema_and_a_love_of_spaces_change_nothing(client: Client) -> None:
+    """An object comes to its end, with a space at most between two of its parts."""
+    properties = {
+        "kind": {"enum": ["ok", "no"]},
+        "numbers": {"type": "array", "items": {"enum": [1, 22]}, "maxItems": 2},
+    }
+    schema = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+    vocabulary = client.service.vocabulary
+    bias = {str(token): 9 for token in range(len(tokenizer())) if vocabulary.bytes_of(token).isspace()}
+    prediction = {"type": "content", "content": '```json\n{"kind": "ok", "numbers": [1,  22, 1]}\n```'}
+    for seed in range(2):
+        fields = {"temperature": 1.0, "seed": seed, "max_tokens": 120, "logit_bias": bias, "guided_json": schema}
+        ways = ({"num_draft_tokens": 0}, {"num_draft_tokens": 3}, {"prediction": prediction})
+        (text,) = {client.complete("ab", **fields, **way)["choices"][0]["text"] for way in ways}
+        found = json.loads(text)
+        assert found["kind"] in ("ok", "no") and len(found["numbers"]) <= 2 and not re.search(r"\s{3}", text)
+
+
 def test_choices_are_texts_not_patterns(client: Client) -> None:
     choices = ["a.c", "(a", "a b\n", "é{2}"]
     guide = client.service.guides.guide(

@@ -47,6 +47,21 @@ def test_a_prompt_that_leaves_a_known_text_goes_on_from_the_last_checkpoint_befo
         assert (request.stats.reused_tokens, request.stats.reread_tokens) == (absorbed, left - absorbed)
 
 
+def test_a_criterion_among_accepted_drafts_leaves_no_absorbed_token_that_the_text_lacks(reusing: Wrapped) -> None:
+    """A step has absorbed drafts after the end; the next prompts continue from the text as it was returned."""
+    first = prompts(1, seed=31)[0][:9]
+    whole = reusing.expected(first)
+    for count in (2, 3, 5, 7):
+        stop = len(first) + count
+        request = reusing.spec.engine.submit(
+            first, max_new_tokens=NEW, stopping_criteria=lambda ids, scores, stop=stop: ids.shape[1] >= stop
+        )
+        assert request.result().token_ids == whole[:count]
+        # Another token than the next one, or the next ones and then another.
+        for more in ([7, 8], [*whole[count : count + 3], 7]):
+            finished(reusing, first + whole[:count] + more)
+
+
 def test_state_after_a_checkpoint_has_the_bits_of_a_prompt_that_was_read_from_its_beginning(reusing: Wrapped) -> None:
     reusing.spec.set_tier(0)
     text = finished(reusing, random.Random(17).choices(range(5, 100), k=20), NEW)

@@ -66,3 +66,31 @@ def test_nothing_is_taken_over_when_weights_were_changed(change: Callable[[torch
     assert greedy(model, text, 5) != before
     # Of the new weights' own KV, all is.
     assert read_and_reused(decoded(spec, [*text, 5, 6], 5)) == (2, 30)
+
+
+def test_every_way_to_change_weights_is_noticed() -> None:
+    model = tiny_llama(vocab=VOCAB)
+    spec, text = wrap(model), prompt(30, seed=1)
+    weight = model.model.layers[0].self_attn.k_proj.weight
+
+    def load_a_state() -> None:
+        name = "model.layers.0.self_attn.v_proj.weight"
+        model.load_state_dict({key: 1.4 * value if key == name else value for key, value in model.state_dict().items()})
+
+    def take_a_training_step() -> None:
+        weight.grad = torch.full_like(weight, 0.03)
+        torch.optim.SGD([weight], lr=1.0).step()
+        weight.grad = None
+
+    changes = {
+        "state": load_a_state,
+        "numpy": lambda: weight.detach().numpy().__imul__(1.2),
+        "view": lambda: weight.detach().view(-1)[:500].fill_(0.05),
+        "copy": lambda: weight.data.copy_(0.7 * weight.data),
+        "training": take_a_training_step,
+    }
+    decoded(spec, text, 5)
+    for name, change in changes.items():
+        change()
+        request = decoded(spec, text, 5)
+        assert read_and_reused(request) == (30, 0) and request.new_tokens == greedy(model, text, 5), name
