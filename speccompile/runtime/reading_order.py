@@ -47,6 +47,10 @@ class ReadingOrder:
             return None
         highest = max(request.params.priority for request in requests)
         requests = [request for request in requests if request.params.priority == highest]
+        if len(requests) == 1:
+            # Nothing has to be looked up.
+            self._oldest = requests[0].number
+            return requests[0]
         oldest = self._or_forerunner(self._find_oldest(requests), readers)
         self._oldest = oldest.number
         if self._passes >= MOST_PASSES:

@@ -58,10 +58,10 @@ class Records:
         self._parts = {name: [tensor.new_empty(0, *tensor.shape[2:])] for name, tensor in kept.items()}
         self._top = outputs.top_logprobs
         if self._top:
-            kept = arena["kept_logits"]
+            logits = arena["kept_logits"]
             self._parts |= {
-                "top_logprobs": [kept.new_empty(0, self._top)],
-                "top_tokens": [kept.new_empty(0, self._top, dtype=torch.int64)],
+                "top_logprobs": [logits.new_empty(0, self._top)],
+                "top_tokens": [logits.new_empty(0, self._top, dtype=torch.int64)],
             }
         self._prompt: list[float | None] | None = [None] if outputs.prompt_logprobs else None
         self._prompt_best: list[tuple[int, float] | None] | None = [None] if outputs.prompt_logprobs else None

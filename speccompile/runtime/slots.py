@@ -63,8 +63,9 @@ class Slots:
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         self._checkpoints = StateCheckpoints(arena, state_checkpoints)
-        # What known_length returned since a slot got or lost its owner, by the request's number.
+        # What known_length returned since a slot got or lost its owner, by the request's number, and for which weights.
         self._known_lengths: dict[int, int] = {}
+        self._known_weights: Hashable = None
         # Least recently used first, with the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
 
@@ -94,7 +95,7 @@ class Slots:
         if source in self._owners and self._is_spoiled(self._owners[source]):
             source, known = -1, KnownPrefix()
         slot = self._choose(source, known.length)
-        self._known_lengths.clear()
+        self._known_lengths, self._known_weights = {}, weights[0]
         del self._free[slot]
         self._owners[slot] = request
         self._weights[slot] = weights
@@ -142,7 +143,7 @@ class Slots:
     def release(self, request: Request) -> None:
         """Free the slot of ``request``, which has ended. The state of a failed request is cleared."""
         slot = request.slot
-        self._known_lengths.clear()
+        self._known_lengths = {}
         del self._owners[slot]
         self._arena.reset_slot(slot)
         failed = request.error is not None or self._is_spoiled(request)
@@ -152,11 +153,15 @@ class Slots:
         self._free[slot] = [] if failed else self._known_text(request)
 
     def known_length(self, request: Request) -> int:
-        """How many tokens of the prompt of ``request``, which waits, need not be read if it gets a slot now."""
+        """How many tokens of the prompt of ``request``, which waits, need not be read if it gets a slot now.
+
+        The weights are taken to be those of the newest request that got a slot: looking for a change takes longer than
+        the rest.
+        """
         if not self._reuse or not request.params.reuse:
             return 0
         if request.number not in self._known_lengths:
-            weights = self._state_of_weights(), request.params.adapter
+            weights = self._known_weights, request.params.adapter
             self._known_lengths[request.number] = self._longest_prefix(request.prompt, weights)[1].length
         return self._known_lengths[request.number]
 

@@ -74,3 +74,14 @@ def test_a_body_has_a_limit() -> None:
     with pytest.raises(ApiError) as refused:
         asyncio.run(read_call(request, 1000))
     assert (refused.value.status, refused.value.code) == (413, "body_too_large")
+
+
+def test_the_application_sees_the_address_of_the_client() -> None:
+    async def scope_of() -> Scope:
+        async def receive() -> dict[str, Any]:
+            return {"type": "http.request", "body": b"", "more_body": False}
+
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
+        return (await read_call(Request({**scope, "client": ("10.0.0.7", 5000)}, receive), 10)).scope()
+
+    assert asyncio.run(scope_of())["client"] == ("10.0.0.7", 5000)
