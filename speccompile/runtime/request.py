@@ -162,6 +162,7 @@ class Request:
             records.scores(count),
             records.top_logprobs(count),
             records.prompt_best,
+            records.prompt_top_logprobs,
         )
 
     def stream(self) -> TokenStream:

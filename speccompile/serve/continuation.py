@@ -37,12 +37,24 @@ class Piece:
 
 
 class Continuation:
-    """Reads a request. If its reader leaves before the end, the request is cancelled."""
+    """Reads a request. If its reader leaves before the end, the request is cancelled.
 
-    def __init__(self, index: int, request: Request, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
+    Args:
+        skip_special: leave special tokens out of the text.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        request: Request,
+        tokenizer: PreTrainedTokenizerBase,
+        stops: Sequence[str],
+        *,
+        skip_special: bool = True,
+    ) -> None:
         self.index = index
         self.request = request
-        self._decoder = Decoder(tokenizer)
+        self._decoder = Decoder(tokenizer, skip_special=skip_special)
         self._filter = StopFilter(stops)
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
@@ -54,7 +66,7 @@ class Continuation:
         try:
             async with contextlib.aclosing(_steps(request)) as steps:
                 async for tokens in steps:
-                    text = self._filter.add(self._decoder.add(tokens))
+                    text = self._filter.add(self._decoder.add(self._shown(tokens)))
                     yield Piece(text, range(seen, seen + len(tokens)))
                     seen += len(tokens)
         finally:
@@ -63,6 +75,10 @@ class Continuation:
             raise ApiError("the server is shutting down", status=503, code="closed")
         rest = self._filter.add(self._decoder.end()) + self._filter.end()
         yield Piece(rest, range(seen, seen), FINISH_REASONS[request.finish_reason])
+
+    def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Without the token that ends the text, which is no part of it. It may have a text: a request names any."""
+        return tokens[:-1] if tokens[-1] in self.request.params.eos else tokens
 
     def logprobs(self, places: range) -> list[TokenLogprob]:
         """Of the new tokens at ``places``, for a request that records them."""
@@ -73,11 +89,11 @@ class Continuation:
 
     def prompt_logprobs(self) -> list[TokenLogprob]:
         """Of the prompt, once its first new token is there."""
-        logprobs, best = self.request.records.prompt_logprobs, self.request.records.prompt_best
-        assert logprobs is not None and best is not None
+        logprobs, tops = self.request.records.prompt_logprobs, self.request.records.prompt_top_logprobs
+        assert logprobs is not None and tops is not None
         return [
-            TokenLogprob(token, logprob, () if top is None else (top,))
-            for token, logprob, top in zip(self.request.prompt, logprobs, best, strict=True)
+            TokenLogprob(token, logprob, top or ())
+            for token, logprob, top in zip(self.request.prompt, logprobs, tops, strict=True)
         ]
 
 

@@ -54,7 +54,7 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     chat = body.as_chat()
     service.check_model(chat.model)
     try:
-        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, None, generation_prompt=True)
+        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, None, chat)
         source = source_of(chat)
         outputs = OutputOptions(
             max_new_tokens=chat.max_completion_tokens,

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.base_fields import Fields, TokenLimit, Whole, wrong
 from speccompile.serve.fields import ChatBody, JsonSchema, Message, ResponseFormat
+from speccompile.serve.template_fields import Reasoning
 
 _TEXT_PARTS = ("input_text", "output_text", "text")
 
@@ -72,16 +73,18 @@ class ResponsesBody(Fields):
     model: str | None = None
     input: Annotated[list[InputMessage], BeforeValidator(_messages), Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: TokenLimit = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    reasoning: Reasoning | None = None
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     user: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=256)
     # vLLM's and the engine's names.
     ignore_eos: bool = False
-    num_draft_tokens: int | None = Field(None, ge=0)
+    num_draft_tokens: Whole | None = Field(None, ge=0)
 
     def as_chat(self) -> ChatBody:
         """The same as a request for a chat."""
@@ -102,7 +105,9 @@ class ResponsesBody(Fields):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "response_format": response_format,
+            "reasoning": self.reasoning,
             "user": self.user,
+            "safety_identifier": self.safety_identifier,
             "ignore_eos": self.ignore_eos,
             "num_draft_tokens": self.num_draft_tokens,
         }

@@ -24,7 +24,7 @@ from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
-from speccompile.serve.sampling import sampling_arguments, seed_of
+from speccompile.serve.sampling import eos_arguments, sampling_arguments, seed_of
 from speccompile.serve.text import StopTexts
 from speccompile.serve.vocabulary import Vocabulary
 
@@ -53,6 +53,7 @@ class OutputOptions:
         logprobs, prompt_logprobs: record log-probabilities.
         top_logprobs: of so many of the likeliest tokens.
         guide: what the text follows, and the field that it was made of.
+        end_tokens: they end the text, beside the model's own and the request's.
     """
 
     max_new_tokens: int | None
@@ -61,6 +62,7 @@ class OutputOptions:
     top_logprobs: int = 0
     guide: Guide | None = None
     guide_field: str | None = None
+    end_tokens: Sequence[int] = ()
 
 
 @dataclass
@@ -148,11 +150,16 @@ class Service:
             raise
         note = current.get(None)
         if note is not None:
-            note.requests, note.user = requests, body.user
-        return [Continuation(index, request, self.tokenizer, body.stop) for index, request in enumerate(requests)]
+            note.requests, note.user = requests, body.user or body.safety_identifier
+        special = body.skip_special_tokens
+        return [
+            Continuation(index, request, self.tokenizer, body.stop, skip_special=special)
+            for index, request in enumerate(requests)
+        ]
 
     def _submit(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Request]:
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
+        arguments |= self._ends(body, outputs)
         capacity = self.engine.capacity().slots + self.engine.waiting.limit
         if len(prompts) * body.n > capacity:
             param = "n" if body.n > 1 else prompts[0].field.partition("[")[0]
@@ -167,6 +174,20 @@ class Service:
                 request.cancel()
             raise
         return requests
+
+    def _ends(self, body: Generation, outputs: OutputOptions) -> dict[str, Any]:
+        """The argument of ``submit`` for the tokens that end a text.
+
+        Raises:
+            ApiError: they are too many or not token ids, or the text that the guide allows may need one of them.
+        """
+        ends = [*body.stop_token_ids, *outputs.end_tokens]
+        vocab_size = self.engine.arena.layout.vocab_size
+        found = eos_arguments(ends, self.spec.generation_config, vocab_size, ignore_eos=body.ignore_eos)
+        if outputs.guide is not None and not all(map(self.vocabulary.is_special, body.stop_token_ids)):
+            message = f"stop_token_ids: beside {outputs.guide_field} only special tokens can end a text; use stop"
+            raise ApiError(message, param="stop_token_ids")
+        return found
 
     def _prediction(self, body: Generation) -> dict[str, Any]:
         """The argument of ``submit`` for a predicted text.
@@ -196,7 +217,7 @@ class Service:
                 logprobs=outputs.logprobs,
                 prompt_logprobs=outputs.prompt_logprobs,
                 top_logprobs=outputs.top_logprobs,
-                stopping_criteria=StopTexts(self.tokenizer, body.stop) if body.stop else None,
+                stopping_criteria=self._criterion(body),
                 guide=outputs.guide,
                 adapter=None if self.model_of(body.model) == self.name else body.model,
                 **arguments,
@@ -206,6 +227,9 @@ class Service:
             if answer.status == 500:
                 log.exception("a request could not be submitted")
             raise answer from None
+
+    def _criterion(self, body: Generation) -> StopTexts | None:
+        return StopTexts(self.tokenizer, body.stop, skip_special=body.skip_special_tokens) if body.stop else None
 
 
 def _cancel_all(submitting: asyncio.Future[list[Request]]) -> None:

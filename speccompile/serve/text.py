@@ -12,10 +12,15 @@ _REPLACEMENT = "\ufffd"
 
 
 class Decoder:
-    """Decodes tokens as they arrive. All pieces together are the text of all tokens, special ones left out."""
+    """Decodes tokens as they arrive. All pieces together are the text of all tokens.
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+    Args:
+        skip_special: leave out special tokens.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *, skip_special: bool = True) -> None:
         self._tokenizer = tokenizer
+        self._skip_special = skip_special
         self._ids: list[int] = []
         # Tokens before the first are not decoded any more; the text of those up to the second has been returned.
         self._first, self._second = 0, 0
@@ -38,7 +43,7 @@ class Decoder:
         return self._decode(self._ids[self._first :])[len(before) :]
 
     def _decode(self, ids: list[int]) -> str:
-        return str(self._tokenizer.decode(ids, skip_special_tokens=True))
+        return str(self._tokenizer.decode(ids, skip_special_tokens=self._skip_special))
 
 
 class StopFilter:
@@ -79,8 +84,8 @@ class StopTexts:
     """A stopping criterion: the new text contains one of ``stops``. Unlike transformers' it does not match in the
     prompt, and does not walk over the vocabulary for each new stop string."""
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str]) -> None:
-        self._decoder, self._filter = Decoder(tokenizer), StopFilter(stops)
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Sequence[str], *, skip_special: bool = True) -> None:
+        self._decoder, self._filter = Decoder(tokenizer, skip_special=skip_special), StopFilter(stops)
 
     def __call__(self, ids: torch.Tensor, scores: Any, **_: Any) -> bool:
         """``ids`` ``[1, P + new]``; called once for each new token."""
