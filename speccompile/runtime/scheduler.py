@@ -207,6 +207,7 @@ class Scheduler:
             request.stats.count_drafts(source, accepted, proposed)
             record = flight.records.get(request, {})
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, accepted, source)
+        self._stats.count_step_tokens()
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:
