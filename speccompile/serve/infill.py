@@ -60,9 +60,8 @@ def infill_form(tokenizer: PreTrainedTokenizerBase) -> InfillForm:
     Raises:
         ApiError: there is none.
     """
-    known = tokenizer.get_vocab()
     for form in INFILL_FORMS:
-        if all(token in known for token in form.tokens):
+        if all(_id_of(tokenizer, token) is not None for token in form.tokens):
             return form
     message = "suffix: not supported, since the tokenizer has no tokens to fill in the middle"
     raise ApiError(message, param="suffix", code="unsupported_field")
@@ -75,5 +74,10 @@ def infill_prompt(form: InfillForm, prefix: str, suffix: str) -> str:
 
 def infill_ends(tokenizer: PreTrainedTokenizerBase, form: InfillForm) -> list[int]:
     """The tokens that end an answer, beside the model's own."""
-    known = tokenizer.get_vocab()
-    return [known[token] for token in form.ends if token in known]
+    return [found for token in form.ends if (found := _id_of(tokenizer, token)) is not None]
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    # The id of the unknown token stands for tokens that are not there.
+    found = tokenizer.convert_tokens_to_ids(token)
+    return found if isinstance(found, int) and tokenizer.convert_ids_to_tokens(found) == token else None
