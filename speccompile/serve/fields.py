@@ -147,7 +147,7 @@ class Generation(Fields):
     typical_p: float | None = Field(None, gt=0, le=1)
     min_tokens: Whole | None = Field(None, ge=0)
     ignore_eos: bool = False
-    stop_token_ids: list[Whole] = Field(default_factory=list)
+    stop_token_ids: list[Whole] = Field(default_factory=list, max_length=64)
     skip_special_tokens: bool = True
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)

@@ -26,7 +26,7 @@ class TemplateFields(Fields):
     # The default depends on the next field.
     add_generation_prompt: bool | None = None
     continue_final_message: bool = False
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=64)
     reasoning_effort: Effort | None = None
     reasoning: Reasoning | None = None
     verbosity: Literal["low", "medium", "high"] | None = None

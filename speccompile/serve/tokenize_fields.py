@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
-from speccompile.serve.base_fields import Fields, Whole, wrong
+from speccompile.serve.base_fields import Fields, wrong
 from speccompile.serve.fields import Message
 from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
@@ -37,4 +37,4 @@ class DetokenizeBody(Fields):
     """Of ``/detokenize``, as vLLM has it."""
 
     model: str | None = None
-    tokens: list[Whole]
+    tokens: list[int]

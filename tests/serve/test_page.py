@@ -192,6 +192,12 @@ def test_markdown_is_shown_as_such_and_html_as_text(address: str, window: Browse
     assert window.messages() == []
 
 
+def test_a_mark_that_is_repeated_without_end_is_shown(address: str, window: Browser) -> None:
+    open_page(window, address)
+    for mark in ("*", "**a ", "> ", "* + ", "`", "[a](", "| a ", "_a_", "1. ", "\\"):
+        assert window.run(SHOW, (mark * 8000)[:8000], False)
+
+
 def test_a_cut_answer_says_so_and_a_reload_keeps_the_chat(address: str, window: Browser) -> None:
     open_page(window, address)
     window.run("document.getElementById('max-tokens').value = 7")

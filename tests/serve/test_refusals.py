@@ -110,6 +110,7 @@ def test_an_ignored_field_changes_no_answer_and_is_logged_once(
         ({"logprobs": 21}, "logprobs"),
         ({"stop_token_ids": [1, 320]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [1, 2, 3, 4, 5, 6, 7, 8]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
         ({"stop_token_ids": [90], "structured_outputs": {"regex": "a"}}, "stop_token_ids"),
         ({"suffix": "ab"}, "suffix"),
         ({"suffix": "ab", "echo": True}, "suffix"),

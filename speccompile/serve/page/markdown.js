@@ -4,6 +4,8 @@
 // add elements nor run code. A line is a pair of places: characters [start, end) of the text, without the marks of the
 // blocks around it. So each text node knows which characters of the answer it shows.
 
+/** A model that repeats a mark may not make elements without end. */
+const MOST_DEPTH = 8;
 const FENCE = /^ {0,3}(`{3,}|~{3,})[ \t]*([^`]*)$/;
 const HEADING = /^ {0,3}(#{1,6})[ \t]+(?=\S)/;
 const RULE = /^ {0,3}([-*_])([ \t]*\1){2,}[ \t]*$/;
@@ -53,8 +55,8 @@ function linesOf(text) {
   return lines;
 }
 
-/** The blocks that `lines` of `text` are made of. */
-function blocksOf(text, lines) {
+/** The blocks that `lines` of `text` are made of, within `depth` others. */
+function blocksOf(text, lines, depth = 0) {
   const at = (line) => text.slice(line.start, line.end);
   const isBlank = (line) => !at(line).trim();
   const blocks = [];
@@ -63,7 +65,7 @@ function blocksOf(text, lines) {
       i += 1;
       continue;
     }
-    const [block, next] = blockAt(text, lines, i, at, isBlank);
+    const [block, next] = blockAt(text, lines, i, at, isBlank, depth);
     blocks.push({ start: lines[i].start, end: lines[next - 1].end, ...block });
     i = next;
   }
@@ -71,7 +73,7 @@ function blocksOf(text, lines) {
 }
 
 /** The block that begins with line `i`, and the line after it. */
-function blockAt(text, lines, i, at, isBlank) {
+function blockAt(text, lines, i, at, isBlank, depth) {
   const first = at(lines[i]);
   const fence = FENCE.exec(first);
   if (fence) return fencedCode(lines, i, at, fence);
@@ -84,14 +86,14 @@ function blockAt(text, lines, i, at, isBlank) {
   }
   if (RULE.test(first)) return [{ kind: "hr" }, i + 1];
   let next = i;
-  if (QUOTE.test(first)) {
+  if (QUOTE.test(first) && depth < MOST_DEPTH) {
     const inner = [];
     for (let mark; next < lines.length && (mark = QUOTE.exec(at(lines[next]))); next += 1) {
       inner.push({ start: lines[next].start + mark[0].length, end: lines[next].end });
     }
-    return [{ kind: "blockquote", blocks: blocksOf(text, inner) }, next];
+    return [{ kind: "blockquote", blocks: blocksOf(text, inner, depth + 1) }, next];
   }
-  if (ITEM.test(first)) return list(text, lines, i, at, isBlank);
+  if (ITEM.test(first) && depth < MOST_DEPTH) return list(text, lines, i, at, isBlank, depth);
   if (first.includes("|") && i + 1 < lines.length && TABLE_RULE.test(at(lines[i + 1]))) {
     for (next = i + 2; next < lines.length && at(lines[next]).includes("|"); ) next += 1;
     return [{ kind: "table", rows: [lines[i], ...lines.slice(i + 2, next)].map((line) => cells(text, line)) }, next];
@@ -114,7 +116,7 @@ function fencedCode(lines, i, at, fence) {
   return [block, Math.min(next + 1, lines.length)];
 }
 
-function list(text, lines, i, at, isBlank) {
+function list(text, lines, i, at, isBlank, depth) {
   const isOrdered = (mark) => /\d/.test(mark[2]);
   const first = ITEM.exec(at(lines[i]));
   const items = [];
@@ -142,7 +144,8 @@ function list(text, lines, i, at, isBlank) {
     } else break;
   }
   const kind = isOrdered(first) ? "ol" : "ul";
-  return [{ kind, number: parseInt(first[2], 10), items: items.map((item) => blocksOf(text, item)) }, next];
+  const blocks = items.map((item) => blocksOf(text, item, depth + 1));
+  return [{ kind, number: parseInt(first[2], 10), items: blocks }, next];
 }
 
 /** The cells of a line of a table, as lines. */
@@ -217,8 +220,9 @@ function inline(lines, text, leaf) {
   return spans(paragraph, 0, paragraph.length, show);
 }
 
-/** The nodes of characters [start, end) of a paragraph. */
-function spans(paragraph, start, end, show) {
+/** The nodes of characters [start, end) of a paragraph, within `depth` other spans. */
+function spans(paragraph, start, end, show, depth = 0) {
+  if (depth >= MOST_DEPTH) return show(start, end);
   const nodes = [];
   let plain = start;
   const within = paragraph.slice(0, end);
@@ -230,7 +234,7 @@ function spans(paragraph, start, end, show) {
     }
     nodes.push(...show(plain, i));
     if (kind === "escape") nodes.push(...show(i + 1, i + 2));
-    else nodes.push(spanOf(kind, found, paragraph, show));
+    else nodes.push(spanOf(kind, found, paragraph, show, depth));
     i += found[0].length;
     plain = i;
   }
@@ -247,7 +251,7 @@ function inlineAt(text, place) {
   return [];
 }
 
-function spanOf(kind, found, paragraph, show) {
+function spanOf(kind, found, paragraph, show, depth) {
   const element = document.createElement(kind === "link" ? "a" : kind);
   // Code has its marks before its text, and a link its address after it; of an address alone that is the text.
   const group = kind === "code" || (kind === "link" && !found[1]) ? 2 : 1;
@@ -259,6 +263,6 @@ function spanOf(kind, found, paragraph, show) {
     element.target = "_blank";
   }
   const isPlain = kind === "code" || (kind === "link" && found[0] === found[1]);
-  element.append(...(isPlain ? show(start, end) : spans(paragraph, start, end, show)));
+  element.append(...(isPlain ? show(start, end) : spans(paragraph, start, end, show, depth + 1)));
   return element;
 }
