@@ -198,6 +198,7 @@ def serve(
         int, option_of(ServeOptions, "max_guide_megabytes")
     ] = ServeOptions.max_guide_megabytes,
     shutdown_seconds: Annotated[int, option_of(ServeOptions, "shutdown_seconds")] = ServeOptions.shutdown_seconds,
+    keep_alive_seconds: Annotated[int, option_of(ServeOptions, "keep_alive_seconds")] = ServeOptions.keep_alive_seconds,
     lora_modules: Annotated[
         list[str] | None, typer.Option(help="A LoRA adapter as NAME=FOLDER; requests name it as their model.")
     ] = None,
@@ -230,6 +231,7 @@ def serve(
             max_guide_seconds=max_guide_seconds,
             max_guide_megabytes=max_guide_megabytes,
             shutdown_seconds=shutdown_seconds,
+            keep_alive_seconds=keep_alive_seconds,
         )
         check_address(host, port)
         check_wrap(model, options, device)

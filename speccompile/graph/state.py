@@ -20,6 +20,8 @@ N, S, K, T, B, E, V = sympy.symbols("N S K T B E V", integer=True, positive=True
 SIZES = frozenset({N, S, K, T, B, E, V})
 
 EOS_CAPACITY = 8
+#: The likeliest tokens that are kept of each place of a prompt: the most that the OpenAI API returns.
+PROMPT_TOP = 20
 
 
 @dataclass(frozen=True)
@@ -200,12 +202,12 @@ def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[S
     Args:
         chunk_width: of the widest prompt chunk.
     """
-    f32 = torch.float32
+    f32, best = torch.float32, (chunk_width, min(PROMPT_TOP, vocab_size))
     specs = [
         StateSpec("token_logprobs", (N, K + 1), f32),
         StateSpec("chunk_logprobs", (chunk_width,), f32),
-        StateSpec("chunk_best", (chunk_width,), torch.int64, high=vocab_size),
-        StateSpec("chunk_best_logprobs", (chunk_width,), f32),
+        StateSpec("chunk_best", best, torch.int64, high=vocab_size),
+        StateSpec("chunk_best_logprobs", best, f32),
     ]
     kept = [StateSpec(name, (N, K + 1, vocab_size), f32) for name in ("kept_logits", "kept_scores")]
     return specs + kept * scores

@@ -191,7 +191,8 @@ class Engine:
             logprobs: Whether to return the log-probability of each new token. In ``Result.logprobs``.
             prompt_logprobs: Whether to return the log-probability of each prompt token. In ``Result.prompt_logprobs``.
                 The whole prompt is read for them: KV of another text that begins like it is not reused.
-                ``Result.prompt_best`` has the likeliest token at each place.
+                ``Result.prompt_best`` has the likeliest token at each place, and ``Result.prompt_top_logprobs`` the
+                likeliest ``top_logprobs`` ones, at most 20.
             top_logprobs: How many of the likeliest tokens to return at each new token, 0 for none. In
                 ``Result.top_logprobs``; needs ``wrap(scores=True)``.
             output_logits: Whether to return the model's own logits, of each new token. In ``Result.logits``, of the

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from speccompile.errors import InvalidOption
-from speccompile.runtime.stats import SECONDS, SHARES, Latencies, Stats
+from speccompile.runtime.stats import SECONDS, SHARES, Histogram, Stats
 
 #: Counters of :class:`Stats`, by the name that Prometheus shows (after ``speccompile_``).
 TOTALS = {
@@ -91,7 +91,7 @@ def _gauges(family: Any, running: int, waiting: int) -> Iterator[Any]:
 
 
 def _latencies(family: Any, stats: Stats) -> Iterator[Any]:
-    named: dict[str, tuple[str, Latencies]] = {
+    named: dict[str, tuple[str, Histogram]] = {
         "time_to_first_token": ("Seconds from submit to the first token.", stats.first_token_seconds),
         "time_between_tokens": ("Seconds before each further token.", stats.between_tokens_seconds),
     }

@@ -183,10 +183,7 @@ class PromptReader:
         self._slots.save_checkpoint(request)
         if request.params.outputs.prompt_logprobs:
             followed = min(count, len(request.prompt) - 1 - request.cached)
-            best = zip(
-                arena["chunk_best"][:followed].tolist(), arena["chunk_best_logprobs"][:followed].tolist(), strict=True
-            )
-            request.records.add_prompt(arena["chunk_logprobs"][:followed].tolist(), list(best))
+            request.records.read_prompt(arena, followed)
         self._count_read(request, count)
         if is_last:
             self._batch.join(request)

@@ -164,6 +164,7 @@ class Request:
             records.scores(count),
             records.top_logprobs(count),
             records.prompt_best,
+            records.prompt_top_logprobs,
         )
 
     @overload

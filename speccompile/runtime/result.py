@@ -42,6 +42,8 @@ class Result:
         top_logprobs: at each new token the likeliest tokens with their log-probabilities, the likeliest first.
         prompt_best: at each prompt token the likeliest token there with its log-probability; None for the first one.
             Given with ``prompt_logprobs``.
+        prompt_top_logprobs: at each prompt token the likeliest tokens, as many as ``top_logprobs`` but 1 to 20; None
+            for the first one. Given with ``prompt_logprobs``.
     """
 
     token_ids: list[int]
@@ -55,6 +57,7 @@ class Result:
     scores: torch.Tensor | None = field(default=None, repr=False)
     top_logprobs: list[list[tuple[int, float]]] | None = None
     prompt_best: list[tuple[int, float] | None] | None = None
+    prompt_top_logprobs: list[list[tuple[int, float]] | None] | None = None
 
     @property
     def acceptance_length(self) -> float:

@@ -213,6 +213,7 @@ class Scheduler:
             depth = of_tree[2][request.slot] if of_tree else None
             record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
+        self._stats.count_step_tokens()
         self._departures.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,7 +64,7 @@ class Records:
                 "top_tokens": [logits.new_empty(0, self._top, dtype=torch.int64)],
             }
         self._prompt: list[float | None] | None = [None] if outputs.prompt_logprobs else None
-        self._prompt_best: list[tuple[int, float] | None] | None = [None] if outputs.prompt_logprobs else None
+        self._prompt_top: list[list[tuple[int, float]] | None] | None = [None] if outputs.prompt_logprobs else None
 
     def read(self, arena: Mapping[str, torch.Tensor], slot: int, count: int) -> Record:
         """A copy of the records of the first ``count`` places, which the next run overwrites."""
@@ -84,11 +84,15 @@ class Records:
             # A view would keep the memory of places that were not emitted.
             self._parts[name].append(part if len(part) == emitted else part[:emitted].clone())
 
-    def add_prompt(self, logprobs: Sequence[float], best: Sequence[tuple[int, float]]) -> None:
-        """Add the log-probabilities of prompt tokens, and the likeliest token at the place of each."""
-        assert self._prompt is not None and self._prompt_best is not None
-        self._prompt.extend(logprobs)
-        self._prompt_best.extend(best)
+    def read_prompt(self, arena: Mapping[str, torch.Tensor], count: int) -> None:
+        """Append the log-probabilities of the tokens after the first ``count`` places of the newest chunk, and the
+        likeliest tokens there."""
+        assert self._prompt is not None and self._prompt_top is not None
+        self._prompt += arena["chunk_logprobs"][:count].tolist()
+        tokens, logprobs = (
+            arena[name][:count, : max(1, self._top)].tolist() for name in ("chunk_best", "chunk_best_logprobs")
+        )
+        self._prompt_top += [list(zip(*pair, strict=True)) for pair in zip(tokens, logprobs, strict=True)]
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
@@ -98,7 +102,13 @@ class Records:
     @property
     def prompt_best(self) -> list[tuple[int, float] | None] | None:
         """The likeliest token at each prompt token that was read, with its log-probability; None for the first one."""
-        return None if self._prompt_best is None else list(self._prompt_best)
+        return None if self._prompt_top is None else [None if top is None else top[0] for top in self._prompt_top]
+
+    @property
+    def prompt_top_logprobs(self) -> list[list[tuple[int, float]] | None] | None:
+        """The likeliest tokens at each prompt token that was read, at least one and at most
+        :data:`~speccompile.graph.state.PROMPT_TOP`, with their log-probabilities; None for the first one."""
+        return None if self._prompt_top is None else list(self._prompt_top)
 
     def top_logprobs(self, count: int) -> list[list[tuple[int, float]]] | None:
         """The likeliest tokens at the first ``count`` new tokens, with their log-probabilities; None if not

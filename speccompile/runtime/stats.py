@@ -9,20 +9,25 @@ from dataclasses import dataclass, field
 SHARES = tuple(tenth / 10 for tenth in range(11))
 #: Upper bounds of the histograms of latencies, in seconds.
 SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 25.0, 50.0, 100.0)
+#: Upper bounds of the histogram of tokens of a step.
+STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 
 @dataclass
-class Latencies:
-    """A histogram of seconds: how many lie in each range that ends at one of :data:`SECONDS`, those above the last, and
-    the sum of all."""
+class Histogram:
+    """How many values lie in each range that ends at one of ``bounds``, those above the last, and the sum of all."""
 
-    counts: list[int] = field(default_factory=lambda: [0] * (len(SECONDS) + 1))
+    bounds: tuple[float, ...]
+    counts: list[int] = field(init=False)
     sum: float = 0.0
 
-    def count(self, seconds: float, times: int = 1) -> None:
-        """Add ``times`` events of ``seconds`` each."""
-        self.counts[bisect.bisect_left(SECONDS, seconds)] += times
-        self.sum += times * seconds
+    def __post_init__(self) -> None:
+        self.counts = [0] * (len(self.bounds) + 1)
+
+    def count(self, value: float, times: int = 1) -> None:
+        """Add ``value``, ``times`` times."""
+        self.counts[bisect.bisect_left(self.bounds, value)] += times
+        self.sum += times * value
 
 
 @dataclass
@@ -106,6 +111,7 @@ class Stats(Counters):
     last token that a request's own first decode step reads is in ``prompt_tokens`` only.
     ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
     accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
+    ``step_tokens`` has the tokens of each step: emitted ones, and those of prompts since the step before.
     ``first_token_seconds`` has the time from ``submit`` to the first token of each request, ``between_tokens_seconds``
     the time before each further token. Tokens of one step arrive together and share the time since the step before.
     """
@@ -125,11 +131,14 @@ class Stats(Counters):
     ended_requests: int = 0
     request_shares: list[list[int]] = field(init=False)
     request_share_sums: list[float] = field(init=False)
-    first_token_seconds: Latencies = field(default_factory=Latencies)
-    between_tokens_seconds: Latencies = field(default_factory=Latencies)
+    step_tokens: Histogram = field(default_factory=lambda: Histogram(STEP_TOKENS))
+    first_token_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
+    between_tokens_seconds: Histogram = field(default_factory=lambda: Histogram(SECONDS))
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        # Emitted and prompt tokens of all steps that are counted in ``step_tokens``.
+        self._counted_tokens = 0
         self.request_shares = [[0] * len(SHARES) for _ in range(self.max_draft_len)]
         self.request_share_sums = [0.0] * self.max_draft_len
 
@@ -149,6 +158,12 @@ class Stats(Counters):
         self.target_passes += 1
         self.tier_steps[draft_len] = self.tier_steps.get(draft_len, 0) + 1
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
+
+    def count_step_tokens(self) -> None:
+        """The rows of a step have been counted, and the prompts that were read before it."""
+        tokens = self.emitted_tokens + self.prefill_tokens
+        self.step_tokens.count(tokens - self._counted_tokens)
+        self._counted_tokens = tokens
 
     def count_seconds(self, draft_len: int, seconds: float) -> None:
         """The time of one run of a tier."""

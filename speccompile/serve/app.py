@@ -18,21 +18,25 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
+import speccompile
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.body import read_body
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
 from speccompile.serve.disconnect import CLIENT_LEFT, answer_while_connected
-from speccompile.serve.fields import ChatBody, CompletionBody, TokenizeBody
+from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
 from speccompile.serve.request_log import RequestLog, current
 from speccompile.serve.responses import respond
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
-from speccompile.serve.tokenize import tokenize
+from speccompile.serve.tokenize import detokenize, tokenize
+from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 
 PAGE = Path(__file__).parent / "page"
+#: Methods of what is read. The server that sends an answer to HEAD leaves out its body.
+_READ = ["GET", "HEAD"]
 #: The page loads nothing from elsewhere, and no other site may show it in a frame.
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'"}
 
@@ -60,14 +64,14 @@ def _add_api(app: FastAPI, service: Service) -> None:
         # As in vLLM, an adapter names the model that it adapts.
         return model if name == service.name else model | {"parent": service.name}
 
-    @app.get("/v1/models")
+    @app.api_route("/v1/models", methods=_READ)
     async def models() -> dict[str, Any]:
         return {
             "object": "list",
             "data": [model_object(name) | {"max_model_len": service.max_len} for name in service.models],
         }
 
-    @app.get("/v1/models/{name:path}")
+    @app.api_route("/v1/models/{name:path}", methods=_READ)
     async def model(name: str) -> dict[str, Any]:
         service.check_model(name)
         return model_object(name)
@@ -94,23 +98,36 @@ def _add_api(app: FastAPI, service: Service) -> None:
         found: dict[str, Any] = await service.in_thread(tokenize, service, body)
         return found
 
+    @app.post("/detokenize")
+    async def text(request: Request) -> dict[str, Any]:
+        body = await read_body(request, DetokenizeBody, options)
+        service.check_model(body.model)
+        found: dict[str, Any] = await service.in_thread(detokenize, service, body)
+        return found
+
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    @app.get("/health")
+    # The second name, and its POST, are SageMaker's.
+    @app.api_route("/health", methods=_READ)
+    @app.api_route("/ping", methods=[*_READ, "POST"])
     async def health() -> Response:
         if service.is_alive:
             return JSONResponse({"status": "ok"})
         return JSONResponse({"status": "the engine does not run any more"}, 503)
 
-    @app.get("/metrics")
+    @app.api_route("/version", methods=_READ)
+    async def version() -> dict[str, str]:
+        return {"version": speccompile.__version__}
+
+    @app.api_route("/metrics", methods=_READ)
     async def metrics() -> Response:
         return PlainTextResponse(metrics_text(service), media_type=CONTENT_TYPE_LATEST)
 
-    @app.get("/live")
+    @app.api_route("/live", methods=_READ)
     async def live() -> dict[str, Any]:
         return live_state(service)
 
-    @app.get("/")
+    @app.api_route("/", methods=_READ)
     async def page() -> Response:
         return FileResponse(PAGE / "index.html", headers=_PAGE_HEADERS)
 

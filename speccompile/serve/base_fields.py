@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
 from pydantic_core import PydanticCustomError
 
 
@@ -22,3 +22,22 @@ class Fields(BaseModel):
 def wrong(param: str, reason: str) -> PydanticCustomError:
     """The value of ``param`` is not valid beside another field's."""
     return PydanticCustomError("fields_disagree", "{reason}", {"param": param, "reason": reason})
+
+
+def _whole(value: Any) -> Any:
+    """JSON has one type of numbers: 6.0 is the number 6."""
+    whole = int(value) if isinstance(value, float) and value.is_integer() else value
+    if isinstance(whole, int) and not -(2**63) <= whole < 2**63:
+        raise ValueError("it has to be a number of 64 bits")
+    return whole
+
+
+def _token_limit(value: Any) -> Any:
+    """-1 is no limit, as in llama.cpp."""
+    return None if value == -1 else _whole(value)
+
+
+#: A whole number, which may be written with a fraction of zero.
+Whole = Annotated[int, BeforeValidator(_whole)]
+#: Most new tokens. None, or -1 in JSON, is as many as fit.
+TokenLimit = Annotated[int | None, BeforeValidator(_token_limit)]

@@ -38,9 +38,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
     """
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
-    ids = await service.in_thread(
-        chat_ids, service.tokenizer, body.messages, shown, generation_prompt=body.add_generation_prompt
-    )
+    ids = await service.in_thread(chat_ids, service.tokenizer, body.messages, shown, body)
     grammar = grammar_of(body, service.tokenizer)
     guide, guide_field = await guide_of(service, body, grammar)
     outputs = OutputOptions(

@@ -16,6 +16,7 @@ from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import CompletionBody
+from speccompile.serve.infill import InfillForm, infill_ends, infill_form, infill_prompt
 from speccompile.serve.logprobs import TextOffsets, completion_logprobs
 from speccompile.serve.prompts import Echo, echo_of, text_ids
 from speccompile.serve.service import OutputOptions, Prompt, Service
@@ -32,7 +33,8 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         ApiError: it cannot be followed.
     """
     service.check_model(body.model)
-    prompts = await service.in_thread(_prompts, service, body)
+    form = infill_form(service.tokenizer) if body.suffix else None
+    prompts = await service.in_thread(_prompts, service, body, form)
     source = source_of(body)
     guide = None if source is None else await compiled(service, *source)
     outputs = OutputOptions(
@@ -43,6 +45,7 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         top_logprobs=body.logprobs or 0,
         guide=guide,
         guide_field=None if source is None else source[1],
+        end_tokens=() if form is None else infill_ends(service.tokenizer, form),
     )
     continuations = await service.start(prompts, body, outputs)
     try:
@@ -55,14 +58,14 @@ async def complete(service: Service, body: CompletionBody) -> Response:
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
-def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
-    return [
-        Prompt(
-            text_ids(service.tokenizer, prompt, special=body.add_special_tokens) if isinstance(prompt, str) else prompt,
-            "prompt" if len(body.prompt) == 1 else f"prompt[{index}]",
-        )
-        for index, prompt in enumerate(body.prompt)
-    ]
+def _prompts(service: Service, body: CompletionBody, form: InfillForm | None) -> list[Prompt]:
+    prompts = []
+    for index, prompt in enumerate(body.prompt):
+        if isinstance(prompt, str):
+            text = prompt if form is None else infill_prompt(form, prompt, body.suffix)
+            prompt = text_ids(service.tokenizer, text, special=body.add_special_tokens)
+        prompts.append(Prompt(prompt, "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"))
+    return prompts
 
 
 def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -> list[Echo]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
 from speccompile.errors import RequestFailed
@@ -51,13 +51,17 @@ class Continuation:
         try:
             async with contextlib.aclosing(_steps(request)) as steps:
                 async for tokens in steps:
-                    yield Piece(self._text.add(tokens), range(seen, seen + len(tokens)))
+                    yield Piece(self._text.add(self._shown(tokens)), range(seen, seen + len(tokens)))
                     seen += len(tokens)
         finally:
             request.cancel()
         if request.finish_reason not in FINISH_REASONS:
             raise ApiError("the server is shutting down", status=503, code="closed")
         yield Piece(self._text.end(), range(seen, seen), FINISH_REASONS[request.finish_reason])
+
+    def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Without the token that ends the text, which is no part of it. It may have a text: a request names any."""
+        return tokens[:-1] if tokens[-1] in self.request.params.eos else tokens
 
     def logprobs(self, places: range) -> list[TokenLogprob]:
         """Of the new tokens at ``places``, for a request that records them."""
@@ -68,11 +72,11 @@ class Continuation:
 
     def prompt_logprobs(self) -> list[TokenLogprob]:
         """Of the prompt, once its first new token is there."""
-        logprobs, best = self.request.records.prompt_logprobs, self.request.records.prompt_best
-        assert logprobs is not None and best is not None
+        logprobs, tops = self.request.records.prompt_logprobs, self.request.records.prompt_top_logprobs
+        assert logprobs is not None and tops is not None
         return [
-            TokenLogprob(token, logprob, () if top is None else (top,))
-            for token, logprob, top in zip(self.request.prompt, logprobs, best, strict=True)
+            TokenLogprob(token, logprob, top or ())
+            for token, logprob, top in zip(self.request.prompt, logprobs, tops, strict=True)
         ]
 
 

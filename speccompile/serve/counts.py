@@ -25,6 +25,7 @@ _HISTOGRAMS = {
     "request_inference_time_seconds": ("Seconds from the slot to the end.", _SECONDS),
     "request_time_per_output_token_seconds": ("Mean seconds of a choice's token after the first.", _TOKEN_SECONDS),
     "request_prompt_tokens": ("Tokens of a choice's prompt.", _TOKENS),
+    "request_prefill_kv_computed_tokens": ("Tokens of a choice's prompt that were read.", _TOKENS),
     "request_generation_tokens": ("New tokens of a choice.", _TOKENS),
     "request_max_num_generation_tokens": ("New tokens of the longest choice of a request.", _TOKENS),
     "request_params_max_tokens": ("Most new tokens that a choice may have.", _TOKENS),
@@ -62,6 +63,7 @@ class Counts:
         timings, new = request.timings, len(request.new_tokens)
         self._observe("e2e_request_latency_seconds", timings.total)
         self._observe("request_prompt_tokens", len(request.prompt))
+        self._observe("request_prefill_kv_computed_tokens", request.stats.prefill_tokens)
         self._observe("request_generation_tokens", new)
         self._observe("request_params_max_tokens", request.params.max_new_tokens)
         if timings.queued is None:

@@ -6,22 +6,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.base_fields import Fields, TokenLimit, Whole, wrong
+from speccompile.serve.ignored import log_ignored
 from speccompile.serve.message_fields import Content, Message
+from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
-MOST_STOPS = 16
-MOST_STOP_CHARACTERS = 512
+#: Stop strings of a request, and their characters together: each new piece of text is compared with all of them.
+MOST_STOPS, MOST_STOP_CHARACTERS = 128, 8192
 #: As in the OpenAI API, which has 5 for completions and 20 for chats.
 MOST_TOP_LOGPROBS = 20
 
 
 def _stops(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
-    if not isinstance(texts, list) or not all(isinstance(text, str) and text for text in texts):
-        raise ValueError("it has to be a text that is not empty, or a list of such texts")
-    if len(texts) > MOST_STOPS or any(len(text) > MOST_STOP_CHARACTERS for text in texts):
-        raise ValueError(f"at most {MOST_STOPS} texts of at most {MOST_STOP_CHARACTERS} characters")
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise ValueError("it has to be a text, or a list of texts")
+    # Clients send an empty text for none.
+    texts = list(dict.fromkeys(filter(None, texts)))
+    if len(texts) > MOST_STOPS or sum(map(len, texts)) > MOST_STOP_CHARACTERS:
+        raise ValueError(f"at most {MOST_STOPS} texts, of at most {MOST_STOP_CHARACTERS} characters together")
     return texts
 
 
@@ -107,11 +111,11 @@ class Generation(Fields):
     """What completions and chats share."""
 
     model: str | None = None
-    n: int = Field(1, ge=1, le=128)
-    max_tokens: int | None = Field(None, ge=1)
+    n: Whole = Field(1, ge=1, le=128)
+    max_tokens: TokenLimit = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
-    seed: int | None = Field(None, ge=-(2**63), lt=2**63)
+    top_p: float | None = Field(None, ge=0, le=1)
+    seed: Whole | None = None
     stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
@@ -119,20 +123,26 @@ class Generation(Fields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
+    # The API's newer name of the user.
+    safety_identifier: str | None = Field(None, max_length=256)
     prediction: Prediction | None = None
     # vLLM's names.
-    top_k: int | None = Field(None, ge=-1)
+    top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    min_tokens: int | None = Field(None, ge=0)
+    # transformers' name.
+    typical_p: float | None = Field(None, gt=0, le=1)
+    min_tokens: Whole | None = Field(None, ge=0)
     ignore_eos: bool = False
+    stop_token_ids: list[Whole] = Field(default_factory=list, max_length=64)
+    skip_special_tokens: bool = True
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)
     structured_outputs: StructuredOutputs | None = None
     response_format: ResponseFormat | None = None
-    priority: int = Field(0, gt=-(2**63), lt=2**63)
+    priority: Whole = Field(0, gt=-(2**63))
     # The engine's names.
-    num_draft_tokens: int | None = Field(None, ge=0)
+    num_draft_tokens: Whole | None = Field(None, ge=0)
     return_token_sources: bool = False
 
     @model_validator(mode="after")
@@ -144,7 +154,7 @@ class Generation(Fields):
         if len(given) > 1:
             raise wrong(given[0], f"{' and '.join(given)} cannot be followed together")
         if self.stream_options is not None and not self.stream:
-            raise wrong("stream_options", "it needs stream=true")
+            log_ignored("stream_options", "the answer is no stream")
         most = getattr(self, "max_completion_tokens", None) or self.max_tokens
         if self.min_tokens is not None and most is not None and self.min_tokens > most:
             raise wrong("min_tokens", f"it must be at most max_tokens, which is {most}")
@@ -156,31 +166,33 @@ class CompletionBody(Generation):
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt)]
     # The OpenAI API's default. Without a new token a prompt is scored alone.
-    max_tokens: int | None = Field(16, ge=0)
+    max_tokens: TokenLimit = Field(16, ge=0)
+    suffix: str = ""
     echo: bool = False
-    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: Whole | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     add_special_tokens: bool = True
 
     @model_validator(mode="after")
-    def _echo_agrees(self) -> CompletionBody:
-        if self.echo and (self.logprobs or 0) > 1:
-            raise wrong("logprobs", "with echo at most the likeliest token of each place is known; use 0 or 1")
+    def _completion_agrees(self) -> CompletionBody:
+        if self.suffix and self.echo:
+            raise wrong("suffix", "it cannot be followed together with echo")
+        if self.suffix and not all(isinstance(prompt, str) for prompt in self.prompt):
+            raise wrong("suffix", "it needs prompts that are texts")
         if self.max_tokens == 0 and not self.echo:
             raise wrong("max_tokens", "0 needs echo=true")
         return self
 
 
-class ChatBody(Generation):
+class ChatBody(Generation, TemplateFields):
     """Of ``/v1/chat/completions``."""
 
     messages: list[Message] = Field(min_length=1)
-    max_completion_tokens: int | None = Field(None, ge=1)
+    max_completion_tokens: TokenLimit = Field(None, ge=1)
     logprobs: bool = False
-    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    top_logprobs: Whole | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     tools: list[Tool] | None = None
     tool_choice: AnyToolChoice | None = None
     parallel_tool_calls: bool = True
-    add_generation_prompt: bool = True
 
     @model_validator(mode="after")
     def _chat_agrees(self) -> ChatBody:
@@ -190,28 +202,4 @@ class ChatBody(Generation):
             raise wrong("max_tokens", "give it or max_completion_tokens, not both")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise wrong("tool_choice", "it needs tools")
-        return self
-
-
-class TokenizeBody(Fields):
-    """Of ``/tokenize``, as vLLM has it."""
-
-    model: str | None = None
-    prompt: str | None = None
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
-    add_special_tokens: bool = True
-    add_generation_prompt: bool = True
-    return_token_strs: bool = False
-
-    @model_validator(mode="after")
-    def _one_input(self) -> TokenizeBody:
-        if (self.prompt is None) == (self.messages is None):
-            raise wrong("prompt", "give it or messages")
-        if self.messages is None:
-            for name in ("tools", "add_generation_prompt"):
-                if name in self.model_fields_set:
-                    raise wrong(name, "it needs messages")
-        elif "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
-            raise wrong("add_special_tokens", "the chat template writes them; it needs prompt")
         return self

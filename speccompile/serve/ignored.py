@@ -7,6 +7,25 @@ import logging
 
 log = logging.getLogger("speccompile.serve")
 
+_STATELESS = "the server stores nothing"
+_CACHE = "prompts with a known beginning reuse its KV without it"
+_TEMPLATE = "it is a variable of chat templates"
+
+#: Why a field has no effect, by name. Where an endpoint has a field of that name, it is followed there.
+IGNORED: dict[str, str] = {
+    "metadata": _STATELESS,
+    "prompt_cache_key": _CACHE,
+    "prompt_cache_options": _CACHE,
+    "prompt_cache_retention": _CACHE,
+    "reasoning": _TEMPLATE,
+    "reasoning_effort": _TEMPLATE,
+    "request_id": "the header x-request-id names a request",
+    "service_tier": "there is one tier of service",
+    "session_id": _STATELESS,
+    "store": _STATELESS,
+    "verbosity": _TEMPLATE,
+}
+
 
 @functools.cache
 def log_ignored(field: str, reason: str) -> None:

@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from speccompile.runtime.stats import SECONDS, Latencies
+from speccompile.runtime.request import Request
+from speccompile.runtime.stats import Histogram
 from speccompile.serve.service import Service
+
+#: Counters of what never happens here.
+_NEVER = {
+    "corrupted_requests": "Requests that went on with NaN in their logits: none, since they end.",
+    "external_prefix_cache_hits": "Prompt tokens with KV from elsewhere: none.",
+    "external_prefix_cache_queries": "Prompt tokens of which KV was looked for elsewhere: none.",
+    "mm_cache_hits": "Images and the like that were known: none, since the model reads text only.",
+    "mm_cache_queries": "Images and the like: none, since the model reads text only.",
+    "num_preemptions": "Requests that lost their slot: none.",
+}
 
 
 def metrics_text(service: Service) -> str:
@@ -34,15 +46,31 @@ class _VllmNames(Collector):
         capacity, running = engine.capacity(), len(engine.running)
         # Of each request the first token comes from its prompt, or a step; all are timed.
         new = sum(stats.between_tokens_seconds.counts) + sum(stats.first_token_seconds.counts)
+        reused = stats.reused_tokens
         yield self._gauge("num_requests_running", "Requests that have a slot.", running)
         yield self._gauge("num_requests_waiting", "Requests that wait for a slot.", capacity.waiting)
-        # The second names are those of older versions, which dashboards still have.
+        reasons = {"capacity": capacity.waiting, "deferred": 0}
+        yield self._gauges("num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons)
+        states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
+        yield self._gauges("engine_sleep_state", "1 for awake, which the engine always is.", "sleep_state", states)
+        # The second name of these is that of older versions, which dashboards still have.
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield self._gauge(name, "Share of the slots that have a request.", running / capacity.slots)
+        for prefix in ("", "gpu_"):
+            yield self._counter(f"{prefix}prefix_cache_queries", "Prompt tokens.", stats.prompt_tokens)
+            yield self._counter(f"{prefix}prefix_cache_hits", "Prompt tokens whose KV was there already.", reused)
+        yield self._cache_config(capacity.slots)
+        if self._service.spec.adapters:
+            yield self._adapters()
+        for name, what in _NEVER.items():
+            yield self._counter(name, what, 0)
         yield self._counter("prompt_tokens", "Prompt tokens, those with known KV included.", stats.prompt_tokens)
+        yield self._counter("prompt_tokens_cached", "Prompt tokens whose KV was there already.", reused)
+        yield self._counter("prompt_tokens_recomputed", "Prompt tokens that were read again.", stats.reread_tokens)
+        sources = {"local_compute": stats.prompt_tokens - reused, "local_cache_hit": reused, "external_kv_transfer": 0}
+        yield self._counters("prompt_tokens_by_source", "Prompt tokens by source.", "source", sources)
         yield self._counter("generation_tokens", "New tokens.", new)
-        yield self._counter("prefix_cache_queries", "Prompt tokens.", stats.prompt_tokens)
-        yield self._counter("prefix_cache_hits", "Prompt tokens whose KV was there already.", stats.reused_tokens)
+        yield self._histogram("iteration_tokens_total", "Prompt tokens and new ones of a step.", stats.step_tokens)
         drafts = stats.proposed_at[0] if stats.proposed_at else 0
         yield self._counter("spec_decode_num_drafts", "Drafts: rows of steps that had draft tokens.", drafts)
         yield self._counter("spec_decode_num_draft_tokens", "Draft tokens that were judged.", stats.draft_tokens)
@@ -76,9 +104,43 @@ class _VllmNames(Collector):
             family.add_metric([*self._labels.values(), value], count)
         return family
 
-    def _histogram(self, name: str, what: str, latencies: Latencies) -> HistogramMetricFamily:
-        family = HistogramMetricFamily(f"vllm:{name}", what, labels=list(self._labels))
-        bounds = [str(bound) for bound in SECONDS] + ["+Inf"]
-        buckets = [*zip(bounds, map(float, itertools.accumulate(latencies.counts)), strict=True)]
-        family.add_metric(list(self._labels.values()), buckets, latencies.sum)
+    def _gauges(self, name: str, what: str, label: str, values: dict[str, int]) -> GaugeMetricFamily:
+        family = GaugeMetricFamily(f"vllm:{name}", what, labels=[*self._labels, label])
+        for value, count in values.items():
+            family.add_metric([*self._labels.values(), value], count)
         return family
+
+    def _histogram(self, name: str, what: str, values: Histogram) -> HistogramMetricFamily:
+        family = HistogramMetricFamily(f"vllm:{name}", what, labels=list(self._labels))
+        bounds = [str(bound) for bound in values.bounds] + ["+Inf"]
+        buckets = [*zip(bounds, map(float, itertools.accumulate(values.counts)), strict=True)]
+        family.add_metric(list(self._labels.values()), buckets, values.sum)
+        return family
+
+    def _cache_config(self, slots: int) -> GaugeMetricFamily:
+        """A slot is a block of as many tokens as a sequence may have."""
+        labels = {
+            "block_size": str(self._service.max_len),
+            "num_gpu_blocks": str(slots),
+            "enable_prefix_caching": str(self._service.engine.prefix_reuse),
+            "engine": self._labels["engine"],
+        }
+        family = GaugeMetricFamily("vllm:cache_config_info", "The size of the KV cache.", labels=list(labels))
+        family.add_metric(list(labels.values()), 1)
+        return family
+
+    def _adapters(self) -> GaugeMetricFamily:
+        """As in vLLM, the value is the time, and the labels have the names."""
+        engine = self._service.engine
+        labels = {
+            "max_lora": str(len(self._service.spec.adapters)),
+            "waiting_lora_adapters": _adapter_names(engine.waiting.requests),
+            "running_lora_adapters": _adapter_names(engine.running),
+        }
+        family = GaugeMetricFamily("vllm:lora_requests_info", "The adapters of the requests.", labels=list(labels))
+        family.add_metric(list(labels.values()), time.time())
+        return family
+
+
+def _adapter_names(requests: Iterable[Request]) -> str:
+    return ",".join(sorted({item.params.adapter.name for item in requests if item.params.adapter is not None}))

@@ -63,6 +63,9 @@ class ServeOptions(Options):
     shutdown_seconds: int = field(
         default=30, metadata=option("How long running requests may go on after SIGTERM or Ctrl-C.", WholeNumber(0))
     )
+    keep_alive_seconds: int = field(
+        default=75, metadata=option("How long a connection may be idle before the server closes it.", WholeNumber(1))
+    )
 
     @property
     def keys(self) -> tuple[str, ...]:

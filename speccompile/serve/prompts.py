@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,13 +15,18 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.conversation import conversation_of
+from speccompile.serve.ignored import log_ignored
 from speccompile.serve.logprobs import TextOffsets
 from speccompile.serve.message_fields import Message
+from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.vocabulary import Vocabulary
 from speccompile.utils.mistral_common import is_mistral_common, writes_chats
 
 log = logging.getLogger("speccompile.serve")
+
+#: Arguments of the call that renders a template: they are no variables of a template.
+_ARGUMENTS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents", "kwargs"}
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
@@ -67,10 +74,12 @@ def chat_ids(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
-    *,
-    generation_prompt: bool,
+    given: TemplateFields,
 ) -> list[int]:
     """Of a conversation, by the tokenizer's chat template. What it does not write of tools is text of the messages.
+
+    Args:
+        given: what the request gives to the template beside messages and tools.
 
     Raises:
         ApiError: there is no template, or it refuses the conversation.
@@ -78,13 +87,16 @@ def chat_ids(
     if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
+    variables = _variables(given)
     conversation, schemas = conversation_of(tokenizer, messages, tools)
     try:
         encoded: Any = tokenizer.apply_chat_template(
             conversation,
             tools=schemas,  # type: ignore[arg-type]
-            add_generation_prompt=generation_prompt,
+            add_generation_prompt=given.opens_answer,
+            continue_final_message=given.continue_final_message,
             return_dict=True,
+            **variables,
         )
     except TemplateError as error:
         # Templates raise it themselves, for roles that do not alternate and the like.
@@ -99,4 +111,25 @@ def chat_ids(
         log.exception("the chat template failed")
         message = f"messages: the chat template fails on them ({type(error).__name__})"
         raise ApiError(message, param="messages") from None
+    _log_unused(tokenizer.get_chat_template(tools=schemas), given)
     return list(encoded["input_ids"])
+
+
+def _variables(given: TemplateFields) -> dict[str, Any]:
+    """Of the template, by name.
+
+    Raises:
+        ApiError: one has the name of an argument of the call.
+    """
+    variables = {name: value for _, named in given.template_variables() for name, value in named.items()}
+    for name in variables.keys() & {*_ARGUMENTS, "messages"}:
+        param = f"chat_template_kwargs.{name}"
+        raise ApiError(f"{param}: it is not a variable of a template", param=param, code="invalid_value")
+    return variables
+
+
+def _log_unused(template: str, given: TemplateFields) -> None:
+    """Log the fields of whose variables ``template`` has none."""
+    for field, named in given.template_variables():
+        if not any(re.search(rf"\b{re.escape(name)}\b", template) for name in named):
+            log_ignored(field, "the chat template has no such variable")

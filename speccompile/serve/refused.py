@@ -1,4 +1,5 @@
-"""Fields of the OpenAI API that the server knows and cannot follow. A value that asks for nothing passes."""
+"""Fields of the OpenAI API, and of vLLM's, that the server knows and cannot follow. A value that asks for nothing
+passes."""
 
 from __future__ import annotations
 
@@ -8,63 +9,77 @@ from typing import Any
 from pydantic import BaseModel
 
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.ignored import IGNORED, log_ignored
 
 _TEXT_ONLY = "the model reads and writes text alone"
 _STATELESS = "the server stores nothing"
 _TOOLS = "it is the API before tools; use tools and tool_choice"
 _ONLY_CHATS = "only chats call tools; use /v1/chat/completions"
-_CACHE = "prompts with a known beginning reuse its KV by themselves"
+_BEAMS = "beams are not searched"
+_TOKENS = "tokens are returned as texts; use logprobs or return_token_sources"
 
 #: By field: values that ask for nothing, besides null, and why others are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "access_programs": ((), "there are no such programs"),
+    "allowed_token_ids": (([],), "use logit_bias, or structured_outputs with choice"),
     "audio": ((), _TEXT_ONLY),
     "background": ((False,), "a response is of one connection"),
     "background_options": ((), "a response is of one connection"),
+    "bad_words": (([],), "use logit_bias"),
     "best_of": ((1,), "only the choices that are returned are generated; use n"),
+    "cache_salt": ((), "KV is shared by all clients; start a server for each"),
+    "chat_template": ((), "the template is the model's own"),
     "context_management": (([],), "no prompt is cut"),
     "conversation": ((), f"{_STATELESS}; send the whole conversation as input"),
-    "function_call": ((), _TOOLS),
+    "documents": (([],), "use chat_template_kwargs with documents, if the template has them"),
+    "early_stopping": ((False,), _BEAMS),
+    "function_call": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "image": ((), _TEXT_ONLY),
     "include": (([],), "there is nothing to include"),
+    "include_reasoning": ((True,), "an answer has its reasoning, if the model writes one"),
+    "include_stop_str_in_output": ((False,), "a text ends before its stop string"),
+    "length_penalty": ((0, 0.0, 1, 1.0), _BEAMS),
+    "logits_processors": (([],), "the server runs no code of its clients"),
     "max_tool_calls": ((), _ONLY_CHATS),
-    "metadata": (({},), _STATELESS),
     "modalities": ((["text"],), _TEXT_ONLY),
     "moderation": ((), "the server judges no texts"),
     "parallel_tool_calls": ((True, False), _ONLY_CHATS),
     "previous_response_id": ((), f"{_STATELESS}; send the whole conversation as input"),
     "prompt": ((), f"{_STATELESS}, prompts neither"),
-    "prompt_cache_key": ((), _CACHE),
-    "prompt_cache_options": ((), _CACHE),
-    "prompt_cache_retention": ((), _CACHE),
-    "reasoning": (({},), "the model has no levels of effort"),
-    "reasoning_effort": ((), "the model has no levels of effort"),
-    "safety_identifier": ((), f"{_STATELESS}; use user, which is logged"),
-    "service_tier": (("auto", "default"), "there is one tier of service"),
-    "store": ((False,), _STATELESS),
-    "suffix": (("",), "the model writes from left to right"),
+    "prompt_logprobs": ((0,), "use echo and logprobs of /v1/completions"),
+    "return_token_ids": ((False,), _TOKENS),
+    "return_tokens_as_token_ids": ((False,), _TOKENS),
+    "spaces_between_special_tokens": ((True,), "texts are those of the tokenizer"),
+    "suffix": (("",), "a chat has no text after its answer; use /v1/completions"),
+    "thinking_token_budget": ((-1,), "a reasoning has no limit beside max_tokens"),
     "tool_choice": (("auto", "none"), _ONLY_CHATS),
     "tools": (([],), _ONLY_CHATS),
     "top_logprobs": ((0,), "only chats have it"),
     "truncation": (("disabled",), "no prompt is cut"),
-    "verbosity": (("medium",), "the model has no levels of verbosity"),
+    "use_beam_search": ((False,), _BEAMS),
     "web_search_options": ((), "the server searches nothing"),
 }
 
 
 def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """``body`` without refused fields, and without fields that are null.
+    """``body`` without fields that are refused, ignored or null.
 
     Raises:
         ApiError: a refused field asks for something.
     """
     kept = {}
     for name, value in body.items():
-        if name in REFUSED and name not in kind.model_fields:
+        if value is None:
+            continue
+        if name in kind.model_fields:
+            kept[name] = value
+        elif name in IGNORED:
+            log_ignored(name, IGNORED[name])
+        elif name in REFUSED:
             neutral, reason = REFUSED[name]
-            if value is not None and not any(type(value) is type(item) and value == item for item in neutral):
+            if not any(type(value) is type(item) and value == item for item in neutral):
                 raise ApiError(f"{name}: not supported, since {reason}", param=name, code="unsupported_field")
-        elif value is not None:
+        else:
             kept[name] = value
     return kept

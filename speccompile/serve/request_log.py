@@ -1,10 +1,12 @@
-"""One log line a request, and the API key."""
+"""One log line a request, its id, and the API key."""
 
 from __future__ import annotations
 
 import hmac
 import logging
+import re
 import time
+import uuid
 from collections.abc import Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -21,15 +23,18 @@ from speccompile.serve.disconnect import CLIENT_LEFT
 log = logging.getLogger("speccompile.serve")
 
 #: Paths that need no key: load balancers and Prometheus have none, as in vLLM, and the page asks for it.
-_OPEN_PATHS = ("/", "/health", "/metrics")
+_OPEN_PATHS = ("/", "/health", "/metrics", "/ping")
 _OPEN_FOLDER = "/page/"
-_POLLED = ("/", "/health", "/live", "/metrics")
+_POLLED = ("/", "/health", "/live", "/metrics", "/ping")
+#: Ids of requests that clients may give; others are replaced.
+_REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 @dataclass
 class Note:
-    """What a request made the engine do, for its line."""
+    """What a request made the engine do, for its line; ``id`` is also in the answer."""
 
+    id: str
     requests: Sequence[Request] = ()
     user: str | None = None
     error: ApiError | None = None
@@ -52,6 +57,7 @@ class Note:
             reasons = sorted({request.finish_reason or "running" for request in self.requests})
             parts.append(f"{len(self.requests[0].prompt)} prompt tokens, {new} new, {'/'.join(reasons)}")
             parts.append(f"acceptance length {emitted / steps:.2f}" if steps else "no step")
+        parts.append(f"id {self.id}")
         return ", ".join(parts)
 
 
@@ -75,12 +81,13 @@ class RequestLog:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        note, status = Note(), CLIENT_LEFT
+        note, status = Note(_request_id(scope)), CLIENT_LEFT
 
         async def noted(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", note.id.encode())]}
             await send(message)
 
         token, key = current.set(note), self._key_of(scope)
@@ -111,3 +118,9 @@ class RequestLog:
         # In a time that does not depend on where they differ.
         found = [hmac.compare_digest(key, known) for known in self._keys]
         return found.index(True) if any(found) and scheme.lower() == b"bearer" else None
+
+
+def _request_id(scope: Scope) -> str:
+    """The client's, in the header ``x-request-id``, else a new one."""
+    given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
+    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"

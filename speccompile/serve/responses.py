@@ -53,7 +53,7 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     service.check_model(chat.model)
     shown = None if chat.tool_choice == "none" else chat.tools
     try:
-        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, generation_prompt=True)
+        ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, chat)
         grammar = grammar_of(chat, service.tokenizer)
         guide, guide_field = await guide_of(service, chat, grammar)
         outputs = OutputOptions(max_new_tokens=chat.max_completion_tokens, guide=guide, guide_field=guide_field)

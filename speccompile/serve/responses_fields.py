@@ -6,16 +6,16 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.base_fields import Fields, TokenLimit, Whole, wrong
 from speccompile.serve.fields import ChatBody, JsonSchema, ResponseFormat
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.responses_items import InputItem, messages_of
 from speccompile.serve.responses_tools import AnyTool, FunctionTool, ToolChoice
+from speccompile.serve.template_fields import Reasoning
 
 #: Why a field has no effect.
 _WITHOUT_EFFECT = {
     "include": "a response has nothing that could be included",
-    "reasoning": "a model writes as much as it does",
     "store": "the server stores nothing",
     "max_tool_calls": "the server runs no tools",
     "prompt_cache_key": "prompts with a known beginning reuse its KV without it",
@@ -63,20 +63,21 @@ class ResponsesBody(Fields):
     model: str | None = None
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
-    max_output_tokens: int | None = Field(None, ge=1)
+    max_output_tokens: TokenLimit = Field(None, ge=1)
     temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, gt=0, le=1)
+    top_p: float | None = Field(None, ge=0, le=1)
+    reasoning: Reasoning | None = None
     stream: bool = False
     stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
     user: str | None = Field(None, max_length=256)
+    safety_identifier: str | None = Field(None, max_length=256)
     tools: list[AnyTool] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     metadata: dict[str, Any] | None = None
     # Without effect.
     include: list[str] = Field(default_factory=list)
-    reasoning: dict[str, Any] | None = None
     store: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     max_tool_calls: int | None = Field(None, ge=0)
@@ -84,7 +85,7 @@ class ResponsesBody(Fields):
     client_metadata: dict[str, Any] | None = None
     # vLLM's and the engine's names.
     ignore_eos: bool = False
-    num_draft_tokens: int | None = Field(None, ge=0)
+    num_draft_tokens: Whole | None = Field(None, ge=0)
 
     @model_validator(mode="after")
     def _can_be_followed(self) -> ResponsesBody:
@@ -130,7 +131,9 @@ class ResponsesBody(Fields):
             "temperature": self.temperature,
             "top_p": self.top_p,
             "response_format": response_format,
+            "reasoning": self.reasoning,
             "user": self.user,
+            "safety_identifier": self.safety_identifier,
             "ignore_eos": self.ignore_eos,
             "num_draft_tokens": self.num_draft_tokens,
         }

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from transformers import GenerationConfig
 
+from speccompile.graph.state import EOS_CAPACITY
+from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import Generation
 
 #: Seeds of the engine; those of the API may be negative.
@@ -14,7 +17,9 @@ _SEEDS = 2**63
 _SAME_NAMES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
 #: What holds where neither the request nor the model's generation_config says anything, as in vLLM. transformers itself
 #: would keep the 50 likeliest tokens.
-_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0}
+_DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
+#: Temperatures below it are greedy, as in vLLM.
+_LEAST_TEMPERATURE = 1e-5
 
 
 def sampling_arguments(body: Generation, config: GenerationConfig) -> dict[str, Any]:
@@ -26,15 +31,38 @@ def sampling_arguments(body: Generation, config: GenerationConfig) -> dict[str, 
         drawing[name] = given if given is not None else own if own is not None else default
     # vLLM has -1 for all tokens.
     drawing["top_k"] = max(drawing["top_k"], 0)
-    if drawing["temperature"] == 0 or drawing["top_k"] == 1:
+    # With a mass of 0 only the likeliest token is left.
+    if drawing["temperature"] < _LEAST_TEMPERATURE or drawing["top_k"] == 1 or drawing["top_p"] == 0:
         arguments["do_sample"] = False
     else:
         arguments |= drawing | {"do_sample": True}
     if body.min_tokens:
         arguments["min_new_tokens"] = body.min_tokens
-    if body.ignore_eos:
-        arguments["eos_token_id"] = []
     return arguments
+
+
+def eos_arguments(
+    ends: Sequence[int], config: GenerationConfig, vocab_size: int, *, ignore_eos: bool
+) -> dict[str, Any]:
+    """The argument of ``submit`` for the tokens that end a text: the model's own, unless they are ignored, and
+    ``ends``. Empty if those are the model's own.
+
+    Raises:
+        ApiError: they are too many, or not token ids.
+    """
+    if not ends:
+        return {"eos_token_id": []} if ignore_eos else {}
+    own = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
+    kept = [] if ignore_eos else [token for token in own if token is not None and 0 <= token < vocab_size]
+    for index, token in enumerate(ends):
+        if not 0 <= token < vocab_size:
+            param = f"stop_token_ids[{index}]"
+            raise ApiError(f"{param}: token ids are 0 .. {vocab_size - 1}, got {token}", param=param)
+    tokens = list(dict.fromkeys([*kept, *ends]))
+    if len(tokens) > EOS_CAPACITY:
+        message = f"stop_token_ids: at most {EOS_CAPACITY} tokens end a text, {len(kept)} of the model among them"
+        raise ApiError(message, param="stop_token_ids")
+    return {"eos_token_id": tokens}
 
 
 def seed_of(body: Generation, index: int) -> int | None:

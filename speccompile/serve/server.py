@@ -46,6 +46,7 @@ def run_server(service: Service, host: str, port: int) -> None:
         access_log=False,
         server_header=False,
         timeout_graceful_shutdown=service.options.shutdown_seconds,
+        timeout_keep_alive=service.options.keep_alive_seconds,
     )
     server = uvicorn.Server(config)
     with _ended_by_signals(server):

@@ -24,7 +24,7 @@ from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
-from speccompile.serve.sampling import sampling_arguments, seed_of
+from speccompile.serve.sampling import eos_arguments, sampling_arguments, seed_of
 from speccompile.serve.text import AnswerText, StopTexts
 from speccompile.serve.vocabulary import Vocabulary
 
@@ -53,6 +53,7 @@ class OutputOptions:
         logprobs, prompt_logprobs: record log-probabilities.
         top_logprobs: of so many of the likeliest tokens.
         guide: what the text follows, and the field that it was made of.
+        end_tokens: they end the text, beside the model's own and the request's.
     """
 
     max_new_tokens: int | None
@@ -61,6 +62,7 @@ class OutputOptions:
     top_logprobs: int = 0
     guide: Guide | None = None
     guide_field: str | None = None
+    end_tokens: Sequence[int] = ()
 
 
 @dataclass
@@ -151,13 +153,14 @@ class Service:
             submitting.add_done_callback(_cancel_all)
             raise
         if note is not None:
-            note.requests, note.user = requests, body.user
+            note.requests, note.user = requests, body.user or body.safety_identifier
         return [
             Continuation(index, request, self._text(request.prompt, body)) for index, request in enumerate(requests)
         ]
 
     def _text(self, prompt: list[int], body: Generation) -> AnswerText:
-        return AnswerText(self.tokenizer, prompt, body.stop, body.min_tokens or 0)
+        least, skips = body.min_tokens or 0, body.skip_special_tokens
+        return AnswerText(self.tokenizer, prompt, body.stop, least, skip_special_tokens=skips)
 
     def _submit(
         self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions, client: tuple[str, ...] | None
@@ -166,6 +169,7 @@ class Service:
             message = "priority: this server has no API key, so any client could go before all others; leave it out"
             raise ApiError(message, param="priority", code="unsupported_field")
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
+        arguments |= self._ends(body, outputs)
         arguments["client"] = client
         queue = self.engine.waiting
         capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
@@ -183,6 +187,20 @@ class Service:
                 request.cancel()
             raise
         return requests
+
+    def _ends(self, body: Generation, outputs: OutputOptions) -> dict[str, Any]:
+        """The argument of ``submit`` for the tokens that end a text.
+
+        Raises:
+            ApiError: they are too many or not token ids, or the text that the guide allows may need one of them.
+        """
+        ends = [*body.stop_token_ids, *outputs.end_tokens]
+        vocab_size = self.engine.arena.layout.vocab_size
+        found = eos_arguments(ends, self.spec.generation_config, vocab_size, ignore_eos=body.ignore_eos)
+        if outputs.guide is not None and not all(map(self.vocabulary.is_special, body.stop_token_ids)):
+            message = f"stop_token_ids: beside {outputs.guide_field} only special tokens can end a text; use stop"
+            raise ApiError(message, param="stop_token_ids")
+        return found
 
     def _prediction(self, body: Generation) -> dict[str, Any]:
         """The argument of ``submit`` for a predicted text.

@@ -17,6 +17,8 @@ from speccompile.serve.continuation import Continuation, Piece
 log = logging.getLogger("speccompile.serve")
 
 DONE = "data: [DONE]\n\n"
+#: JSON may have these characters as they are, and many clients take them for the end of a line.
+_LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
 async def merged(continuations: Sequence[Continuation]) -> AsyncGenerator[tuple[Continuation, Piece], None]:
@@ -62,7 +64,7 @@ def as_json(model: BaseModel) -> dict[str, Any]:
 def event(data: BaseModel | dict[str, Any]) -> str:
     """One server-sent event."""
     shown = data if isinstance(data, dict) else as_json(data)
-    return f"data: {json.dumps(shown, ensure_ascii=False)}\n\n"
+    return f"data: {json.dumps(shown, ensure_ascii=False).translate(_LINE_ENDS)}\n\n"
 
 
 async def with_errors(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:

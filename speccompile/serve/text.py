@@ -61,12 +61,20 @@ class AnswerText:
         prompt: the tokens that the answer continues.
         stops: the text ends before the one that is complete first.
         min_tokens: no stop string ends in the text of the first ``min_tokens`` tokens, as in vLLM.
+        skip_special_tokens: leave special tokens out.
     """
 
     def __init__(
-        self, tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], stops: Sequence[str], min_tokens: int = 0
+        self,
+        tokenizer: PreTrainedTokenizerBase,
+        prompt: Sequence[int],
+        stops: Sequence[str],
+        min_tokens: int = 0,
+        *,
+        skip_special_tokens: bool = True,
     ) -> None:
-        self._detokenizer, self._filter = Detokenizer(tokenizer, prompt), StopFilter(stops)
+        self._detokenizer = Detokenizer(tokenizer, prompt, skip_special_tokens=skip_special_tokens)
+        self._filter = StopFilter(stops)
         self._unchecked = min_tokens
 
     @property

@@ -1,12 +1,13 @@
-"""``/tokenize``, as vLLM has it."""
+"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from speccompile.serve.fields import TokenizeBody
+from speccompile.serve.api_error import ApiError
 from speccompile.serve.prompts import chat_ids, text_ids
 from speccompile.serve.service import Service
+from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 
 
 def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
@@ -16,7 +17,7 @@ def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
         ApiError: the chat template refuses the conversation.
     """
     if body.messages is not None:
-        ids = chat_ids(service.tokenizer, body.messages, body.tools, generation_prompt=body.add_generation_prompt)
+        ids = chat_ids(service.tokenizer, body.messages, body.tools, body)
     else:
         assert body.prompt is not None
         ids = text_ids(service.tokenizer, body.prompt, special=body.add_special_tokens)
@@ -24,3 +25,17 @@ def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
     if body.return_token_strs:
         answer["token_strs"] = [service.vocabulary.text_of(token) for token in ids]
     return answer
+
+
+def detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+    """The text of token ids, names of special tokens included.
+
+    Raises:
+        ApiError: an id is not in the vocabulary.
+    """
+    size = len(service.tokenizer)
+    for index, token in enumerate(body.tokens):
+        if not 0 <= token < size:
+            param = f"tokens[{index}]"
+            raise ApiError(f"{param}: token ids are 0 .. {size - 1}, got {token}", param=param, code="invalid_value")
+    return {"prompt": service.tokenizer.decode(body.tokens)}

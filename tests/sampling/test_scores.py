@@ -102,6 +102,10 @@ def assert_true(model: LlamaForCausalLM, ids: list[int], result: Result, options
     close(torch.tensor([[value for _, value in top] for top in result.top_logprobs]), values[start - 1 :])
     assert [best[0] for best in result.prompt_best[1:] if best] == tokens[: start - 1, 0].tolist()
     close(torch.tensor([best[1] for best in result.prompt_best[1:] if best]), values[: start - 1, 0])
+    assert result.prompt_top_logprobs is not None and result.prompt_top_logprobs[0] is None
+    tops = [top for top in result.prompt_top_logprobs if top is not None]
+    assert [[token for token, _ in top] for top in tops] == tokens[: start - 1].tolist()
+    close(torch.tensor([[value for _, value in top] for top in tops]).reshape(-1, 3), values[: start - 1])
 
 
 # --- what requests get -------------------------------------------------------------------------------------------

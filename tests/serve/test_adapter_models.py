@@ -53,6 +53,17 @@ def test_a_request_names_one_as_its_model(with_legal: Client) -> None:
     assert with_legal.post("/v1/responses", body).json()["model"] == "legal"
 
 
+def test_the_metrics_name_the_adapters_of_running_requests(with_legal: Client) -> None:
+    engine = with_legal.service.spec.engine
+    held = engine.submit(PROMPT, max_new_tokens=200, adapter="legal")
+    engine.step()
+    try:
+        text = with_legal.get("/metrics").text
+    finally:
+        held.cancel()
+    assert 'vllm:lora_requests_info{max_lora="1",running_lora_adapters="legal",waiting_lora_adapters=""}' in text
+
+
 def test_another_name_is_not_found(with_legal: Client) -> None:
     error = with_legal.refused("/v1/completions", {"model": "medical", "prompt": "a"}, 404)
     assert error["code"] == "model_not_found" and "'tiny', 'legal'" in error["message"]

@@ -229,7 +229,7 @@ def test_each_request_is_one_line_of_the_log(client: Client, caplog: pytest.LogC
     first, second = [record.message for record in caplog.records]
     assert first.startswith("POST /v1/completions 200, ") and "user 'me'" in first
     assert "2 prompt tokens, 3 new, max_new_tokens" in first and "acceptance length" in first
-    assert second.startswith("POST /v1/completions 400, ") and second.endswith(", invalid_value prompt")
+    assert second.startswith("POST /v1/completions 400, ") and ", invalid_value prompt, id req_" in second
 
 
 def test_a_path_cannot_add_a_line_to_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:

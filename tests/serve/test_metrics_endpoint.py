@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from support.serving import MAX_LEN, MODEL, Client, tokenizer
+from support.serving import MAX_LEN, MODEL, SLOTS, Client, tokenizer
 
-LABELS = ("position", "status", "finished_reason")
+LABELS = ("position", "status", "finished_reason", "source")
 
 
 def samples(client: Client) -> dict[str, float]:
@@ -39,6 +39,11 @@ def test_metrics_have_our_names_and_those_of_vllm(client: Client) -> None:
     assert grown["vllm:inter_token_latency_seconds_count"] == 29
     assert grown["vllm:request_success_total,length"] == 1 and grown["speccompile_responses_total,200"] == 2
     assert grown["speccompile_emitted_tokens_total"] in (29, 30)
+    read = grown["speccompile_prefill_tokens_total"]
+    assert grown["vllm:iteration_tokens_total_sum"] == grown["speccompile_emitted_tokens_total"] + read
+    assert grown["vllm:iteration_tokens_total_count"] == grown["speccompile_steps_total"]
+    assert grown["vllm:request_prefill_kv_computed_tokens_sum"] == read
+    assert grown["vllm:prompt_tokens_by_source_total,local_compute"] == read
     assert after["vllm:num_requests_running"] == after["vllm:num_requests_waiting"] == 0
 
 
@@ -77,6 +82,42 @@ DASHBOARD = {
     "time_to_first_token_seconds_count",
     "time_to_first_token_seconds_sum",
 }
+
+
+#: Further names of vLLM's own metrics (vllm/v1/metrics/loggers.py), without those of adapters.
+FURTHER = {
+    "cache_config_info",
+    "corrupted_requests_total",
+    "engine_sleep_state",
+    "external_prefix_cache_hits_total",
+    "external_prefix_cache_queries_total",
+    "gpu_prefix_cache_hits_total",
+    "gpu_prefix_cache_queries_total",
+    "inter_token_latency_seconds_bucket",
+    "iteration_tokens_total_bucket",
+    "kv_cache_usage_perc",
+    "mm_cache_hits_total",
+    "mm_cache_queries_total",
+    "num_preemptions_total",
+    "num_requests_waiting_by_reason",
+    "prefix_cache_hits_total",
+    "prefix_cache_queries_total",
+    "prompt_tokens_by_source_total",
+    "prompt_tokens_cached_total",
+    "prompt_tokens_recomputed_total",
+    "request_inference_time_seconds_bucket",
+    "request_params_max_tokens_bucket",
+    "request_params_n_bucket",
+    "request_prefill_kv_computed_tokens_bucket",
+    "request_time_per_output_token_seconds_bucket",
+}
+
+
+def test_the_names_of_vllm_are_complete(client: Client) -> None:
+    families = list(text_string_to_metric_families(client.get("/metrics").text))
+    assert {f"vllm:{name}" for name in FURTHER} <= {sample.name for family in families for sample in family.samples}
+    (cache,) = [sample for family in families for sample in family.samples if sample.name == "vllm:cache_config_info"]
+    assert int(cache.labels["num_gpu_blocks"]) * int(cache.labels["block_size"]) == SLOTS * MAX_LEN
 
 
 def test_every_panel_of_vllms_dashboard_has_data(client: Client) -> None:

@@ -11,7 +11,8 @@ import openai.types.responses.response_create_params as response_params
 import pytest
 
 from speccompile import Speculator
-from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.fields import MOST_STOPS, ChatBody, CompletionBody
+from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.refused import REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
 from support import serving
@@ -25,26 +26,39 @@ def called(arguments: str) -> dict[str, Any]:
     return {"id": "a", "type": "function", "function": {"name": "f", "arguments": arguments}}
 
 
-def test_every_field_of_the_api_is_followed_or_refused_by_name() -> None:
+def test_every_field_of_the_api_is_followed_or_known_by_name() -> None:
     pairs = (
         (completion_params.CompletionCreateParamsBase, CompletionBody),
         (chat_params.CompletionCreateParamsBase, ChatBody),
         (response_params.ResponseCreateParamsBase, ResponsesBody),
     )
     for params, body in pairs:
-        assert set(params.__annotations__) <= {*body.model_fields, *REFUSED}
+        assert set(params.__annotations__) <= {*body.model_fields, *REFUSED, *IGNORED}
+    assert not REFUSED.keys() & IGNORED.keys()
 
 
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name: str) -> None:
     neutral, reason = REFUSED[name]
-    path = COMPLETIONS if name in ("best_of", "suffix", *ChatBody.model_fields) else CHAT
+    path = COMPLETIONS if name in ("best_of", *ChatBody.model_fields) else CHAT
     body: dict[str, Any] = {"prompt": "ab"} if path == COMPLETIONS else {"messages": [USER]}
     error = client.refused(path, body | {name: "something"})
     assert error["param"] == name and error["code"] == "unsupported_field" and reason in error["message"]
     for value in (*neutral, None):
         answer = client.post(path, body | {name: value, "max_tokens": 1})
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("name", sorted(IGNORED))
+def test_an_ignored_field_changes_no_answer_and_is_logged_once(
+    client: Client, caplog: pytest.LogCaptureFixture, name: str
+) -> None:
+    log_ignored.cache_clear()
+    body = {"prompt": "ab", "max_tokens": 4, "seed": 1}
+    plain = client.post(COMPLETIONS, body).json()["choices"]
+    for value in ("low", True, {"a": "b"}):
+        assert client.post(COMPLETIONS, body | {name: value}).json()["choices"] == plain
+    assert caplog.messages.count(f"{name} is ignored, since {IGNORED[name]}") == 1
 
 
 @pytest.mark.parametrize(
@@ -76,26 +90,36 @@ def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name
         ({"prompt": [1] * 300}, "prompt"),
         ({"max_tokens": "8"}, "max_tokens"),
         ({"max_tokens": 0}, "max_tokens"),
-        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": -2}, "max_tokens"),
+        ({"max_tokens": 6.5}, "max_tokens"),
+        ({"max_tokens": 10**400}, "max_tokens"),
+        ({"max_tokens": True}, "max_tokens"),
         ({"temperature": 2.5}, "temperature"),
         ({"temperature": True}, "temperature"),
-        ({"top_p": 0}, "top_p"),
+        ({"top_p": -0.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
+        ({"top_k": 1e300}, "top_k"),
+        ({"typical_p": 0}, "typical_p"),
         ({"min_p": 1.5}, "min_p"),
         ({"n": 0}, "n"),
         ({"n": 100}, "n"),
         ({"seed": 2**63}, "seed"),
         ({"seed": 1.5}, "seed"),
-        ({"stop": ""}, "stop"),
-        ({"stop": ["a"] * 17}, "stop"),
+        ({"stop": [str(i) for i in range(MOST_STOPS + 1)]}, "stop"),
+        ({"stop": "a" * 8193}, "stop"),
         ({"stop": [1]}, "stop"),
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias[1]"),
         ({"logit_bias": {"999": 1}}, "logit_bias"),
         ({"logprobs": 21}, "logprobs"),
-        ({"logprobs": 2, "echo": True}, "logprobs"),
+        ({"stop_token_ids": [1, 320]}, "stop_token_ids[1]"),
+        ({"stop_token_ids": [1, 2, 3, 4, 5, 6, 7, 8]}, "stop_token_ids"),
+        ({"stop_token_ids": [1] * 65}, "stop_token_ids"),
+        ({"stop_token_ids": [90], "structured_outputs": {"regex": "a"}}, "stop_token_ids"),
+        ({"suffix": "ab"}, "suffix"),
+        ({"suffix": "ab", "echo": True}, "suffix"),
+        ({"suffix": "ab", "prompt": [5, 6]}, "suffix"),
         ({"stream": "yes"}, "stream"),
-        ({"stream_options": {"include_usage": True}}, "stream_options"),
         ({"stream": True, "stream_options": {"includeusage": True}}, "stream_options.includeusage"),
         ({"repetition_penalty": 0}, "repetition_penalty"),
         ({"presence_penalty": 3}, "presence_penalty"),
@@ -142,6 +166,10 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
         ({"logprobs": 2}, "logprobs"),
         ({"max_tokens": 2, "max_completion_tokens": 2}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
+        ({"reasoning_effort": "enormous"}, "reasoning_effort"),
+        ({"reasoning": {"effort": 1}}, "reasoning.effort"),
+        ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
+        ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
         ({"prompt": "ab"}, "prompt"),
     ],
 )

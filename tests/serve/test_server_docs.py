@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.ignored import IGNORED
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.refused import REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
@@ -16,7 +17,8 @@ PAGE = Path(__file__).parents[2] / "docs" / "server.md"
 def test_the_page_names_all_fields_and_options() -> None:
     text = PAGE.read_text()
     named = set(re.findall(r"`([a-z_]+)`", text))
-    assert {*ChatBody.model_fields, *CompletionBody.model_fields, *ResponsesBody.model_fields, *REFUSED} <= named
+    followed = {*ChatBody.model_fields, *CompletionBody.model_fields, *ResponsesBody.model_fields}
+    assert {*followed, *REFUSED, *IGNORED} <= named
     options = {f"--{name.replace('_', '-')}" for name in ServeOptions.names()}
     assert options <= set(re.findall(r"`(--[a-z-]+)`", text))
 

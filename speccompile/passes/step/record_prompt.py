@@ -15,8 +15,8 @@ from speccompile.passes.step.record_scores import logprobs_of
 @dataclass(frozen=True)
 class RecordPrompt(Pass):
     """Writes ``chunk_logprobs`` ``[W]``: of each place of a prompt's chunk the log-probability of the token after it.
-    What lies after the prompt's last token means nothing. ``chunk_best`` and ``chunk_best_logprobs`` ``[W]`` are the
-    likeliest token after each place, and its log-probability.
+    What lies after the prompt's last token means nothing. ``chunk_best`` and ``chunk_best_logprobs``
+    ``[W, PROMPT_TOP]`` are the likeliest tokens after each place, the likeliest first, and their log-probabilities.
 
     A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position, so
     that what is chosen does not depend on whether this is wanted.
@@ -45,9 +45,9 @@ def record_prompt(
     slots: torch.Tensor,
 ) -> None:
     """What ``logits`` ``[1, T, V]`` give to the tokens after ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
-    the state ``[W]``, T <= W; also the likeliest token after each position."""
+    the state ``[W]``, T <= W; also the likeliest tokens after each position."""
     following = tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
-    width, best = logits.shape[1], logits.argmax(-1)
+    width, (best, tokens_of_best) = logits.shape[1], logits.to(torch.float32).topk(chunk_best.shape[1])
     chunk_logprobs[:width] = logprobs_of(logits, following)[0]
-    chunk_best[:width] = best[0]
-    chunk_best_logprobs[:width] = logprobs_of(logits, best)[0]
+    chunk_best[:width] = tokens_of_best[0]
+    chunk_best_logprobs[:width] = (best - logits.to(torch.float32).logsumexp(-1, keepdim=True))[0]

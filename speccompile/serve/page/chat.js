@@ -2,27 +2,12 @@
 
 // The chat. An answer comes as a stream in which each token has its source.
 
-const conversation = [];
 let running = null;
+/** The page is being left, which also ends connections. */
+let leaving = false;
 
-function addMessage(kind) {
-  byId("empty").hidden = true;
-  const item = document.createElement("li");
-  item.className = kind;
-  const text = document.createElement("div");
-  text.className = "text";
-  item.append(text);
-  byId("messages").append(item);
-  follow(true);
-  return item;
-}
-
-/** Stay at the end of the chat, unless the reader has scrolled away from it. */
-function follow(always) {
-  const list = byId("messages");
-  const away = list.scrollHeight - list.scrollTop - list.clientHeight;
-  if (always || away < 80) list.scrollTop = list.scrollHeight;
-}
+/** The server cannot be reached, or is gone before the end of an answer. */
+class ServerGone extends Error {}
 
 /** The events of a response, as objects. */
 async function* events(response) {
@@ -39,37 +24,6 @@ async function* events(response) {
   }
 }
 
-/** Append tokens. A character may be made of the bytes of several: it appears with the last of them. */
-function addTokens(text, sources, decoder) {
-  for (const source of sources) {
-    if (source.special) continue;
-    const piece = decoder.decode(new Uint8Array(source.bytes), { stream: true });
-    if (!piece) continue;
-    const span = document.createElement("span");
-    span.className = "token";
-    span.textContent = piece;
-    span.title = source.drafted_by ? `drafted by ${source.drafted_by}, accepted` : "by the model";
-    if (source.drafted_by) {
-      span.classList.add("drafted");
-      span.style.setProperty("--hue", hueOf(source.drafted_by));
-    }
-    text.append(span);
-  }
-}
-
-/** Append a bar for one step: as high as the number of its tokens, in the colour of its drafter. */
-function addStep(steps, sources) {
-  const bar = document.createElement("i");
-  const drafter = sources.find((source) => source.drafted_by)?.drafted_by;
-  bar.style.setProperty("--tokens", Math.min(sources.length, 8));
-  bar.title = `${sources.length} token${sources.length > 1 ? "s" : ""}`;
-  if (drafter) {
-    bar.className = "drafted";
-    bar.style.setProperty("--hue", hueOf(drafter));
-  }
-  steps.append(bar);
-}
-
 function facts(usage, metrics, seconds) {
   const speculation = metrics.speculative_decoding;
   const length = speculation.acceptance_length;
@@ -84,67 +38,104 @@ function facts(usage, metrics, seconds) {
   return parts.filter(Boolean).join(" · ");
 }
 
+async function post(body) {
+  let response;
+  try {
+    response = await fetch("v1/chat/completions", {
+      method: "POST",
+      headers: { "Content-Type": "application/json", ...authorization() },
+      body: JSON.stringify(body),
+      signal: running.signal,
+    });
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    throw new ServerGone("The server does not answer. Your message is in the field: send it when the server is back.");
+  }
+  if (response.ok) return response;
+  const answer = await response.json().catch(() => null);
+  throw new Error(answer?.error?.message ?? `The server answers with the status ${response.status}.`);
+}
+
+/** Ask for an answer to the conversation, and add it as it comes. */
 async function ask() {
+  const most = Number(byId("max-tokens").value);
   const body = {
-    messages: conversation,
+    messages: messagesOfConversation(),
     stream: true,
     stream_options: { include_usage: true },
     return_token_sources: true,
     temperature: Number(byId("temperature").value),
-    max_tokens: Number(byId("max-tokens").value),
+    max_tokens: most,
   };
   if (!byId("speculate").checked) body.num_draft_tokens = 0;
   const started = performance.now();
-  const item = addMessage("assistant");
+  const message = { role: "assistant", content: "", pieces: [], steps: [], facts: "", note: "" };
+  const shown = new AnswerItem(message);
   try {
-    await answer(item, await post(body), started);
-  } finally {
-    // Of an answer that never began nothing is left.
-    if (!item.querySelector(".token, .facts")) item.remove();
+    const response = await post(body);
+    conversation.push(message);
+    await readAnswer(response, message, shown, started, most);
+  } catch (error) {
+    const begun = message.pieces.length > 0;
+    if (!begun) {
+      // Of an answer that never began nothing is left.
+      shown.item.remove();
+      if (conversation.at(-1) === message) conversation.pop();
+      throw error;
+    }
+    if (leaving) message.note = "Not complete: the page was left.";
+    else if (error.name === "AbortError") message.note = "Stopped: the answer is not complete.";
+    else message.note = `Not complete: ${error.message}`;
   }
+  shown.show();
 }
 
-async function post(body) {
-  const response = await fetch("v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json", ...authorization() },
-    body: JSON.stringify(body),
-    signal: running.signal,
-  });
-  if (!response.ok) throw new Error((await response.json()).error.message);
-  return response;
-}
-
-/** Show the stream of an answer in ``item`` as it comes. */
-async function answer(item, response, started) {
-  const text = item.firstChild;
-  const steps = document.createElement("div");
-  steps.className = "steps";
-  steps.setAttribute("aria-hidden", "true");
-  item.append(steps);
+/** Read the stream of an answer into `message`. */
+async function readAnswer(response, message, shown, started, most) {
   const decoder = new TextDecoder();
-  let content = "";
+  let reason = null;
+  let complete = false;
   try {
     for await (const chunk of events(response)) {
       if (chunk.error) throw new Error(chunk.error.message);
       for (const choice of chunk.choices) {
-        const sources = choice.token_sources ?? [];
-        content += choice.delta.content ?? "";
-        addTokens(text, sources, decoder);
-        if (sources.length) addStep(steps, sources);
+        message.content += choice.delta.content ?? "";
+        addTokens(message, choice.token_sources ?? [], decoder);
+        reason = choice.finish_reason ?? reason;
       }
       if (chunk.usage) {
-        if (!text.firstChild) text.append("(no text)");
-        const line = document.createElement("div");
-        line.className = "facts";
-        line.textContent = facts(chunk.usage, chunk.metrics, (performance.now() - started) / 1000);
-        item.append(line);
+        complete = true;
+        if (!message.pieces.length) message.pieces.push(["(no text)", null]);
+        message.facts = facts(chunk.usage, chunk.metrics, (performance.now() - started) / 1000);
+        if (reason === "length") message.note = cutNote(chunk.usage.completion_tokens, most);
       }
-      follow();
+      shown.showSoon();
     }
-  } finally {
-    conversation.push({ role: "assistant", content });
+  } catch (error) {
+    // How a connection that breaks is reported.
+    if (error instanceof TypeError) throw new ServerGone("the server is gone.");
+    throw error;
   }
+  if (!complete) throw new ServerGone("the server is gone.");
+  const rest = decoder.decode();
+  if (rest) message.pieces.push([rest, null]);
+}
+
+/** Add tokens. A character may be made of the bytes of several: it appears with the last of them. */
+function addTokens(message, sources, decoder) {
+  if (!sources.length) return;
+  for (const source of sources) {
+    if (source.special) continue;
+    const piece = decoder.decode(new Uint8Array(source.bytes), { stream: true });
+    if (piece) message.pieces.push([piece, source.drafted_by ?? null]);
+  }
+  message.steps.push([sources.length, sources.find((source) => source.drafted_by)?.drafted_by ?? null]);
+}
+
+function cutNote(tokens, most) {
+  return tokens >= most
+    ? `Cut after ${tokens} tokens. More fit with a larger “Most tokens”.`
+    : "Cut: the conversation is as long as this server allows. Begin a new chat.";
 }
 
 async function send() {
@@ -152,19 +143,27 @@ async function send() {
   const content = input.value.trim();
   if (!content || running) return;
   input.value = "";
-  addMessage("user").firstChild.textContent = content;
-  conversation.push({ role: "user", content });
+  document.querySelectorAll("#messages > .error").forEach((item) => item.remove());
+  const message = { role: "user", content };
+  const item = addUserItem(message);
+  conversation.push(message);
   running = new AbortController();
   byId("send").hidden = true;
   byId("stop").hidden = false;
   try {
     await ask();
   } catch (error) {
-    if (error.name !== "AbortError") addMessage("error").firstChild.textContent = error.message;
-    // The next message takes the place of one that was not answered.
-    if (conversation.at(-1)?.role === "user") conversation.pop();
+    // A message that was not answered can be sent again.
+    if (conversation.at(-1) === message) {
+      conversation.pop();
+      item.remove();
+      input.value = [content, input.value].filter(Boolean).join("\n");
+    }
+    if (error.name !== "AbortError") addItem("error").firstChild.textContent = error.message;
+    byId("empty").hidden = Boolean(byId("messages").querySelector("li:not(#empty)"));
   } finally {
     running = null;
+    saveConversation();
     byId("send").hidden = false;
     byId("stop").hidden = true;
     input.focus();
@@ -185,6 +184,7 @@ byId("stop").addEventListener("click", () => running?.abort());
 byId("clear").addEventListener("click", () => {
   running?.abort();
   conversation.length = 0;
+  saveConversation();
   byId("messages").replaceChildren(byId("empty"));
   byId("empty").hidden = false;
 });
@@ -193,4 +193,24 @@ for (const example of document.querySelectorAll(".example")) {
     byId("input").value = example.dataset.text ?? example.textContent;
     send();
   });
+}
+addEventListener("beforeunload", () => {
+  leaving = true;
+});
+addEventListener("pagehide", () => {
+  let draft = byId("input").value;
+  const last = conversation.at(-1);
+  if (running && last?.pieces?.length) last.note ||= "Not complete: the page was left.";
+  else if (running) {
+    // A message without an answer is in the field again.
+    if (last?.role === "assistant") conversation.pop();
+    draft = conversation.pop()?.content ?? draft;
+  }
+  sessionStorage.setItem("draft", draft);
+  saveConversation();
+});
+byId("input").value = sessionStorage.getItem("draft") ?? "";
+for (const message of conversation) {
+  if (message.role === "user") addUserItem(message);
+  else new AnswerItem(message);
 }

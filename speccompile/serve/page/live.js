@@ -11,7 +11,8 @@ const HUES = [205, 145, 30, 280, 340, 60];
 const counters = ["seconds", "emitted_tokens", "row_steps", "draft_tokens", "accepted_tokens"];
 const series = { rate: [], length: [], tier: [] };
 let recent = [];
-let drafters = [];
+/** Answers that are shown again after a reload need them before the server has answered. */
+let drafters = JSON.parse(sessionStorage.getItem("drafters") ?? "[]");
 
 /** The element of an id. */
 function byId(id) {
@@ -54,13 +55,14 @@ async function read() {
       showStatus(`answers ${answer.status}`, "bad");
     }
   } catch {
-    showStatus("no answer", "bad");
+    showStatus("server is gone", "bad");
   }
 }
 
 function show(now) {
   byId("model").textContent = `${now.model} · ${now.drafters.join(" + ")}`;
   drafters = now.drafters;
+  sessionStorage.setItem("drafters", JSON.stringify(drafters));
   showLegend();
   const before = recent.at(-1);
   if (before) {

@@ -1,0 +1,83 @@
+"""Prompts that ask for the text between two others, by the special tokens of models that were trained for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from transformers import PreTrainedTokenizerBase
+
+from speccompile.serve.api_error import ApiError
+
+
+@dataclass(frozen=True)
+class InfillForm:
+    """How a family of models writes such a prompt.
+
+    Args:
+        template: of ``{prefix}`` and ``{suffix}``.
+        tokens: those of the template, all of which the tokenizer must have.
+        ends: further tokens that end an answer, where the tokenizer has them.
+    """
+
+    template: str
+    tokens: tuple[str, str, str]
+    ends: tuple[str, ...] = ()
+
+
+#: The first whose tokens a tokenizer has is the tokenizer's.
+INFILL_FORMS = (
+    # Qwen2.5-Coder, CodeGemma.
+    InfillForm(
+        "<|fim_prefix|>{prefix}<|fim_suffix|>{suffix}<|fim_middle|>",
+        ("<|fim_prefix|>", "<|fim_suffix|>", "<|fim_middle|>"),
+        ("<|fim_pad|>", "<|file_sep|>", "<|file_separator|>"),
+    ),
+    # StarCoder, StarCoder2, Granite, StableCode.
+    InfillForm(
+        "<fim_prefix>{prefix}<fim_suffix>{suffix}<fim_middle>",
+        ("<fim_prefix>", "<fim_suffix>", "<fim_middle>"),
+        ("<fim_pad>", "<file_sep>"),
+    ),
+    # SantaCoder.
+    InfillForm(
+        "<fim-prefix>{prefix}<fim-suffix>{suffix}<fim-middle>", ("<fim-prefix>", "<fim-suffix>", "<fim-middle>")
+    ),
+    # DeepSeek-Coder.
+    InfillForm(
+        "<｜fim▁begin｜>{prefix}<｜fim▁hole｜>{suffix}<｜fim▁end｜>",
+        ("<｜fim▁begin｜>", "<｜fim▁hole｜>", "<｜fim▁end｜>"),
+    ),
+    # Code Llama, whose tokens include the space before them.
+    InfillForm("<PRE> {prefix} <SUF>{suffix} <MID>", ("▁<PRE>", "▁<SUF>", "▁<MID>"), ("▁<EOT>",)),
+    # Codestral.
+    InfillForm("[SUFFIX]{suffix}[PREFIX]{prefix}", ("[SUFFIX]", "[PREFIX]", "[MIDDLE]")),
+)
+
+
+def infill_form(tokenizer: PreTrainedTokenizerBase) -> InfillForm:
+    """The form that ``tokenizer`` has the tokens of.
+
+    Raises:
+        ApiError: there is none.
+    """
+    for form in INFILL_FORMS:
+        if all(_id_of(tokenizer, token) is not None for token in form.tokens):
+            return form
+    message = "suffix: not supported, since the tokenizer has no tokens to fill in the middle"
+    raise ApiError(message, param="suffix", code="unsupported_field")
+
+
+def infill_prompt(form: InfillForm, prefix: str, suffix: str) -> str:
+    """The text of a prompt for what is between ``prefix`` and ``suffix``."""
+    return form.template.format(prefix=prefix, suffix=suffix)
+
+
+def infill_ends(tokenizer: PreTrainedTokenizerBase, form: InfillForm) -> list[int]:
+    """The tokens that end an answer, beside the model's own."""
+    return [found for token in form.ends if (found := _id_of(tokenizer, token)) is not None]
+
+
+def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
+    # The id of the unknown token stands for tokens that are not there.
+    found = tokenizer.convert_tokens_to_ids(token)
+    return found if isinstance(found, int) and tokenizer.convert_ids_to_tokens(found) == token else None

@@ -1,0 +1,59 @@
+"""The fields of chats that are for the chat template."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, model_validator
+
+from speccompile.serve.base_fields import Fields, wrong
+
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+
+
+class Reasoning(Fields):
+    """``reasoning``, the form that the Responses API and OpenRouter give to the effort. Its other fields choose what an
+    answer shows of a reasoning, which is apart from the answer in neither API here."""
+
+    model_config = ConfigDict(extra="ignore", strict=True)
+
+    effort: Effort | None = None
+
+
+class TemplateFields(Fields):
+    """What a request gives to the template beside messages and tools."""
+
+    # The default depends on the next field.
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=64)
+    reasoning_effort: Effort | None = None
+    reasoning: Reasoning | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
+
+    @model_validator(mode="after")
+    def _template_fields_agree(self) -> TemplateFields:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise wrong("continue_final_message", "give it or add_generation_prompt, not both")
+        return self
+
+    @property
+    def opens_answer(self) -> bool:
+        """Whether the prompt ends with the beginning of a new message of the assistant."""
+        given = self.add_generation_prompt
+        return not self.continue_final_message if given is None else given
+
+    def template_variables(self) -> list[tuple[str, dict[str, Any]]]:
+        """Variables of the template, by the field that they are from. A field has an effect if the template has one of
+        its variables. Later ones replace earlier ones of the same name.
+
+        As in vLLM, an effort also switches the thinking of a template that has it on or off.
+        """
+        found: list[tuple[str, dict[str, Any]]] = []
+        efforts = {"reasoning_effort": self.reasoning_effort, "reasoning": self.reasoning and self.reasoning.effort}
+        for field, effort in efforts.items():
+            if effort is not None:
+                found.append((field, {"reasoning_effort": effort, "enable_thinking": effort != "none"}))
+        if self.verbosity is not None:
+            found.append(("verbosity", {"verbosity": self.verbosity}))
+        return found + [("chat_template_kwargs", {name: value}) for name, value in self.chat_template_kwargs.items()]

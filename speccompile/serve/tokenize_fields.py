@@ -1,0 +1,40 @@
+"""The fields of ``/tokenize`` and ``/detokenize``."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.fields import Message
+from speccompile.serve.template_fields import TemplateFields
+from speccompile.serve.tool_fields import Tool
+
+
+class TokenizeBody(TemplateFields):
+    """Of ``/tokenize``, as vLLM has it."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[Message] | None = None
+    tools: list[Tool] | None = None
+    add_special_tokens: bool = True
+    return_token_strs: bool = False
+
+    @model_validator(mode="after")
+    def _one_input(self) -> TokenizeBody:
+        if (self.prompt is None) == (self.messages is None):
+            raise wrong("prompt", "give it or messages")
+        if self.messages is None:
+            for name in ("tools", *TemplateFields.model_fields):
+                if name in self.model_fields_set:
+                    raise wrong(name, "it needs messages")
+        elif "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
+            raise wrong("add_special_tokens", "the chat template writes them; it needs prompt")
+        return self
+
+
+class DetokenizeBody(Fields):
+    """Of ``/detokenize``, as vLLM has it."""
+
+    model: str | None = None
+    tokens: list[int]
