@@ -175,7 +175,7 @@ class Engine:
                 completes one.
             stopping_criteria: transformers' ``StoppingCriteria``, one or several. They are asked after each token with
                 this request's ids ``[1, P + new]`` and ``None`` for scores.
-            tokenizer: The tokenizer of the token ids. For ``stop``, and for ``Result.text``.
+            tokenizer: The tokenizer of the token ids. For ``stop``, ``Result.text`` and ``stream(text=True)``.
             streamer: A transformers streamer. Requests must not share one.
             do_sample: Whether tokens are drawn; otherwise the most likely one is chosen. None is what the
                 generation_config says.

@@ -24,7 +24,7 @@ class Params:
         priority: of two waiting requests, the one with the larger number goes first.
         patient: its tokens are not watched as they come, so other such prompts may be read before its next step.
         reuse: it may reuse the KV of another sequence with the same prefix.
-        tokenizer: decodes its tokens for ``Result.text``.
+        tokenizer: decodes its tokens for ``Result.text`` and streams of text.
         outputs: what it returns besides its tokens.
         num_draft_tokens: most drafts of a step; None is as many as the tier has.
         record: the record of its hidden states; None if they are not saved.
