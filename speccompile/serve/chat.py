@@ -41,10 +41,11 @@ async def chat(service: Service, body: ChatBody) -> Response:
     """
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
+    service.check_conversation(body.messages, shown)
     ids = await service.in_thread(
         chat_ids, service.tokenizer, body.messages, shown, generation_prompt=body.add_generation_prompt
     )
-    grammar = grammar_of(body, service.tokenizer)
+    grammar = await service.in_thread(grammar_of, body, service.tokenizer)
     guide, guide_field = await _guide(service, body, grammar)
     outputs = OutputOptions(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
@@ -60,7 +61,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
 
 async def _guide(service: Service, body: ChatBody, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
     """What the answer follows, and the field that it is from."""
-    source = source_of(body)
+    source = await service.in_thread(source_of, body)
     if grammar is None:
         return (None, None) if source is None else (await compiled(service, *source), source[1])
     if source is not None:
@@ -115,6 +116,11 @@ class _Answer:
     async def whole(self) -> JSONResponse:
         async for continuation, piece in merged(self._continuations):
             self._read(continuation, piece)
+        # Many choices with log-probabilities are megabytes.
+        response: JSONResponse = await self._service.in_thread(self._response)
+        return response
+
+    def _response(self) -> JSONResponse:
         choices = [self._whole_choice(*pair) for pair in zip(self._continuations, self._choices, strict=True)]
         completion = ChatCompletion.model_construct(
             **self._head, object="chat.completion", choices=choices, usage=self._usage()

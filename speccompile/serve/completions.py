@@ -31,8 +31,10 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         ApiError: it cannot be followed.
     """
     service.check_model(body.model)
-    prompts = await service.in_thread(_prompts, service, body)
-    source = source_of(body)
+    service.check_choices(len(body.prompt), body)
+    # One call each: the prompts of a client that leaves are not tokenized, and those of other clients come in between.
+    prompts = [await service.in_thread(_prompt, service, body, index) for index in range(len(body.prompt))]
+    source = await service.in_thread(source_of, body)
     guide = None if source is None else await compiled(service, *source)
     outputs = OutputOptions(
         # A prompt is read by a request that writes at least one token.
@@ -47,14 +49,12 @@ async def complete(service: Service, body: CompletionBody) -> Response:
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
-def _prompts(service: Service, body: CompletionBody) -> list[Prompt]:
-    return [
-        Prompt(
-            text_ids(service.tokenizer, prompt, special=body.add_special_tokens) if isinstance(prompt, str) else prompt,
-            "prompt" if len(body.prompt) == 1 else f"prompt[{index}]",
-        )
-        for index, prompt in enumerate(body.prompt)
-    ]
+def _prompt(service: Service, body: CompletionBody, index: int) -> Prompt:
+    prompt, field = body.prompt[index], "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
+    if not isinstance(prompt, str):
+        return Prompt(prompt, field)
+    service.check_text(prompt, field)
+    return Prompt(text_ids(service.tokenizer, prompt, special=body.add_special_tokens), field)
 
 
 class _Answer:
@@ -79,6 +79,11 @@ class _Answer:
             if self._body.max_tokens != 0:
                 texts[continuation.index] += piece.text
             reasons[continuation.index] = piece.finish_reason or reasons[continuation.index]
+        # Many choices with log-probabilities are megabytes.
+        response: JSONResponse = await self._service.in_thread(self._response, texts, reasons)
+        return response
+
+    def _response(self, texts: Sequence[str], reasons: Sequence[str]) -> JSONResponse:
         choices = []
         for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
             places = range(len(continuation.request.new_tokens) if self._body.max_tokens != 0 else 0)

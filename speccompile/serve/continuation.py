@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import RequestFailed
 from speccompile.runtime.request import Request
-from speccompile.serve.api_error import ApiError
+from speccompile.serve.api_error import ApiError, closed_error
 from speccompile.serve.logprobs import TokenLogprob
 from speccompile.serve.text import Decoder, StopFilter
 
@@ -60,7 +60,7 @@ class Continuation:
         finally:
             request.cancel()
         if request.finish_reason not in FINISH_REASONS:
-            raise ApiError("the server is shutting down", status=503, code="closed")
+            raise closed_error()
         rest = self._filter.add(self._decoder.end()) + self._filter.end()
         yield Piece(rest, range(seen, seen), FINISH_REASONS[request.finish_reason])
 

@@ -51,11 +51,12 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     Raises:
         ApiError: it cannot be followed.
     """
-    chat = body.as_chat()
+    chat = await service.in_thread(body.as_chat)
     service.check_model(chat.model)
     try:
+        service.check_conversation(chat.messages, None)
         ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, None, generation_prompt=True)
-        source = source_of(chat)
+        source = await service.in_thread(source_of, chat)
         outputs = OutputOptions(
             max_new_tokens=chat.max_completion_tokens,
             guide=None if source is None else await compiled(service, *source),

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
 from speccompile.serve.fields import TokenizeBody
 from speccompile.serve.prompts import chat_ids, text_ids
 from speccompile.serve.service import Service
 
 
-def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
+async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """The token ids of a text, or of a conversation.
 
     Raises:
         ApiError: the chat template refuses the conversation.
     """
+    service.check_model(body.model)
+    # A long text takes seconds: texts that are only counted keep no prompt waiting.
+    response: Response = await service.in_slow_thread(_answer, service, body)
+    return response
+
+
+def _answer(service: Service, body: TokenizeBody) -> Response:
     if body.messages is not None:
         ids = chat_ids(service.tokenizer, body.messages, body.tools, generation_prompt=body.add_generation_prompt)
     else:
@@ -23,4 +33,4 @@ def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [service.vocabulary.text_of(token) for token in ids]
-    return answer
+    return JSONResponse(answer)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from speccompile import Speculator
-from speccompile.serve.app import PAGE, create_app
+from speccompile.serve.app import PAGE
 from support import serving
 from support.browser import DESKTOP, PHONE, Browser, browser
 from support.serving import Client
@@ -51,7 +51,7 @@ def test_the_live_state_shows_slots_and_counters(client: Client) -> None:
 
 @pytest.fixture(scope="module")
 def address(client: Client) -> Iterator[str]:
-    with serving.listening(client.app, lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         yield address
 
 
@@ -132,7 +132,7 @@ def test_an_answer_can_be_stopped_and_a_fault_is_shown(address: str, window: Bro
 
 def test_a_key_is_asked_for(client: Client, spec: Speculator, window: Browser) -> None:
     service = serving.service(spec, api_key="secret")
-    with serving.listening(create_app(service), lifespan="off") as address:
+    with serving.listening(service, lifespan="off") as address:
         window.open(address)
         window.wait_for("!document.getElementById('key-label').hidden")
         window.type("#key", "secret\n")
