@@ -5,15 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
+import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 #: Bytes of a head, of what follows the last chunk of a body, and of what is between two chunks.
 MOST_HEAD_BYTES = 65_536
+#: Parts of a body that may be of any size. More of them must have this many bytes on average: a chunk of one byte costs
+#: as much time as one of thousands.
+MOST_SMALL_PARTS, _PART_BYTES = 4096, 256
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes a connection whose request has a head that is too large, or is not complete in time.
+    """Closes a connection whose request has a head that is too large or is not complete in time, or a body in very many
+    small chunks.
 
     Args:
         head_seconds: in which a head must arrive, from the beginning of the connection or from its first byte.
@@ -26,6 +31,8 @@ class LimitedConnection(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         # Bytes of which the parser has made nothing yet.
         self._pending = 0
+        # Of the body: parts, and bytes.
+        self._parts, self._bytes = 0, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -49,12 +56,17 @@ class LimitedConnection(HttpToolsProtocol):
             self._start_timer()
 
     def on_headers_complete(self) -> None:
-        self._pending = 0
+        self._pending = self._parts = self._bytes = 0
         self._stop_timer()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
         self._pending = 0
+        self._parts += 1
+        self._bytes += len(body)
+        if self._parts > MOST_SMALL_PARTS and self._parts * _PART_BYTES > self._bytes:
+            # uvicorn answers with status 400, and closes the connection.
+            raise httptools.HttpParserError("the chunks of the body are too small")
         super().on_body(body)
 
     def on_message_complete(self) -> None:

@@ -82,7 +82,6 @@ class Service:
         #: Requests end now, since the server does.
         self.ends = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
-        self._slow_thread = ThreadPoolExecutor(1, thread_name_prefix="speccompile-slow")
 
     @property
     def labels(self) -> dict[str, str]:
@@ -117,8 +116,7 @@ class Service:
     def close(self) -> None:
         """Cancel all requests, and end threads and processes. A call that a thread is in is not waited for."""
         self.ends = True
-        for threads in (self._threads, self._slow_thread):
-            threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self.guides.close()
         self.spec.close()
 
@@ -149,7 +147,7 @@ class Service:
 
     def check_text(self, text: str, param: str) -> None:
         """Raises ApiError if ``text``, of the field ``param``, cannot fit into a sequence: tokenizing megabytes takes
-        seconds."""
+        seconds and gigabytes."""
         self._check_characters(len(text), param)
 
     def check_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
@@ -177,10 +175,6 @@ class Service:
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """The result of a call that would hold up the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments, **keywords))
-
-    async def in_slow_thread(self, function: Any, *arguments: Any) -> Any:
-        """The result of a call that may take seconds. Such calls wait for one another, and no other call for them."""
-        return await asyncio.get_running_loop().run_in_executor(self._slow_thread, function, *arguments)
 
     async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
         """``n`` continuations of each prompt, in order. All are submitted, or none.

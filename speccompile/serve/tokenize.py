@@ -16,11 +16,14 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """The token ids of a text, or of a conversation.
 
     Raises:
-        ApiError: the chat template refuses the conversation.
+        ApiError: it cannot fit into a sequence, or the chat template refuses the conversation.
     """
     service.check_model(body.model)
-    # A long text takes seconds: texts that are only counted keep no prompt waiting.
-    response: Response = await service.in_slow_thread(_answer, service, body)
+    if body.messages is not None:
+        service.check_conversation(body.messages, body.tools)
+    if body.prompt is not None:
+        service.check_text(body.prompt, "prompt")
+    response: Response = await service.in_thread(_answer, service, body)
     return response
 
 

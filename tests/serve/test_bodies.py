@@ -111,6 +111,8 @@ def test_a_long_body_is_parsed_beside_the_event_loop(client: Client, monkeypatch
         (CHAT, {"messages": [{"role": "user", "content": ""}] * 1000}, "messages"),
         (CHAT, {"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
         ("/v1/responses", {"input": "a" * 100_000}, "input"),
+        ("/tokenize", {"prompt": "a" * 100_000}, "prompt"),
+        ("/tokenize", {"messages": [{"role": "user", "content": "a" * 100_000}]}, "messages"),
     ],
 )
 def test_what_cannot_fit_is_refused_before_it_is_tokenized(

@@ -77,14 +77,14 @@ def test_a_head_without_an_end_is_not_read(address: str, begun: bytes, forever: 
     [
         (HEAD + b"Content-Length: 1000000000\r\n\r\n", b" " * 1000, 413),
         (CHUNKED, b"3E8\r\n" + b" " * 1000 + b"\r\n", 413),
-        (CHUNKED, b"1\r\n \r\n" * 1000, 413),
+        (CHUNKED, b"1\r\n \r\n" * 5000, 400),
         (CHUNKED.replace(b"application/json", b"text/plain"), b"1\r\n \r\n" * 1000, 415),
         (CHUNKED.replace(b"/v1/completions", b"/v1/nothing"), b"1\r\n \r\n" * 1000, 404),
     ],
 )
 def test_the_rest_of_a_refused_body_is_not_read(address: str, begun: bytes, forever: bytes, status: int) -> None:
     answer, _ = answer_to(address, begun + forever * 3)
-    assert answer.startswith(f"HTTP/1.1 {status}") and "connection: close" in answer
+    assert answer.startswith(f"HTTP/1.1 {status}") and "connection: close" in answer.lower()
     _, taken = answer_to(address, begun, forever=forever)
     assert taken < 20 * 2**20
 
