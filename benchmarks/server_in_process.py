@@ -11,11 +11,10 @@ from typing import Any
 
 import httpx2
 import torch
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerFast
 
-from speccompile.serve.app import create_app
+from speccompile.serve.server import HttpServer
 from speccompile.serve.service import Service
 
 CHAT = "/v1/chat/completions"
@@ -72,7 +71,7 @@ def listening(service: Service) -> Iterator[str]:
     """The address of a server in another thread. It closes ``service`` in the end."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(create_app(service), log_config=None, access_log=False))
+        server = HttpServer(service)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         try:

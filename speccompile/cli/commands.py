@@ -190,7 +190,11 @@ def serve(
     warm: Annotated[
         bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
     ] = False,
+    allowed_hosts: Annotated[list[str] | None, option_of(ServeOptions, "allowed_hosts")] = None,
+    allowed_origins: Annotated[list[str] | None, option_of(ServeOptions, "allowed_origins")] = None,
     max_body_bytes: Annotated[int, option_of(ServeOptions, "max_body_bytes")] = ServeOptions.max_body_bytes,
+    max_head_seconds: Annotated[int, option_of(ServeOptions, "max_head_seconds")] = ServeOptions.max_head_seconds,
+    max_body_seconds: Annotated[int, option_of(ServeOptions, "max_body_seconds")] = ServeOptions.max_body_seconds,
     max_depth: Annotated[int, option_of(ServeOptions, "max_depth")] = ServeOptions.max_depth,
     max_guide_states: Annotated[int, option_of(ServeOptions, "max_guide_states")] = ServeOptions.max_guide_states,
     max_guide_seconds: Annotated[int, option_of(ServeOptions, "max_guide_seconds")] = ServeOptions.max_guide_seconds,
@@ -225,7 +229,11 @@ def serve(
         serving = ServeOptions(
             api_key=api_key or None,
             max_client_share=max_client_share,
+            allowed_hosts=tuple(allowed_hosts or ()),
+            allowed_origins=tuple(allowed_origins or ()),
             max_body_bytes=max_body_bytes,
+            max_head_seconds=max_head_seconds,
+            max_body_seconds=max_body_seconds,
             max_depth=max_depth,
             max_guide_states=max_guide_states,
             max_guide_seconds=max_guide_seconds,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Mapping
 from dataclasses import replace
 
@@ -73,4 +74,7 @@ def run(
                         step()
                         advance()
             typer.echo(f"serving {service.name} at http://{host}:{port}", err=True)
+            # What exists now lives as long as the process. The collector of garbage would visit all of it while
+            # requests wait, and again for seconds when the process ends.
+            gc.freeze()
             run_server(service, host, port)

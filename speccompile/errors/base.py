@@ -38,8 +38,12 @@ _BRIEF = _Brief()
 
 def shown(value: Any) -> str:
     """``repr(value)`` as far as a message has room for it."""
-    text = _BRIEF.repr(value)
-    return text if len(text) <= LONGEST_VALUE else f"{text[:LONGEST_VALUE]}..."
+    return clipped(_BRIEF.repr(value))
+
+
+def clipped(text: str, most: int = LONGEST_VALUE) -> str:
+    """The first ``most`` characters of ``text``, and dots if there are more."""
+    return text if len(text) <= most else f"{text[:most]}..."
 
 
 class _Formatter(string.Formatter):

@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.errors import InvalidGuide
+from speccompile.errors import InvalidGuide, shown
+from speccompile.errors.base import clipped
 from speccompile.guides.guide import Guide
 from speccompile.guides.json_regex import (
     CHARACTER,
@@ -90,7 +91,7 @@ def _as_dict(schema: Any) -> dict[str, Any]:
     if isinstance(value, str):
         try:
             value = json.loads(value)
-        except json.JSONDecodeError as error:
+        except ValueError as error:
             raise InvalidGuide(what=repr(schema), reason=f"it is not JSON: {error}") from error
     if not isinstance(value, Mapping):
         raise InvalidGuide(what=repr(schema), reason="a JSON schema is an object")
@@ -104,7 +105,7 @@ class _Reader:
         self._root, self._text = root, text
 
     def _refuse(self, where: str, reason: str) -> NoReturn:
-        raise InvalidGuide(what=self._text, reason=f"{where}{reason}")
+        raise InvalidGuide(what=self._text, reason=f"{clipped(where)}{reason}")
 
     def regex(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
         """The expression of ``schema``.
@@ -132,13 +133,13 @@ class _Reader:
             parts = self._list(kind, f"{where}: type")
             return any_of([self.regex({"type": name}, where, inside) for name in parts])
         if not isinstance(kind, str) or kind not in KEYWORDS:
-            names = ", ".join(sorted(given - {"type"})) or f"type {kind!r}"
+            names = ", ".join(sorted(given - {"type"})) or f"type {shown(kind)}"
             advice = "; write anyOf, if no text fits two of them" if "oneOf" in given else ""
-            self._refuse(where, f": {names} cannot be followed{advice}")
+            self._refuse(where, f": {clipped(names)} cannot be followed{advice}")
         if unknown := given - KEYWORDS[kind] - {"type"}:
             known = ", ".join(sorted(KEYWORDS[kind])) or "nothing"
             names = ", ".join(sorted(unknown))
-            self._refuse(where, f": {names} cannot be followed; beside type {kind!r} it knows {known}")
+            self._refuse(where, f": {clipped(names)} cannot be followed; beside type {kind!r} it knows {known}")
         makers: dict[str, Callable[[Mapping[str, Any], str, tuple[str, ...]], str]] = {
             "null": lambda *_: "null",
             "boolean": lambda *_: "(?:true|false)",
@@ -161,17 +162,17 @@ class _Reader:
         if place and isinstance(defined := self._root.get(place[1]), Mapping):
             target = defined.get(place[2].replace("~1", "/").replace("~0", "~"))
         if target is None:
-            self._refuse(where, f": $ref {name!r} leads nowhere; it has to be #/$defs/NAME or #/definitions/NAME")
+            self._refuse(where, f": $ref {shown(name)} leads nowhere; it has to be #/$defs/NAME or #/definitions/NAME")
         if name in inside:
-            self._refuse(where, f": {name} contains itself, and a finite automaton cannot follow that")
+            self._refuse(where, f": {clipped(name)} contains itself, and a finite automaton cannot follow that")
         return self.regex(target, f"{where}, {name}", (*inside, name))
 
     def _constants(self, values: Sequence[Any], schema: Mapping[str, Any], where: str) -> str:
         kinds = schema.get("type", [])
         kinds = kinds if isinstance(kinds, list) else [kinds]
         for value in values:
-            if kinds and not any(_is_of(value, kind) for kind in kinds):
-                self._refuse(where, f": {value!r} is not of type {schema['type']!r}")
+            if kinds and not any(isinstance(kind, str) and _is_of(value, kind) for kind in kinds):
+                self._refuse(where, f": {shown(value)} is not of type {shown(schema['type'])}")
         try:
             return any_of([constant(value) for value in values])
         except (TypeError, ValueError) as error:
@@ -211,7 +212,7 @@ class _Reader:
             self._refuse(where, f": {' and '.join(kinds)} cannot be followed together")
         if "format" in schema:
             if not isinstance(schema["format"], str) or schema["format"] not in FORMATS:
-                self._refuse(where, f": format {schema['format']!r} is not known; these are: {', '.join(FORMATS)}")
+                self._refuse(where, f": format {shown(schema['format'])} is not known; these are: {', '.join(FORMATS)}")
             return f'"(?:{FORMATS[schema["format"]]})"'
         if "pattern" in schema:
             return f'"(?:{self._pattern(schema["pattern"], where)})"'

@@ -21,27 +21,32 @@ from speccompile.errors import (
     TokenOutOfVocabulary,
     UserError,
 )
+from speccompile.errors.base import LONGEST_VALUE, clipped
 
 #: Fields of the API, by the engine's name of what they set. All others have the same name.
 _FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "ignore_eos"}
 _PROMPT_ERRORS = (EmptyPrompt, PromptTooLong, PlaceholderToken, TokenOutOfVocabulary)
 #: Seconds after which a client that found the queue full may try again.
 RETRY_SECONDS = 1
+#: Characters of a message: a list of all fields is 700.
+_LONGEST_MESSAGE = 1500
 
 
 class ApiError(Exception):
     """An answer that is an error.
 
     Args:
-        message: what is wrong, and what to do.
+        message: what is wrong, and what to do. A long one is cut: it may quote what the client wrote.
         status: of HTTP.
-        param: the field that is wrong, as the client wrote it: ``messages[0].role``.
+        param: the field that is wrong, as the client wrote it: ``messages[0].role``. A long one is cut.
         code: a word for programs.
     """
 
     def __init__(self, message: str, *, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.message, self.status, self.param, self.code = message, status, param, code
+        self.message = clipped(message, _LONGEST_MESSAGE)
+        self.status, self.code = status, code
+        self.param = None if param is None else clipped(param, LONGEST_VALUE - 3)
+        super().__init__(self.message)
 
     @property
     def kind(self) -> str:
@@ -59,6 +64,11 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 
 
+def closed_error() -> ApiError:
+    """The answer of a server that ends."""
+    return ApiError("the server is shutting down", status=503, code="closed")
+
+
 def engine_error(error: Exception, prompt_field: str, guide_field: str | None = None) -> ApiError:
     """What a client receives when ``submit`` raises ``error``. What is not a fault of the request is not described.
 
@@ -72,12 +82,12 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
     if isinstance(error, QueueFull):
         return ApiError("the queue is full; try again later", status=429, code="queue_full")
     if isinstance(error, Closed):
-        return ApiError("the server is shutting down", status=503, code="closed")
+        return closed_error()
     if isinstance(error, _PROMPT_ERRORS):
         code = "context_length_exceeded" if isinstance(error, PromptTooLong) else None
         return ApiError(f"{prompt_field}: {_for_clients(str(error))}", param=prompt_field, code=code)
     if isinstance(error, InvalidGuide):
-        return ApiError(str(error), param=guide_field)
+        return ApiError(f"{guide_field}: {clipped(str(error.fields['reason']))}", param=guide_field)
     if isinstance(error, InvalidOption | InvalidInput):
         name = str(error.fields["name"])
         # The engine calls a prompt that is not token ids by its number.

@@ -14,25 +14,30 @@ from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse
 from fastapi.staticfiles import StaticFiles
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp
 
 import speccompile
+from speccompile.errors.base import clipped
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.body import read_body
+from speccompile.serve.body import BodyReader
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
-from speccompile.serve.disconnect import CLIENT_LEFT, answer_while_connected
+from speccompile.serve.disconnect import CLIENT_LEFT, ClientLeft, answer_while_connected
 from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.hosts import CheckHost
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
 from speccompile.serve.request_log import RequestLog, current
 from speccompile.serve.responses import respond
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
+from speccompile.serve.shutdown import EndWithServer
 from speccompile.serve.tokenize import detokenize, tokenize
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
+from speccompile.serve.unread import CloseUnread
 
 PAGE = Path(__file__).parent / "page"
 #: Methods of what is read. The server that sends an answer to HEAD leaves out its body.
@@ -41,23 +46,37 @@ _READ = ["GET", "HEAD"]
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'"}
 
 
-def create_app(service: Service) -> ASGIApp:
-    """The application that serves ``service``, and closes it in the end."""
+def create_app(service: Service, host: str | None = None) -> ASGIApp:
+    """The application that serves ``service``, and closes it in the end.
+
+    Args:
+        host: the address that it is served at, which is a name of it; None if it is not known.
+    """
+    options, bodies = service.options, BodyReader(service.options)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         yield
+        bodies.close()
         await asyncio.to_thread(service.close)
 
     app = FastAPI(title="speccompile", lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None)
     _add_errors(app)
-    _add_api(app, service)
+    _add_api(app, service, bodies)
     _add_state(app, service)
-    return RequestLog(app, service.counts, service.options.keys)
+    served: ASGIApp = EndWithServer(app, service)
+    if not options.keys:
+        own = [] if host is None else [host]
+        served = CheckHost(served, [*own, *options.allowed_hosts], options.allowed_origins)
+    served = CloseUnread(RequestLog(served, service.counts, options.keys))
+    if options.allowed_origins:
+        # Around the check of the key: browsers ask without it whether a page may send it.
+        served = CORSMiddleware(served, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+    return served
 
 
-def _add_api(app: FastAPI, service: Service) -> None:
-    created, options = int(time.time()), service.options
+def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
+    created = int(time.time())
 
     def model_object(name: str) -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": created, "owned_by": "speccompile"}
@@ -78,32 +97,28 @@ def _add_api(app: FastAPI, service: Service) -> None:
 
     @app.post("/v1/completions")
     async def completions(request: Request) -> Response:
-        body = await read_body(request, CompletionBody, options)
+        body = await bodies.read(request, CompletionBody)
         return await answer_while_connected(request, complete(service, body))
 
     @app.post("/v1/chat/completions")
     async def chat_completions(request: Request) -> Response:
-        body = await read_body(request, ChatBody, options)
+        body = await bodies.read(request, ChatBody)
         return await answer_while_connected(request, chat(service, body))
 
     @app.post("/v1/responses")
     async def responses(request: Request) -> Response:
-        body = await read_body(request, ResponsesBody, options)
+        body = await bodies.read(request, ResponsesBody)
         return await answer_while_connected(request, respond(service, body))
 
     @app.post("/tokenize")
-    async def tokens(request: Request) -> dict[str, Any]:
-        body = await read_body(request, TokenizeBody, options)
-        service.check_model(body.model)
-        found: dict[str, Any] = await service.in_thread(tokenize, service, body)
-        return found
+    async def tokens(request: Request) -> Response:
+        body = await bodies.read(request, TokenizeBody)
+        return await answer_while_connected(request, tokenize(service, body))
 
     @app.post("/detokenize")
-    async def text(request: Request) -> dict[str, Any]:
-        body = await read_body(request, DetokenizeBody, options)
-        service.check_model(body.model)
-        found: dict[str, Any] = await service.in_thread(detokenize, service, body)
-        return found
+    async def text(request: Request) -> Response:
+        body = await bodies.read(request, DetokenizeBody)
+        return await answer_while_connected(request, detokenize(service, body))
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
@@ -142,14 +157,15 @@ def _add_errors(app: FastAPI) -> None:
         return error.response()
 
     @app.exception_handler(ClientDisconnect)
+    @app.exception_handler(ClientLeft)
     async def of_client(_: Request, error: Exception) -> Response:
-        # It left before its body was complete.
+        # It left before its body was read.
         return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(HTTPException)
     async def of_route(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        message = f"{request.method} {request.url.path}: {error.detail}"
+        message = f"{request.method} {clipped(request.url.path)}: {error.detail}"
         return ApiError(message, status=error.status_code).response(error.headers)
 
     @app.exception_handler(Exception)

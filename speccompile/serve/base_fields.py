@@ -4,19 +4,49 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, model_validator
-from pydantic_core import PydanticCustomError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, GetCoreSchemaHandler, model_validator
+from pydantic_core import CoreSchema, PydanticCustomError
+
+
+def _stop_lists_at_the_first_error(schema: Any) -> None:
+    """In all parts of a pydantic schema."""
+    if isinstance(schema, dict):
+        if schema.get("type") == "list":
+            schema["fail_fast"] = True
+        for part in schema.values():
+            _stop_lists_at_the_first_error(part)
+    elif isinstance(schema, list | tuple):
+        for part in schema:
+            _stop_lists_at_the_first_error(part)
 
 
 class Fields(BaseModel):
-    """Fields of one object. Others are refused, no value is converted, and null is as if the field were left out."""
+    """Fields of one object. Others are refused, no value is converted, and null is as if the field were left out.
+
+    The number of errors of a body does not grow with it: a list stops at its first wrong item, and of unknown names the
+    first one is reported.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        schema = handler(source)
+        _stop_lists_at_the_first_error(schema)
+        return schema
 
     @model_validator(mode="before")
     @classmethod
     def _without_nulls(cls, given: Any) -> Any:
-        return {name: value for name, value in given.items() if value is not None} if isinstance(given, dict) else given
+        if not isinstance(given, dict):
+            return given
+        kept = {name: value for name, value in given.items() if value is not None}
+        if cls.model_config["extra"] == "forbid":
+            names = {item.alias or name for name, item in cls.model_fields.items()}
+            unknown = [name for name in kept if name not in names]
+            for name in unknown[1:]:
+                del kept[name]
+        return kept
 
 
 def wrong(param: str, reason: str) -> PydanticCustomError:

@@ -2,45 +2,110 @@
 
 from __future__ import annotations
 
+import asyncio
 import difflib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NoReturn, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ValidationError
 
 from speccompile.errors import shown
+from speccompile.errors.base import clipped
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.disconnect import while_connected
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.refused import check_refused
 
 Body = TypeVar("Body", bound=BaseModel)
 
+#: Objects, lists and names in a body. While they are parsed the interpreter is held, and Python's collector of garbage
+#: visits each of them several times.
+MOST_PARTS = 131_072
+#: Bytes of a body that is parsed in the event loop: in a few milliseconds.
+_SHORT = 32_768
+#: Bodies of the largest size that may be read and parsed at a time.
+_MOST_LARGE = 16
 
-async def read_body(request: Request, kind: type[Body], options: ServeOptions) -> Body:
-    """The body of ``request`` as ``kind``.
 
-    Raises:
-        ApiError: it is too large, no JSON, too deep, or a field is unknown or wrong.
+class BodyReader:
+    """Reads and checks bodies. Long ones are parsed one at a time in a separate thread: the event loop continues, and
+    at most one of them holds the interpreter.
+
+    Args:
+        options: the limits.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-        raise ApiError("the body has to be JSON: send the header Content-Type: application/json", status=415)
-    return checked(parse(await read_bytes(request, options.max_body_bytes), options.max_depth), kind)
+
+    def __init__(self, options: ServeOptions) -> None:
+        self._options = options
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="speccompile-bodies")
+        # Bytes of all bodies that are being read or parsed.
+        self._held = 0
+
+    async def read(self, request: Request, kind: type[Body]) -> Body:
+        """The body of ``request`` as ``kind``.
+
+        Raises:
+            ApiError: it is too large, too slow, no JSON, too deep, or a field is unknown or wrong.
+            ClientLeft: the client left while its body waited to be parsed.
+        """
+        if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise ApiError("the body has to be JSON: send the header Content-Type: application/json", status=415)
+        options, size = self._options, 0
+
+        def hold(count: int) -> None:
+            nonlocal size
+            size += count
+            self._held += count
+            if size > _SHORT and self._held > _MOST_LARGE * options.max_body_bytes:
+                raise ApiError("the server reads too many large bodies; try again later", status=429, code="busy")
+
+        try:
+            data = await read_bytes(request, options.max_body_bytes, options.max_body_seconds, hold)
+            if len(data) <= _SHORT:
+                return checked(parse(data, options.max_depth), kind)
+            return await while_connected(request.receive, self._parse_in_thread(data, kind))
+        finally:
+            self._held -= size
+
+    async def _parse_in_thread(self, data: bytes, kind: type[Body]) -> Body:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._thread, lambda: checked(parse(data, self._options.max_depth), kind))
+
+    def close(self) -> None:
+        """End the thread when the body that it parses is done."""
+        self._thread.shutdown(wait=False, cancel_futures=True)
 
 
-async def read_bytes(request: Request, most: int) -> bytes:
+async def read_bytes(
+    request: Request, most: int, seconds: float, hold: Callable[[int], None] = lambda count: None
+) -> bytes:
     """The body, of at most ``most`` bytes. The rest of a larger one is not read.
 
+    Args:
+        seconds: in which it must arrive.
+        hold: called with the size of each part.
+
     Raises:
-        ApiError: it is larger.
+        ApiError: it is larger, or has not arrived in time.
     """
+    too_large = ApiError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
+    if int(request.headers.get("content-length", 0)) > most:
+        raise too_large
     parts, size = [], 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most:
-            raise ApiError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(seconds):
+            async for part in request.stream():
+                size += len(part)
+                if size > most:
+                    raise too_large
+                hold(len(part))
+                parts.append(part)
+    except TimeoutError:
+        raise ApiError(f"the body has not arrived within {seconds} s", status=408, code="body_too_slow") from None
     return b"".join(parts)
 
 
@@ -48,9 +113,14 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
     """A JSON object.
 
     Raises:
-        ApiError: ``data`` is something else, nests deeper than ``max_depth``, or has a string that is no Unicode text.
+        ApiError: ``data`` is something else, nests deeper than ``max_depth``, has more than :data:`MOST_PARTS`
+            objects, lists and names, or has a string that is no Unicode text.
     """
     too_deep = ApiError(f"the body nests deeper than {max_depth} levels")
+    if _parts(data) > MOST_PARTS:
+        raise ApiError(
+            f"the body has more than {MOST_PARTS} objects, lists and names", status=413, code="body_too_large"
+        )
     try:
         body = json.loads(data.decode(), parse_constant=_refuse_constant)
     except RecursionError:
@@ -68,27 +138,42 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
     if level:
         raise too_deep
     # Only escapes can write a lone surrogate: the bytes are UTF-8.
-    if b"\\u" in data:
-        _check_text(body, "")
+    if re.search(rb"\\u[dD][89a-fA-F]", data) and (found := _lone_surrogate(body)):
+        place, character = found
+        param = _path(tuple(reversed(place)), body)
+        message = f"{param}: character {character} is half of a surrogate pair, which is not a character"
+        raise ApiError(message, param=param, code="invalid_value")
     return body
 
 
-def _check_text(value: Any, path: str) -> None:
-    """Raises ApiError if a string in ``value``, which is at ``path``, has a lone surrogate."""
+def _parts(data: bytes) -> int:
+    """The number of objects, lists and names, without building them."""
+    marks = (b"[", b"{", b":")
+    count = sum(data.count(mark) for mark in marks)
+    if count <= MOST_PARTS:
+        # Those in strings do not matter.
+        return count
+    outside = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
+    rest = b"".join(outside)
+    return sum(rest.count(mark) for mark in marks)
+
+
+def _lone_surrogate(value: Any) -> tuple[list[int | str], int] | None:
+    """The place of the first string in ``value`` that has a lone surrogate, from the string outwards, and the number of
+    the character."""
     if isinstance(value, str):
         try:
             value.encode()
         except UnicodeEncodeError as error:
-            message = f"{path}: character {error.start} is half of a surrogate pair, which is not a character"
-            raise ApiError(message, param=path, code="invalid_value") from None
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            _check_text(item, f"{path}[{index}]")
-    elif isinstance(value, dict):
-        for name, item in value.items():
-            place = _joined(path, name)
-            _check_text(name, place)
-            _check_text(item, place)
+            return [], error.start
+        return None
+    if isinstance(value, dict | list):
+        for name, item in value.items() if isinstance(value, dict) else enumerate(value):
+            found = (isinstance(name, str) and _lone_surrogate(name)) or _lone_surrogate(item)
+            if found:
+                found[0].append(name)
+                return found
+    return None
 
 
 def _refuse_constant(name: str) -> NoReturn:
@@ -130,13 +215,14 @@ def _known(place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
     """The field that may have been meant by an unknown one of the body, else all fields."""
     if len(place) > 1:
         return ""
-    close = difflib.get_close_matches(str(place[0]), kind.model_fields, n=1)
+    # The time of a comparison grows with the square of the length.
+    close = difflib.get_close_matches(str(place[0])[:64], kind.model_fields, n=1)
     return f"; did you mean {close[0]}?" if close else f"; these are known: {', '.join(sorted(kind.model_fields))}"
 
 
 def _path(place: tuple[int | str, ...], value: Any) -> str:
-    """``messages[0].role``, for the place of an error in ``value``. A place may also have names that pydantic gives to
-    the members of a union; no part of ``value`` has them."""
+    """``messages[0].role``, for the place of an error in ``value``, as far as a message has room for it. A place may
+    also have names that pydantic gives to the members of a union; no part of ``value`` has them."""
     path = ""
     for part in place:
         if isinstance(value, dict) and str(part) in value:
@@ -144,12 +230,14 @@ def _path(place: tuple[int | str, ...], value: Any) -> str:
             value = value[str(part)]
         elif isinstance(value, list) and isinstance(part, int) and part < len(value):
             path, value = f"{path}[{part}]", value[part]
-    return path
+    return clipped(path)
 
 
 def _joined(path: str, name: str) -> str:
-    """The field ``name`` of what is at ``path``. A name that is not an identifier is written as JSON."""
-    shown_name = name if name.isidentifier() else json.dumps(name)
+    """The field ``name`` of what is at ``path``. A name that is not an identifier is written as JSON, a long one is
+    cut."""
+    is_plain = name.isidentifier()
+    shown_name = clipped(name) if is_plain else json.dumps(clipped(name))
     if not path:
         return shown_name
-    return f"{path}.{name}" if name.isidentifier() else f"{path}[{shown_name}]"
+    return f"{path}.{shown_name}" if is_plain else f"{path}[{shown_name}]"

@@ -38,8 +38,9 @@ async def chat(service: Service, body: ChatBody) -> Response:
     """
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
+    service.check_conversation(body.messages, shown)
     ids = await service.in_thread(chat_ids, service.tokenizer, body.messages, shown, body)
-    grammar = grammar_of(body, service.tokenizer)
+    grammar = await service.in_thread(grammar_of, body, service.tokenizer)
     guide, guide_field = await guide_of(service, body, grammar)
     outputs = OutputOptions(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
@@ -101,6 +102,11 @@ class _Answer:
     async def whole(self) -> JSONResponse:
         async for continuation, piece in merged(self._continuations):
             self._read(continuation, piece)
+        # Many choices with log-probabilities are megabytes.
+        response: JSONResponse = await self._service.in_thread(self._response)
+        return response
+
+    def _response(self) -> JSONResponse:
         choices = [self._whole_choice(*pair) for pair in zip(self._continuations, self._choices, strict=True)]
         completion = ChatCompletion.model_construct(
             **self._head, object="chat.completion", choices=choices, usage=self._usage()

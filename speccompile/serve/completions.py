@@ -33,9 +33,11 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         ApiError: it cannot be followed.
     """
     service.check_model(body.model)
+    service.check_choices(len(body.prompt), body)
     form = infill_form(service.tokenizer) if body.suffix else None
-    prompts = await service.in_thread(_prompts, service, body, form)
-    source = source_of(body)
+    # One call each: the prompts of a client that leaves are not tokenized, and those of other clients come in between.
+    prompts = [await service.in_thread(_prompt, service, body, form, index) for index in range(len(body.prompt))]
+    source = await service.in_thread(source_of, body)
     guide = None if source is None else await compiled(service, *source)
     outputs = OutputOptions(
         # A prompt is read by a request that writes at least one token.
@@ -58,14 +60,13 @@ async def complete(service: Service, body: CompletionBody) -> Response:
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
-def _prompts(service: Service, body: CompletionBody, form: InfillForm | None) -> list[Prompt]:
-    prompts = []
-    for index, prompt in enumerate(body.prompt):
-        if isinstance(prompt, str):
-            text = prompt if form is None else infill_prompt(form, prompt, body.suffix)
-            prompt = text_ids(service.tokenizer, text, special=body.add_special_tokens)
-        prompts.append(Prompt(prompt, "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"))
-    return prompts
+def _prompt(service: Service, body: CompletionBody, form: InfillForm | None, index: int) -> Prompt:
+    prompt, field = body.prompt[index], "prompt" if len(body.prompt) == 1 else f"prompt[{index}]"
+    if not isinstance(prompt, str):
+        return Prompt(prompt, field)
+    text = prompt if form is None else infill_prompt(form, prompt, body.suffix)
+    service.check_text(text, field)
+    return Prompt(text_ids(service.tokenizer, text, special=body.add_special_tokens), field)
 
 
 def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -> list[Echo]:
@@ -110,6 +111,11 @@ class _Answer:
                 texts[continuation.index] += piece.text
                 self._new_tokens[continuation.index] = piece.tokens.stop
             reasons[continuation.index] = piece.finish_reason or reasons[continuation.index]
+        # Many choices with log-probabilities are megabytes.
+        response: JSONResponse = await self._service.in_thread(self._response, texts, reasons)
+        return response
+
+    def _response(self, texts: Sequence[str], reasons: Sequence[str]) -> JSONResponse:
         choices = []
         for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
             places = range(self._new_tokens[continuation.index])

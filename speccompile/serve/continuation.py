@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from speccompile.errors import RequestFailed
 from speccompile.runtime.request import Request
-from speccompile.serve.api_error import ApiError
+from speccompile.serve.api_error import ApiError, closed_error
 from speccompile.serve.logprobs import TokenLogprob
 from speccompile.serve.text import AnswerText
 
@@ -56,7 +56,7 @@ class Continuation:
         finally:
             request.cancel()
         if request.finish_reason not in FINISH_REASONS:
-            raise ApiError("the server is shutting down", status=503, code="closed")
+            raise closed_error()
         yield Piece(self._text.end(), range(seen, seen), FINISH_REASONS[request.finish_reason])
 
     def _shown(self, tokens: Sequence[int]) -> Sequence[int]:

@@ -14,6 +14,7 @@ from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
 #: Stop strings of a request, and their characters together: each new piece of text is compared with all of them.
 MOST_STOPS, MOST_STOP_CHARACTERS = 128, 8192
+MOST_BIAS = 100
 #: As in the OpenAI API, which has 5 for completions and 20 for chats.
 MOST_TOP_LOGPROBS = 20
 
@@ -33,7 +34,16 @@ def _bias(value: Any) -> Any:
     """JSON has texts as names."""
     if not isinstance(value, dict) or not all(name.isascii() and name.isdecimal() for name in value):
         raise ValueError("it has to map token ids to numbers")
-    return {int(name): bias for name, bias in value.items()}
+    # Of many wrong values the first one is reported.
+    bad = next((item for item in value.items() if not _is_bias(item[1])), None)
+    return {int(name): bias for name, bias in (value.items() if bad is None else [bad])}
+
+
+_Bias = Annotated[float, Field(ge=-MOST_BIAS, le=MOST_BIAS)]
+
+
+def _is_bias(value: Any) -> bool:
+    return type(value) in (int, float) and -MOST_BIAS <= value <= MOST_BIAS
 
 
 def _prompt(value: Any) -> Any:
@@ -119,7 +129,7 @@ class Generation(Fields):
     stop: Annotated[list[str], BeforeValidator(_stops)] = Field(default_factory=list)
     presence_penalty: float | None = Field(None, ge=-2, le=2)
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
-    logit_bias: Annotated[dict[int, Annotated[float, Field(ge=-100, le=100)]] | None, BeforeValidator(_bias)] = None
+    logit_bias: Annotated[dict[int, _Bias] | None, BeforeValidator(_bias)] = None
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)

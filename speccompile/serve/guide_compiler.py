@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import pickle
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
-from multiprocessing.connection import Connection
-from multiprocessing.process import BaseProcess
 
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide, QueueFull, SpecCompileError
 from speccompile.guides import Guide
-from speccompile.serve.guide_process import READY, GuideSource, run
+from speccompile.serve import guide_process
+from speccompile.serve.guide_process import READY, GuideSource
 from speccompile.serve.options import ServeOptions
 
 _KEPT_GUIDES = 64
 #: Guides that may wait for the one that is being compiled.
 _MOST_WAITING = 16
 _START_SECONDS = 120
+#: Starts a process by forking one that has imported what it needs: in milliseconds, and from any thread.
+_CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class GuideCompiler:
-    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides wait for nothing.
+    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides wait for nothing. A
+    second process is ready to replace the first one.
 
     Args:
         options: the limits.
@@ -37,7 +40,9 @@ class GuideCompiler:
         self._waiting: set[Future[Guide]] = set()
         self._lock = threading.Lock()
         self._kept: OrderedDict[GuideSource, Guide] = OrderedDict()
-        self._running: tuple[BaseProcess, Connection] | None = None
+        self._running: _Process | None = None
+        # Replaces the one that runs, when a limit or its own compiler ends that: no request waits for a start.
+        self._spare: _Process | None = None
 
     def guide(self, source: GuideSource) -> Future[Guide]:
         """The guide of ``source``. A future that is cancelled before its turn is not compiled.
@@ -63,16 +68,18 @@ class GuideCompiler:
 
     def start(self) -> None:
         """Start the process, if it does not run yet."""
-        self._thread.submit(self._connection).result()
+        self._thread.submit(self._ready_process).result()
 
     def close(self) -> None:
         """End the process, also in the middle of a compilation."""
         self._thread.shutdown(wait=False, cancel_futures=True)
-        running = self._running
-        if running is not None:
-            running[0].kill()
+        for process in (self._running, self._spare):
+            if process is not None:
+                process.process.kill()
         self._thread.shutdown()
-        self._stop()
+        for process in (self._running, self._spare):
+            if process is not None:
+                process.stop()
 
     def _leave(self, future: Future[Guide]) -> None:
         with self._lock:
@@ -96,43 +103,71 @@ class GuideCompiler:
         return guide
 
     def _compile(self, source: GuideSource) -> Guide:
-        connection, seconds = self._connection(), self._options.max_guide_seconds
-        connection.send_bytes(pickle.dumps(source))
-        if not connection.poll(seconds):
-            self._stop()
-            raise InvalidGuide(what=source.text, reason=f"compiling it takes longer than {seconds} s; make it simpler")
+        process, seconds = self._ready_process(), self._options.max_guide_seconds
         try:
-            answer: Guide | SpecCompileError = pickle.loads(connection.recv_bytes())
+            process.connection.send_bytes(pickle.dumps(source))
+            if not process.connection.poll(seconds):
+                self._replace()
+                reason = f"compiling it takes longer than {seconds} s; make it simpler"
+                raise InvalidGuide(what=source.text, reason=reason)
+            answer: Guide | SpecCompileError = pickle.loads(process.connection.recv_bytes())
         except (EOFError, ConnectionError):
             # outlines-core ends its process where it finds no memory.
-            self._stop()
+            self._replace()
             reason = f"compiling it needs more than {self._options.max_guide_megabytes} MiB; make it simpler"
             raise InvalidGuide(what=source.text, reason=reason) from None
         if isinstance(answer, SpecCompileError):
             raise answer
         return answer
 
-    def _connection(self) -> Connection:
-        if self._running is not None and self._running[0].is_alive():
-            return self._running[1]
-        self._stop()
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        limits = (self._options.max_guide_states, self._options.max_guide_megabytes)
-        process = context.Process(target=run, args=(theirs, self._tokenizer, *limits), daemon=True)
-        process.start()
-        theirs.close()
-        self._running = process, ours
-        if not ours.poll(_START_SECONDS) or ours.recv_bytes() != READY:
-            self._stop()
-            raise InvalidGuide(what="the process that compiles guides", reason="it does not start")
-        return ours
+    def _ready_process(self) -> _Process:
+        """The process that runs. Starts it and the spare one, if they do not run."""
+        if self._running is None or not self._running.process.is_alive():
+            self._replace()
+        assert self._running is not None
+        self._running.wait_until_ready()
+        return self._running
 
-    def _stop(self) -> None:
-        if self._running is None:
+    def _replace(self) -> None:
+        """Stop the process that runs, and continue with the spare one, which has another one as its spare."""
+        if self._running is not None:
+            self._running.stop()
+        spare = self._spare
+        self._running = spare if spare is not None and spare.process.is_alive() else self._start()
+        self._spare = self._start()
+
+    def _start(self) -> _Process:
+        limits = (self._options.max_guide_states, self._options.max_guide_megabytes)
+        return _Process(self._tokenizer, *limits)
+
+
+class _Process:
+    """A process that compiles guides. It may not be ready yet.
+
+    Args:
+        limits: of ``guide_process.run``.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, *limits: int) -> None:
+        _CONTEXT.set_forkserver_preload([guide_process.__name__])
+        self.connection, theirs = _CONTEXT.Pipe()
+        self.process = _CONTEXT.Process(target=guide_process.run, args=(theirs, tokenizer, *limits), daemon=True)
+        self.process.start()
+        theirs.close()
+        self._is_ready = False
+
+    def wait_until_ready(self) -> None:
+        """Raises InvalidGuide if it does not start."""
+        if self._is_ready:
             return
-        process, connection = self._running
-        self._running = None
-        connection.close()
-        process.kill()
-        process.join()
+        with contextlib.suppress(EOFError, ConnectionError):
+            self._is_ready = self.connection.poll(_START_SECONDS) and self.connection.recv_bytes() == READY
+        if not self._is_ready:
+            self.stop()
+            raise InvalidGuide(what="the process that compiles guides", reason="it does not start")
+
+    def stop(self) -> None:
+        """End it, also in the middle of a compilation."""
+        self.connection.close()
+        self.process.kill()
+        self.process.join()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import pickle
 import resource
 import signal
@@ -11,9 +13,11 @@ from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
-from speccompile.errors import InvalidGuide, SpecCompileError
+from speccompile.errors import InvalidGuide, SpecCompileError, error_line
 from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.serve.tool_grammar import ToolGrammar
+
+log = logging.getLogger("speccompile.serve")
 
 #: What the process sends when it has started.
 READY = b"ready"
@@ -51,6 +55,9 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: 
     """
     # Ctrl-C reaches all processes of a terminal; the server ends this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    # The first guide builds what all guides of a tokenizer share. One that cannot have guides says so to each request.
+    with contextlib.suppress(SpecCompileError):
+        compile_guide(GuideSource("regex", "a"), tokenizer, max_states)
     _limit_memory(megabytes)
     connection.send_bytes(READY)
     while True:
@@ -67,6 +74,10 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: 
             answer = InvalidGuide(
                 what=source.text, reason=f"compiling it needs too much memory ({type(error).__name__})"
             )
+        except Exception as error:
+            # The process is worth more than one guide: the next one would wait for a new process.
+            log.exception("a guide could not be compiled")
+            answer = InvalidGuide(what=source.text, reason=f"it cannot be compiled ({error_line(error)})")
         connection.send_bytes(pickle.dumps(answer))
 
 

@@ -20,6 +20,33 @@ def _texts_or_none(where: str, name: str, value: Any) -> tuple[str, ...] | None:
     return tuple(texts)
 
 
+def _texts(where: str, name: str, value: Any) -> tuple[str, ...]:
+    texts = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for text in texts:
+        if not isinstance(text, str) or not text:
+            raise InvalidOption(where=where, name=name, value=value, reason="it must be a list of texts, none empty")
+    return texts
+
+
+def _hosts(where: str, name: str, value: Any) -> tuple[str, ...]:
+    hosts = _texts(where, name, value)
+    for host in hosts:
+        if "/" in host or (":" in host and not host.startswith("[")):
+            reason = "write names without a scheme and a port, such as chat.example.com, *.example.com, or *"
+            raise InvalidOption(where=where, name=name, value=host, reason=reason)
+    return hosts
+
+
+def _origins(where: str, name: str, value: Any) -> tuple[str, ...]:
+    origins = _texts(where, name, value)
+    for origin in origins:
+        scheme, _, host = origin.partition("://")
+        if origin not in ("*", "null") and (not scheme or not host or "/" in host):
+            reason = "write each as SCHEME://HOST or SCHEME://HOST:PORT, without a path, or *"
+            raise InvalidOption(where=where, name=name, value=origin, reason=reason)
+    return origins
+
+
 @dataclass(frozen=True)
 class ServeOptions(Options):
     """Of ``speccompile serve``, and of :func:`speccompile.serve.app.create_app`.
@@ -45,8 +72,22 @@ class ServeOptions(Options):
             WholeNumber(1, 100),
         ),
     )
+    allowed_hosts: tuple[str, ...] = field(
+        default=(),
+        metadata=option("Further names of the server, without an API key: chat.example.com, *.example.com, *.", _hosts),
+    )
+    allowed_origins: tuple[str, ...] = field(
+        default=(),
+        metadata=option("Sites whose pages may use the server: https://chat.example.com, or *.", _origins),
+    )
     max_body_bytes: int = field(
         default=4 * 2**20, metadata=option("Largest body of a request, in bytes.", WholeNumber(1024))
+    )
+    max_head_seconds: int = field(
+        default=30, metadata=option("Most seconds in which the head of a request arrives.", WholeNumber(1))
+    )
+    max_body_seconds: int = field(
+        default=60, metadata=option("Most seconds in which the body of a request arrives.", WholeNumber(1))
     )
     max_depth: int = field(
         default=64, metadata=option("Deepest nesting of arrays and objects in a body.", WholeNumber(1, 512))

@@ -14,6 +14,8 @@ from urllib.parse import quote
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from speccompile.errors import shown
+from speccompile.errors.base import clipped
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.client_names import client_names
@@ -44,12 +46,15 @@ class Note:
     def line(self, method: str, path: str, status: int) -> str:
         """The log's line of a request."""
         # Quoted: a path may have line breaks.
-        parts = [f"{method} {quote(path, safe='/:')} {status}", f"{time.perf_counter() - self.started:.3f} s"]
+        parts = [
+            f"{method} {clipped(quote(clipped(path), safe='/:'))} {status}",
+            f"{time.perf_counter() - self.started:.3f} s",
+        ]
         if self.error is not None:
             # Messages may quote what a user wrote.
             parts.append(f"{self.error.code or self.error.kind} {self.error.param or ''}".rstrip())
         if self.user is not None:
-            parts.append(f"user {self.user!r}")
+            parts.append(f"user {shown(self.user)}")
         if self.requests:
             new = sum(len(request.new_tokens) for request in self.requests)
             steps = sum(request.stats.row_steps for request in self.requests)

@@ -49,12 +49,13 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     Raises:
         ApiError: it cannot be followed.
     """
-    chat = body.as_chat()
+    chat = await service.in_thread(body.as_chat)
     service.check_model(chat.model)
     shown = None if chat.tool_choice == "none" else chat.tools
     try:
+        service.check_conversation(chat.messages, shown)
         ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, chat)
-        grammar = grammar_of(chat, service.tokenizer)
+        grammar = await service.in_thread(grammar_of, chat, service.tokenizer)
         guide, guide_field = await guide_of(service, chat, grammar)
         outputs = OutputOptions(max_new_tokens=chat.max_completion_tokens, guide=guide, guide_field=guide_field)
         (continuation,) = await service.start([Prompt(ids, "messages")], chat, outputs)

@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import functools
 import ipaddress
 import logging
+import os
 import resource
 import signal
+import socket
 import sys
+import threading
 from collections.abc import Iterator
+from types import FrameType
+from typing import Any
 
 import uvicorn
 
 from speccompile.serve.app import create_app
+from speccompile.serve.connection import LimitedConnection
 from speccompile.serve.service import Service
 
 log = logging.getLogger("speccompile.serve")
+
+#: Seconds after the end of the running requests in which the others are cancelled, and the process ends.
+_CANCEL_SECONDS, _EXIT_SECONDS = 1, 3
 
 
 def is_loopback(host: str) -> bool:
@@ -26,9 +37,60 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class HttpServer(uvicorn.Server):
+    """uvicorn's server. When it ends, it ends the requests of ``service`` itself, so that they have answers.
+
+    Args:
+        host: the address that the server is reached at.
+        config: of uvicorn.
+    """
+
+    def __init__(self, service: Service, *, host: str = "127.0.0.1", **config: Any) -> None:
+        self._service = service
+        self._seconds = service.options.shutdown_seconds
+        connection: Any = functools.partial(LimitedConnection, head_seconds=service.options.max_head_seconds)
+        super().__init__(
+            uvicorn.Config(
+                create_app(service, host),
+                host=host,
+                http=connection,
+                ws="none",
+                log_config=None,
+                # There is one line a request already.
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=self._seconds + _CANCEL_SECONDS,
+                timeout_keep_alive=service.options.keep_alive_seconds,
+                **config,
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if not self.should_exit:
+            # A thread that hangs would otherwise keep the process.
+            exit_later = threading.Timer(self._seconds + _EXIT_SECONDS, _exit)
+            exit_later.daemon = True
+            exit_later.start()
+        super().handle_exit(sig, frame)
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        ending = asyncio.create_task(self._end_requests())
+        await super().shutdown(sockets)
+        ending.cancel()
+
+    async def _end_requests(self) -> None:
+        await asyncio.sleep(self._seconds)
+        await asyncio.to_thread(self._service.end_requests)
+
+
+def _exit() -> None:
+    log.error("the process ends now: a thread has not ended in time")
+    os._exit(0)
+
+
 def run_server(service: Service, host: str, port: int) -> None:
     """Serve until SIGTERM or Ctrl-C, from the main thread. Requests that run then may go on for ``shutdown_seconds``; a
-    second Ctrl-C ends them at once.
+    second Ctrl-C ends them at once. The process has ended a few seconds later, whatever it does then.
 
     Raises:
         SystemExit: the address cannot be bound.
@@ -37,18 +99,7 @@ def run_server(service: Service, host: str, port: int) -> None:
     allow_connections()
     if not is_loopback(host) and not service.options.keys:
         log.warning("the server listens on %s without an API key: anyone who reaches it may use it", host)
-    config = uvicorn.Config(
-        create_app(service),
-        host=host,
-        port=port,
-        log_config=None,
-        # There is one line a request already.
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=service.options.shutdown_seconds,
-        timeout_keep_alive=service.options.keep_alive_seconds,
-    )
-    server = uvicorn.Server(config)
+    server = HttpServer(service, host=host, port=port)
     with _ended_by_signals(server):
         server.run()
 

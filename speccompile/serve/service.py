@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile import Speculator
+from speccompile.errors import shown
 from speccompile.guides import Guide
 from speccompile.modes.prediction import Prediction
 from speccompile.runtime.engine import Engine
@@ -19,13 +21,14 @@ from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
-from speccompile.serve.fields import Generation
+from speccompile.serve.fields import Generation, Message
 from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
 from speccompile.serve.sampling import eos_arguments, sampling_arguments, seed_of
 from speccompile.serve.text import AnswerText, StopTexts
+from speccompile.serve.tool_fields import Tool
 from speccompile.serve.vocabulary import Vocabulary
 
 log = logging.getLogger("speccompile.serve")
@@ -78,6 +81,8 @@ class Service:
         self.counts = Counts(self.labels)
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
+        #: Requests end now, since the server does.
+        self.ends = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
         queue = self.engine.waiting
         queue.client_limit = max(1, queue.limit * self.options.max_client_share // 100)
@@ -107,11 +112,17 @@ class Service:
         """Whether the engine is open and its last steps did not all fail."""
         return not self.engine.closed and self.engine.failures < _MOST_FAILURES
 
+    def end_requests(self) -> None:
+        """Cancel all requests, and accept no more. Their clients receive status 503, or an error event."""
+        self.ends = True
+        self.engine.close()
+
     def close(self) -> None:
-        """Cancel all requests, and end threads and processes."""
-        self.spec.close()
+        """Cancel all requests, and end threads and processes. A call that a thread is in is not waited for."""
+        self.ends = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         self.guides.close()
-        self._threads.shutdown(cancel_futures=True)
+        self.spec.close()
 
     @property
     def models(self) -> tuple[str, ...]:
@@ -122,7 +133,7 @@ class Service:
         """Raises ApiError if ``name`` is neither this model nor one of its adapters."""
         if name is not None and name not in self.models:
             names = ", ".join(map(repr, self.models))
-            message = f"model: the model {name!r} does not exist; this server has {names}"
+            message = f"model: the model {shown(name)} does not exist; this server has {names}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def model_of(self, name: str | None) -> str:
@@ -132,6 +143,40 @@ class Service:
     def predicted_by(self, body: Generation) -> int | None:
         """The drafter of the request's predicted text, by its place in :attr:`drafters`; None if there is none."""
         return None if body.prediction is None else self.drafters.index(Prediction.name)
+
+    @functools.cached_property
+    def _most_characters(self) -> int:
+        """Characters of a text that may fit into a sequence: as many as the longest tokens have."""
+        return self.max_len * max(map(len, self.tokenizer.get_vocab()))
+
+    def check_text(self, text: str, param: str) -> None:
+        """Raises ApiError if ``text``, of the field ``param``, cannot fit into a sequence: tokenizing megabytes takes
+        seconds and gigabytes."""
+        self._check_characters(len(text), param)
+
+    def check_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
+        """Raises ApiError if ``messages`` or ``tools`` cannot fit into a sequence."""
+        if len(messages) > self.max_len:
+            raise self._too_long(f"{len(messages)} messages", "messages")
+        self._check_characters(sum(len(message.content or "") for message in messages), "messages")
+        self._check_characters(sum(len(tool.model_dump_json()) for tool in tools or ()), "tools")
+
+    def check_choices(self, prompts: int, body: Generation) -> None:
+        """Raises ApiError if ``n`` choices of so many prompts are more than one client may ever have."""
+        queue = self.engine.waiting
+        capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
+        if prompts * body.n > capacity:
+            param = "n" if body.n > 1 else "prompt"
+            message = f"{param}: more choices than one client may have in the slots and the queue ({capacity})"
+            raise ApiError(message, param=param)
+
+    def _check_characters(self, count: int, param: str) -> None:
+        if count > self._most_characters:
+            raise self._too_long(f"{count} characters", param)
+
+    def _too_long(self, what: str, param: str) -> ApiError:
+        message = f"{param}: {what} do not fit into a sequence of {self.max_len} tokens; use fewer"
+        return ApiError(message, param=param, code="context_length_exceeded")
 
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """The result of a call that would hold up the event loop."""
@@ -171,12 +216,7 @@ class Service:
         arguments = sampling_arguments(body, self.spec.generation_config) | self._prediction(body)
         arguments |= self._ends(body, outputs)
         arguments["client"] = client
-        queue = self.engine.waiting
-        capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
-        if len(prompts) * body.n > capacity:
-            param = "n" if body.n > 1 else prompts[0].field.partition("[")[0]
-            message = f"{param}: more choices than one client may have in the slots and the queue ({capacity})"
-            raise ApiError(message, param=param)
+        self.check_choices(len(prompts), body)
         requests: list[Request] = []
         try:
             for index in range(len(prompts) * body.n):
@@ -213,6 +253,7 @@ class Service:
         if Prediction.name not in self.drafters:
             message = f"prediction: not supported, since the server drafts by {' and '.join(self.drafters)} alone"
             raise ApiError(message, param="prediction", code="unsupported_field")
+        self.check_text(body.prediction.content, "prediction")
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
 
     def _submit_one(
@@ -222,7 +263,7 @@ class Service:
         try:
             return self.engine.submit(
                 prompt.ids,
-                max_new_tokens=room if outputs.max_new_tokens is None else outputs.max_new_tokens,
+                max_new_tokens=room if outputs.max_new_tokens is None else min(outputs.max_new_tokens, room),
                 seed=seed_of(body, index % body.n),
                 # In vLLM the smaller number goes first.
                 priority=-body.priority,

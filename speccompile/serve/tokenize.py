@@ -4,18 +4,31 @@ from __future__ import annotations
 
 from typing import Any
 
+from fastapi.responses import JSONResponse
+from starlette.responses import Response
+
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.prompts import chat_ids, text_ids
 from speccompile.serve.service import Service
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 
 
-def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
+async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """The token ids of a text, or of a conversation.
 
     Raises:
-        ApiError: the chat template refuses the conversation.
+        ApiError: it cannot fit into a sequence, or the chat template refuses the conversation.
     """
+    service.check_model(body.model)
+    if body.messages is not None:
+        service.check_conversation(body.messages, body.tools)
+    if body.prompt is not None:
+        service.check_text(body.prompt, "prompt")
+    response: Response = await service.in_thread(_answer, service, body)
+    return response
+
+
+def _answer(service: Service, body: TokenizeBody) -> Response:
     if body.messages is not None:
         ids = chat_ids(service.tokenizer, body.messages, body.tools, body)
     else:
@@ -24,18 +37,24 @@ def tokenize(service: Service, body: TokenizeBody) -> dict[str, Any]:
     answer: dict[str, Any] = {"count": len(ids), "max_model_len": service.max_len, "tokens": ids}
     if body.return_token_strs:
         answer["token_strs"] = [service.vocabulary.text_of(token) for token in ids]
-    return answer
+    return JSONResponse(answer)
 
 
-def detokenize(service: Service, body: DetokenizeBody) -> dict[str, Any]:
+async def detokenize(service: Service, body: DetokenizeBody) -> Response:
     """The text of token ids, names of special tokens included.
 
     Raises:
         ApiError: an id is not in the vocabulary.
     """
+    service.check_model(body.model)
+    response: Response = await service.in_thread(_text, service, body)
+    return response
+
+
+def _text(service: Service, body: DetokenizeBody) -> Response:
     size = len(service.tokenizer)
     for index, token in enumerate(body.tokens):
         if not 0 <= token < size:
             param = f"tokens[{index}]"
             raise ApiError(f"{param}: token ids are 0 .. {size - 1}, got {token}", param=param, code="invalid_value")
-    return {"prompt": service.tokenizer.decode(body.tokens)}
+    return JSONResponse({"prompt": service.tokenizer.decode(body.tokens)})

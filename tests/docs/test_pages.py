@@ -19,7 +19,6 @@ from speccompile.lowering import backends
 from speccompile.modes import registry
 from speccompile.quantized import GroupedWeight, QuantizedWeights
 from speccompile.sampling import pipeline
-from speccompile.serve.app import create_app
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.service import Service
 from support import serving
@@ -106,8 +105,8 @@ def test_every_guide_begins_with_an_example() -> None:
 def test_every_block_of_the_server_page_runs() -> None:
     """Its client calls the address that ``speccompile serve`` has by default: here, a server on a free port."""
     with serving.speculator(serving.model()) as spec:
-        app = create_app(Service(spec, serving.tokenizer(), "smollm2", ServeOptions()))
-        with serving.listening(app) as address:
+        service = Service(spec, serving.tokenizer(), "smollm2", ServeOptions())
+        with serving.listening(service) as address:
             namespace: dict[str, Any] = {"__name__": "server"}
             for block in blocks(SERVER):
                 assert DEFAULT_ADDRESS in block or "client" in namespace

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import random
 import socket
 import threading
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import httpx2
@@ -16,11 +18,13 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator
+from speccompile.serve import completions
 from speccompile.serve.server import allow_connections
 from support import serving
 from support.serving import Client, tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+HEAD = b"POST %b HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
 LONG = {"prompt": "the end of the", "max_tokens": 200, "temperature": 0, "ignore_eos": True}
 
 
@@ -34,18 +38,29 @@ def wait_for(done: Any, seconds: float = 30) -> None:
 @pytest.fixture(scope="module")
 def address(client: Client) -> Any:
     # The application closes what it serves in the end, and other tests go on with it.
-    with serving.listening(client.app, lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         yield address
+
+
+def connected(address: str) -> socket.socket:
+    host, _, port = address.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=60)
 
 
 def sent(address: str, body: dict[str, Any], path: str = COMPLETIONS) -> socket.socket:
     """A connection over which ``body`` was sent."""
-    host, _, port = address.removeprefix("http://").partition(":")
-    connection = socket.create_connection((host, int(port)))
-    data = json.dumps(body).encode()
-    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
-    connection.sendall(head.encode() + data)
+    connection, data = connected(address), json.dumps(body).encode()
+    connection.sendall(HEAD % (path.encode(), len(data)) + data)
     return connection
+
+
+def received(connection: socket.socket) -> str:
+    """All that arrives until the other side closes the connection."""
+    parts = []
+    with connection:
+        while part := connection.recv(65536):
+            parts.append(part)
+    return b"".join(parts).decode()
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -65,7 +80,9 @@ def test_a_client_that_leaves_cancels_its_request(address: str, client: Client, 
 def test_a_client_that_leaves_before_its_stream_begins_cancels_its_request(client: Client, spec: Speculator) -> None:
     data = json.dumps({**LONG, "stream": True}).encode()
     headers = [(b"content-type", b"application/json")]
-    scope = {"type": "http", "method": "POST", "path": COMPLETIONS, "headers": headers, "query_string": b""}
+    scope = {"type": "http", "http_version": "1.1", "method": "POST", "path": COMPLETIONS, "headers": headers}
+    scope["query_string"] = b""
+    scope["http_version"] = "1.1"
     parts = [{"type": "http.request", "body": data, "more_body": False}]
 
     async def receive() -> dict[str, Any]:
@@ -193,33 +210,61 @@ def test_an_engine_that_is_closed_answers_503(target: LlamaForCausalLM) -> None:
         assert client.refused(COMPLETIONS, {"prompt": "ab"}, 503)["code"] == "closed"
 
 
-def test_the_end_of_the_server_lets_running_requests_finish_within_the_limit(target: LlamaForCausalLM) -> None:
-    for seconds, finishes in ((60, True), (1, False)):
-        with serving.speculator(target, tiers=(0,)) as spec:
-            app = Client(serving.service(spec)).app
-            answers: list[httpx2.Response | Exception] = []
+@contextlib.contextmanager
+def asked(address: str, bodies: dict[str, dict[str, Any]]) -> Iterator[dict[str, str]]:
+    """What each of ``bodies``, all sent at once, has received when the context ends."""
+    answers: dict[str, str] = {}
 
-            def ask(address: str, answers: list[httpx2.Response | Exception] = answers) -> None:
-                try:
-                    answers.append(httpx2.post(address + COMPLETIONS, json=LONG, timeout=60))
-                except httpx2.HTTPError as error:
-                    answers.append(error)
+    def ask(name: str) -> None:
+        answers[name] = received(sent(address, bodies[name]))
 
-            if not finishes:
-                run_step = spec.engine.scheduler.run_step
-                spec.engine.scheduler.run_step = lambda run=run_step: (time.sleep(0.05), run())[1]
-            with serving.listening(app, timeout_graceful_shutdown=seconds) as address:
-                thread = threading.Thread(target=ask, args=(address,))
-                thread.start()
-                wait_for(lambda spec=spec: any(request.new_tokens for request in spec.engine.running))
-                requests = spec.engine.running
-            thread.join(60)
-            assert requests[0].finish_reason == ("max_new_tokens" if finishes else "cancelled")
-            complete = [
-                answer for answer in answers if isinstance(answer, httpx2.Response) and answer.status_code == 200
-            ]
-            assert len(complete) == finishes
-            assert spec.closed
+    threads = [threading.Thread(target=ask, args=(name,)) for name in bodies]
+    for thread in threads:
+        thread.start()
+    yield answers
+    for thread in threads:
+        thread.join(60)
+
+
+def test_running_requests_finish_when_the_server_ends(target: LlamaForCausalLM) -> None:
+    with serving.speculator(target, tiers=(0,)) as spec, contextlib.ExitStack() as stack:
+        with serving.listening(serving.service(spec, shutdown_seconds=60)) as address:
+            answers = stack.enter_context(asked(address, {"whole": LONG, "stream": {**LONG, "stream": True}}))
+            wait_for(lambda: len(spec.engine.running) == 2)
+        assert spec.closed
+    assert answers["whole"].startswith("HTTP/1.1 200") and "data: [DONE]" in answers["stream"]
+
+
+def test_requests_that_have_not_finished_when_the_server_ends_receive_an_error(
+    target: LlamaForCausalLM, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever they wait for: a step, a slot, a thread, or the rest of their body."""
+    released, text_ids = threading.Event(), completions.text_ids
+
+    def held_ids(tokenizer: Any, text: str, **keywords: Any) -> list[int]:
+        assert text != "held" or released.wait(60)
+        return text_ids(tokenizer, text, **keywords)
+
+    monkeypatch.setattr(completions, "text_ids", held_ids)
+    bodies = {"runs": LONG, "streams": {**LONG, "stream": True}, "waits": LONG, "thread": {**LONG, "prompt": "held"}}
+    with serving.speculator(target, tiers=(0,), max_batch=2) as spec, contextlib.ExitStack() as stack:
+        run_step = spec.engine.scheduler.run_step
+        spec.engine.scheduler.run_step = lambda: (time.sleep(0.05), run_step())[1]
+        with serving.listening(serving.service(spec, shutdown_seconds=1)) as address:
+            answers = stack.enter_context(asked(address, bodies))
+            unfinished = connected(address)
+            unfinished.sendall(HEAD % (COMPLETIONS.encode(), 9) + b"{")
+            wait_for(lambda: len(spec.engine.running) == 2 and all(item.new_tokens for item in spec.engine.running))
+            started = time.monotonic()
+        took = time.monotonic() - started
+        answers["body"] = received(unfinished)
+        released.set()
+    stream = answers.pop("streams")
+    assert stream.startswith("HTTP/1.1 200") and '"code": "closed"' in stream and took < 10
+    assert len(answers) == 4
+    for name, answer in answers.items():
+        assert answer.startswith("HTTP/1.1 503") and '"code":"closed"' in answer, (name, answer)
+    assert all(record.exc_info is None for record in caplog.records)
 
 
 def test_each_request_is_one_line_of_the_log(client: Client, caplog: pytest.LogCaptureFixture) -> None:

@@ -34,7 +34,7 @@ def test_log_likelihoods_and_texts_are_those_of_transformers(
     choose, write = local_tasks(tmp_path, DOCUMENTS)
     tasks = [choose, write | {"generation_kwargs": {"until": ["\n\n"], "max_gen_toks": 16, "do_sample": False}}]
     expected = results_of(HFLM(pretrained=target, tokenizer=tokenizer, max_length=MAX_LEN), tasks)
-    with serving.listening(client.app, lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         remote = LocalCompletionsAPI(
             base_url=f"{address}/v1/completions",
             model=serving.MODEL,

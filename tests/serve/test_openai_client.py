@@ -32,7 +32,7 @@ TOOLS = [
 
 @pytest.fixture(scope="module")
 def address(client: Client) -> Iterator[str]:
-    with serving.listening(client.app, lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         yield f"{address}/v1"
 
 

@@ -56,7 +56,7 @@ def test_the_live_state_shows_slots_and_counters(client: Client) -> None:
 
 @pytest.fixture(scope="module")
 def address(client: Client) -> Iterator[str]:
-    with serving.listening(client.app, lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         yield address
 
 
@@ -257,7 +257,7 @@ def test_the_name_of_the_model_is_read_on_a_narrow_screen(address: str, window: 
 
 def test_a_key_is_asked_for(client: Client, spec: Speculator, window: Browser) -> None:
     service = serving.service(spec, api_key="secret")
-    with serving.listening(create_app(service), lifespan="off") as address:
+    with serving.listening(service, lifespan="off") as address:
         window.open(address)
         window.wait_for("!document.getElementById('key-label').hidden")
         window.type("#key", "secret\n")

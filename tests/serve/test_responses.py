@@ -39,7 +39,7 @@ SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": [
 @pytest.fixture(scope="module")
 def openai_client(client: Client) -> Iterator[openai.OpenAI]:
     with (
-        serving.listening(client.app, lifespan="off") as address,
+        serving.listening(client.service, lifespan="off") as address,
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0) as made,
     ):
         yield made

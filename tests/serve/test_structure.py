@@ -190,6 +190,29 @@ def test_a_compilation_beyond_the_limits_is_ended_and_the_next_one_works() -> No
         limited.close()
 
 
+@pytest.mark.parametrize(
+    "schema", ['{"enum": ["a"], "type": {"x": 1}}', '{"const": "\\ud800"}', '{"const": ' + "9" * 5000 + "}"]
+)
+def test_a_guide_that_fails_in_an_unexpected_way_is_refused_and_ends_no_process(
+    compiler: GuideCompiler, schema: str
+) -> None:
+    compiler.start()
+    process = compiler._running.process
+    with raises(InvalidGuide):
+        compiler.guide(GuideSource("json_schema", schema)).result()
+    assert compiler.guide(GuideSource("regex", f"[ab]{{2}}{next(NUMBERS)}")).result().states
+    assert compiler._running.process is process and process.is_alive()
+
+
+def test_after_the_end_of_a_process_the_next_guide_does_not_wait_for_a_start(compiler: GuideCompiler) -> None:
+    compiler.start()
+    spare = compiler._spare.process
+    compiler._running.process.kill()
+    compiler._running.process.join()
+    assert compiler.guide(GuideSource("regex", f"[ab]{{3}}{next(NUMBERS)}")).result().states
+    assert compiler._running.process is spare and compiler._spare.process.is_alive()
+
+
 def test_slow_guides_keep_no_other_request_waiting(client: Client) -> None:
     """More of them than the server has threads, and each takes as long as it may."""
     known = {"prompt": "ab", "guided_regex": "ab", "max_tokens": 4}

@@ -12,7 +12,6 @@ from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import httpx2
-import uvicorn
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -21,6 +20,7 @@ from speccompile import Speculator
 from speccompile.runtime.engine import Engine
 from speccompile.serve.app import create_app
 from speccompile.serve.options import ServeOptions
+from speccompile.serve.server import HttpServer
 from speccompile.serve.service import Service
 from support.tiny import tiny_llama
 
@@ -163,12 +163,12 @@ def service(spec: Speculator, **options: Any) -> Service:
 
 
 @contextlib.contextmanager
-def listening(app: Any, **config: Any) -> Iterator[str]:
+def listening(service: Service, **config: Any) -> Iterator[str]:
     """The address of a server with a real socket, in another thread."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         port = bound.getsockname()[1]
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, access_log=False, **config))
+        server = HttpServer(service, **config)
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         try:

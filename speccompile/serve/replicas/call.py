@@ -50,13 +50,13 @@ class Head:
     headers: Headers
 
 
-async def read_call(request: Request, most: int) -> Call:
-    """The request with its body, of at most ``most`` bytes.
+async def read_call(request: Request, most: int, seconds: float) -> Call:
+    """The request with its body, of at most ``most`` bytes, which must arrive within ``seconds``.
 
     Raises:
-        ApiError: the body is larger.
+        ApiError: the body is larger, or slower.
     """
-    body = await read_bytes(request, most)
+    body = await read_bytes(request, most, seconds)
     query, client = request.url.query.encode(), request.scope.get("client")
     return Call(request.method, request.url.path, query, request.headers.raw, body, client)
 

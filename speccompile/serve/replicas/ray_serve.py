@@ -46,7 +46,7 @@ def ray_app(
 
     Args:
         make_service: builds what a replica serves, in the replica's process. Ray pickles it.
-        options: those of the service; the ingress needs the largest body.
+        options: those of the service; the ingress needs the limits of bodies.
         threads: that torch computes with in a replica; by default torch's own choice.
         deployment: of the replicas, as ``serve.deployment`` accepts them: ``num_replicas``, ``autoscaling_config``,
             ``ray_actor_options``, ... ``max_ongoing_requests`` is 64 by default. Beyond the engine's slots and
@@ -60,7 +60,7 @@ def ray_app(
     replicas = serve.deployment(Replica).options(**given).bind(make_service, threads)
     # It only passes bytes on.
     ingress = serve.deployment(Ingress).options(max_ongoing_requests=4096, ray_actor_options={"num_cpus": 0})
-    return ingress.bind(replicas, options.max_body_bytes)
+    return ingress.bind(replicas, options.max_body_bytes, options.max_body_seconds)
 
 
 class Replica:
@@ -90,15 +90,15 @@ class Replica:
 class Ingress:
     """Receives requests of HTTP."""
 
-    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int) -> None:
+    def __init__(self, replicas: DeploymentHandle, max_body_bytes: int, max_body_seconds: int) -> None:
         self._replicas = replicas.options(stream=True)
-        self._max_body_bytes = max_body_bytes
+        self._limits = (max_body_bytes, max_body_seconds)
 
     async def __call__(self, request: Request) -> Response:
         try:
             if not request.url.path.startswith(PATHS):
                 raise ApiError(f"{request.url.path}: replicas answer {', '.join(PATHS)} alone", status=404)
-            return await relay(await read_call(request, self._max_body_bytes), self._ask, LOST)
+            return await relay(await read_call(request, *self._limits), self._ask, LOST)
         except ApiError as error:
             return error.response()
         except BackPressureError:

@@ -72,7 +72,7 @@ def test_a_body_has_a_limit() -> None:
 
     request = Request(chat().scope(), receive)
     with pytest.raises(ApiError) as refused:
-        asyncio.run(read_call(request, 1000))
+        asyncio.run(read_call(request, 1000, 60))
     assert (refused.value.status, refused.value.code) == (413, "body_too_large")
 
 
