@@ -111,7 +111,8 @@ def chat_ids(
         log.exception("the chat template failed")
         message = f"messages: the chat template fails on them ({type(error).__name__})"
         raise ApiError(message, param="messages") from None
-    _log_unused(tokenizer.get_chat_template(tools=schemas), given)
+    template = "" if is_mistral_common(tokenizer) else tokenizer.get_chat_template(tools=schemas)
+    _log_unused(template, given)
     return list(encoded["input_ids"])
 
 

@@ -11,6 +11,7 @@ from speccompile.serve.chat_template import call_syntax
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.message_fields import Message
 from speccompile.serve.prompts import chat_ids
+from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import DEFAULT_SYNTAX, CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
@@ -42,7 +43,7 @@ def result(name: str, content: str) -> dict[str, Any]:
 def prompt(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None) -> str:
     read = [Message.model_validate(message) for message in messages]
     given = None if tools is None else [Tool.model_validate(tool) for tool in tools]
-    ids = chat_ids(tokenizer(), read, given, generation_prompt=False)
+    ids = chat_ids(tokenizer(), read, given, TemplateFields(add_generation_prompt=False))
     return str(tokenizer().decode(ids, skip_special_tokens=False))
 
 

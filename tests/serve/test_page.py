@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from speccompile import Speculator
-from speccompile.serve.app import PAGE, create_app
+from speccompile.serve.app import PAGE
 from support import serving
 from support.browser import DESKTOP, PHONE, Browser, browser
 from support.serving import Client
@@ -225,7 +225,7 @@ window.fetch = async () => new Response(`data: ${JSON.stringify(chunk)}\\n\\n`);
 
 
 def test_a_server_that_is_gone_is_said_and_no_text_is_lost(client: Client, window: Browser) -> None:
-    with serving.listening(create_app(client.service), lifespan="off") as address:
+    with serving.listening(client.service, lifespan="off") as address:
         open_page(window, address)
         window.wait_for("document.getElementById('model').textContent")
     ask(window, "are you there?")

@@ -12,9 +12,10 @@ from speccompile.errors import InvalidInput
 from speccompile.guides.regex import regex_guide
 from speccompile.guides.token_bytes import token_bytes
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.chat_template import call_syntax
 from speccompile.serve.fields import Message
 from speccompile.serve.prompts import chat_ids
-from speccompile.serve.tools import syntax
+from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.vocabulary import Vocabulary
 from speccompile.training.chat import Chat
 from support.mistral_tokenizer import MistralTokenizer, sentencepiece, tekken
@@ -40,15 +41,15 @@ def test_guides_reach_tokens_that_its_vocabulary_lacks(monkeypatch: pytest.Monke
 def test_conversations_are_written_without_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tekken(monkeypatch)
     message = Message(role="user", content="a")
-    assert chat_ids(tokenizer, [message], None, generation_prompt=True) == [0, 2, 4, 3]
+    assert chat_ids(tokenizer, [message], None, TemplateFields()) == [0, 2, 4, 3]
     assert encode(tokenizer, "a").tolist() == [[0, 2, 4, 3]]
 
 
 def test_what_the_library_does_not_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = tekken(monkeypatch)
     with pytest.raises(ApiError, match="tokenizer refuses them: Expected last role User or Tool"):
-        chat_ids(tokenizer, [Message(role="assistant", content="a")], None, generation_prompt=True)
+        chat_ids(tokenizer, [Message(role="assistant", content="a")], None, TemplateFields())
     with pytest.raises(ApiError, match="tools: how mistral-common writes calls is not known"):
-        syntax(tokenizer)
+        call_syntax(tokenizer)
     with pytest.raises(InvalidInput, match=re.escape("mistral-common writes conversations as tokens alone")):
         Chat.of(tokenizer, [1])
