@@ -26,13 +26,26 @@ PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal \
 	--durations=15
 
-.PHONY: demo test test-versions lint docs bench gpu-check clean
+# The suite skips parts of these without headless Chromium.
+BROWSER_TESTS := tests/serve/test_page.py tests/report/render/test_report_page.py tests/docs/test_site.py \
+	tests/end_to_end/test_screenshots.py
+
+.PHONY: demo test test-browser test-ray test-versions lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
 
 test: $(STAMP)
 	$(call PYTEST,$(BIN)) $(ARGS)
+
+# Needs the programs chromium and chromedriver (Debian: chromium, chromium-driver).
+test-browser: $(STAMP)
+	$(BIN)/python -m pytest --no-skips $(BROWSER_TESTS) $(ARGS)
+
+# Replicas under Ray Serve, which the suite skips without it.
+test-ray: $(STAMP)
+	$(BIN)/pip install -q -c constraints.txt -e '.[serve,ray]'
+	$(BIN)/python -m pytest --no-skips tests/serve/replicas $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
