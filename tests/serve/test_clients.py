@@ -16,8 +16,9 @@ from support.serving import Client
 PATH = "/v1/completions"
 
 
-def test_one_client_cannot_fill_the_queue(client: Client, spec: Speculator) -> None:
+def test_one_client_cannot_fill_the_queue(client: Client, spec: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
     engine, share = spec.engine, serving.WAITING // 2
+    monkeypatch.setattr(engine.waiting, "client_limit", share)
 
     def connected(address: str) -> httpx2.AsyncClient:
         transport = httpx2.ASGITransport(app=client.app, client=(address, 1))
