@@ -25,8 +25,7 @@ def spec(target: LlamaForCausalLM) -> Iterator[Speculator]:
 
 @pytest.fixture(scope="session")
 def client(spec: Speculator) -> Iterator[Client]:
-    # All tests are one client.
-    client = Client(serving.service(spec, max_client_share=100))
+    client = Client(serving.service(spec))
     yield client
     assert spec.engine.idle and spec.engine.capacity().free_slots == serving.SLOTS
     client.service.close()

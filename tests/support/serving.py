@@ -159,7 +159,8 @@ class Client:
 
 
 def service(spec: Speculator, **options: Any) -> Service:
-    return Service(spec, tokenizer(), MODEL, ServeOptions(**options))
+    # All tests are one client.
+    return Service(spec, tokenizer(), MODEL, ServeOptions(**{"max_client_share": 100} | options))
 
 
 @contextlib.contextmanager
