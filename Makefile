@@ -30,7 +30,10 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(( $$(nproc) + 1 )) 
 BROWSER_TESTS := tests/serve/test_page.py tests/report/render/test_report_page.py tests/docs/test_site.py \
 	tests/end_to_end/test_screenshots.py
 
-.PHONY: demo test test-browser test-ray test-versions lint docs bench gpu-check clean
+CLIENTS := build/clients
+CLIENT_PACKAGES := dspy instructor langchain-openai litellm llama-index-llms-openai-like openai pydantic-ai-slim[openai] pytest
+
+.PHONY: demo test test-browser test-clients test-ray test-versions lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
@@ -46,6 +49,10 @@ test-browser: $(STAMP)
 test-ray: $(STAMP)
 	$(BIN)/pip install -q -c constraints.txt -e '.[serve,ray]'
 	$(BIN)/python -m pytest --no-skips tests/serve/replicas $(ARGS)
+
+# Client libraries against the server, each with its defaults, in an environment of their own.
+test-clients: $(STAMP) $(CLIENTS)/.stamp
+	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest --noconftest tests/serve/clients/check_clients.py $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
@@ -73,6 +80,11 @@ $(PAIR)/.stamp: pyproject.toml
 	test -x $(PAIR)/bin/pip || $(PYTHON) -m venv $(PAIR)
 	$(PAIR)/bin/pip install --no-cache-dir 'torch==$(TORCH).*' 'transformers==$(TRANSFORMERS).*' triton -e . \
 		accelerate hypothesis pytest pytest-xdist
+	touch $@
+
+$(CLIENTS)/.stamp:
+	test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
+	$(CLIENTS)/bin/pip install -q $(CLIENT_PACKAGES)
 	touch $@
 
 # The environment stays: making it again costs a download of torch. Remove .venv by hand for that.
