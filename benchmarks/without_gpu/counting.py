@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -20,6 +22,7 @@ from speccompile.graph.keys import Kind
 from speccompile.lowering.kernel_list import KernelCall, kernels_called
 from speccompile.lowering.kernels import ON_CUDA, Kernels
 from speccompile.lowering.tier import Tier
+from speccompile.utils import storage
 from speccompile.utils.devices import TRAITS
 
 TIERS = (0, 7)
@@ -74,7 +77,13 @@ class Launches:
 def cuda_traits() -> Iterator[None]:
     """In this context the package builds for a CPU what it builds for CUDA."""
     traits = patch.dict(TRAITS, {"cpu": replace(TRAITS["cuda"], asynchronous=False)})
-    with traits, patch.object(torch.accelerator, "empty_cache", lambda: None):
+    # Stored captures of models on a CPU are those of its own traits.
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        traits,
+        patch.object(storage, "cache_dir", lambda: Path(folder)),
+        patch.object(torch.accelerator, "empty_cache", lambda: None),
+    ):
         yield
 
 

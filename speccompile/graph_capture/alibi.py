@@ -64,7 +64,7 @@ def _attend(
     run = current_run()
     assert run is not None
     key, value = run.cache.update(key, value, layer.layer_idx)
-    out, _ = captured_attention(layer, query, key, value, mask, scaling=scale, alibi=True)
+    out, _ = captured_attention(layer, query, key, value, mask, scaling=scale, with_alibi=True)
     return out.flatten(2)
 
 

@@ -77,7 +77,7 @@ def captured_attention(
     scaling: float | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
-    alibi: bool = False,
+    with_alibi: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     run = _running.stack[-1]
@@ -119,7 +119,7 @@ def captured_attention(
         attention_mask.chunk,
         softcap,
         s_aux,
-        *((None, True) if alibi else ()),
+        *((None, True) if with_alibi else ()),
     )
     return out if of_values is None else (out.transpose(1, 2) @ of_values).transpose(1, 2), None
 

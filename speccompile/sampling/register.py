@@ -36,7 +36,7 @@ ARGUMENTS = frozenset(
             "logprobs",
         ),
         *("prompt_logprobs", "top_logprobs", "record", "return_dict_in_generate", "output_scores", "output_logits"),
-        *("output_attentions", "output_hidden_states", "options", "prediction", "adapter", "self"),
+        *("output_attentions", "output_hidden_states", "options", "prediction", "adapter", "client", "self"),
     }
 )
 

@@ -266,3 +266,9 @@ def all_gather_into(result: torch.Tensor, part: torch.Tensor, group: Any) -> Non
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Let later collectives of a process group end after ``timeout``."""
     torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def op_schemas(namespace: str) -> list[str]:
+    """The schemas of the ops in ``namespace``, sorted."""
+    schemas = torch._C._jit_get_all_schemas()
+    return sorted(str(schema) for schema in schemas if schema.name.startswith(f"{namespace}::"))

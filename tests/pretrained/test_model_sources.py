@@ -350,6 +350,7 @@ def test_any_error_of_a_loader_is_a_pretrained_error(
         raise error
 
     monkeypatch.setattr(getattr(loading, of), "from_pretrained", fail)
+    tiny_llama(layers=1).config.save_pretrained(tmp_path)
     load = pretrained.load_model if of == "AutoModelForCausalLM" else pretrained.load_tokenizer
     with raises(PretrainedError, source=str(tmp_path), reason=re.compile(re.escape(reason))) as raised:
         load(str(tmp_path))

@@ -111,12 +111,19 @@ def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
     if options.get("epsilon_cutoff"):
         processors.append(hf.EpsilonLogitsWarper(options["epsilon_cutoff"]))
     if options.get("eta_cutoff"):
-        processors.append(hf.EtaLogitsWarper(options["eta_cutoff"]))
+        processors.append(Eta(options["eta_cutoff"]))
     if options.get("renormalize_logits"):
         processors.append(hf.LogitNormalization())
     text = prompt + row["new"]
     places = [torch.tensor([text + row["drafts"][:i]]) for i in range(logits.shape[0])]
     return torch.cat([processors(ids, logits[i : i + 1].clone()) for i, ids in enumerate(places)])
+
+
+class Eta(hf.EtaLogitsWarper):
+    """transformers' raises if no token is left."""
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        return scores if scores.isneginf().all() else super().__call__(input_ids, scores)
 
 
 class Openai(hf.LogitsProcessor):

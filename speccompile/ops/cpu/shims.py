@@ -11,7 +11,7 @@ import speccompile.ops.expert_linear
 import speccompile.ops.lora  # noqa: F401  defines an op
 from speccompile.ops.cpu.openmp import REGIONS
 from speccompile.ops.native import ROUNDED
-from speccompile.utils.torch_private import OpOverload
+from speccompile.utils.torch_private import OpOverload, op_schemas
 
 _TYPES = {
     "tensor": "AtenTensorHandle",
@@ -61,11 +61,14 @@ static_assert(true)"""
 
 
 class Shims(dict[OpOverload, list[str]]):
-    """Declarations by op, as Inductor's ``aot_inductor.custom_ops_to_c_shims`` takes them. It pickles its options for
-    the keys of its caches, and could not pickle ops."""
+    """Declarations by op, as Inductor's ``aot_inductor.custom_ops_to_c_shims`` takes them.
+
+    Inductor pickles its options for the keys of its caches, and could not pickle ops. The schemas of all ops are part
+    of the key: compiled code passes arguments by their number, so code for another schema would pass wrong ones.
+    """
 
     def __reduce__(self) -> tuple[type[str], tuple[str]]:
-        return str, (repr(sorted(self.values())),)
+        return str, (repr([sorted(self.values()), op_schemas("speccompile")]),)
 
 
 def shims() -> Shims:

@@ -82,6 +82,6 @@ def test_the_application_sees_the_address_of_the_client() -> None:
             return {"type": "http.request", "body": b"", "more_body": False}
 
         scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
-        return (await read_call(Request({**scope, "client": ("10.0.0.7", 5000)}, receive), 10)).scope()
+        return (await read_call(Request({**scope, "client": ("10.0.0.7", 5000)}, receive), 10, 60)).scope()
 
     assert asyncio.run(scope_of())["client"] == ("10.0.0.7", 5000)
