@@ -71,7 +71,13 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
     served = CloseUnread(RequestLog(served, service.counts, options.keys))
     if options.allowed_origins:
         # Around the check of the key: browsers ask without it whether a page may send it.
-        served = CORSMiddleware(served, allow_origins=options.allowed_origins, allow_methods=["*"], allow_headers=["*"])
+        served = CORSMiddleware(
+            served,
+            allow_origins=options.allowed_origins,
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=["x-request-id"],
+        )
     return served
 
 

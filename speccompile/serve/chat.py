@@ -38,7 +38,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
     """
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
-    service.check_conversation(body.messages, shown)
+    service.check_conversation(body.messages, shown, body)
     ids = await service.in_thread(chat_ids, service.tokenizer, body.messages, shown, body)
     grammar = await service.in_thread(grammar_of, body, service.tokenizer)
     guide, guide_field = await guide_of(service, body, grammar)

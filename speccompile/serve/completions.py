@@ -16,7 +16,7 @@ from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import CompletionBody
-from speccompile.serve.infill import InfillForm, infill_ends, infill_form, infill_prompt
+from speccompile.serve.infill import InfillForm, check_infill_ids, infill_ends, infill_form, infill_prompt
 from speccompile.serve.logprobs import TextOffsets, completion_logprobs
 from speccompile.serve.prompts import Echo, echo_of, text_ids
 from speccompile.serve.service import OutputOptions, Prompt, Service
@@ -66,7 +66,10 @@ def _prompt(service: Service, body: CompletionBody, form: InfillForm | None, ind
         return Prompt(prompt, field)
     text = prompt if form is None else infill_prompt(form, prompt, body.suffix)
     service.check_text(text, field)
-    return Prompt(text_ids(service.tokenizer, text, special=body.add_special_tokens), field)
+    ids = text_ids(service.tokenizer, text, special=body.add_special_tokens)
+    if form is not None:
+        check_infill_ids(service.tokenizer, form, ids)
+    return Prompt(ids, field)
 
 
 def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -> list[Echo]:
@@ -97,7 +100,11 @@ class _Answer:
         }
         self._echoes = [echo for echo in echoes for _ in range(body.n)]
         self._offsets = [
-            TextOffsets(service.vocabulary, Detokenizer(service.tokenizer, item.request.prompt), len(self._echo(item)))
+            TextOffsets(
+                service.vocabulary,
+                Detokenizer(service.tokenizer, item.request.prompt, skip_special_tokens=body.skip_special_tokens),
+                len(self._echo(item)),
+            )
             for item in continuations
         ]
         #: New tokens that the client has received.

@@ -206,9 +206,11 @@ class ChatBody(Generation, TemplateFields):
 
     @model_validator(mode="after")
     def _chat_agrees(self) -> ChatBody:
-        if self.top_logprobs is not None and not self.logprobs:
+        self.check_continued(self.messages[-1].role, calls=bool(self.messages[-1].tool_calls))
+        if self.top_logprobs and not self.logprobs:
             raise wrong("top_logprobs", "it needs logprobs=true")
-        if self.max_tokens is not None and self.max_completion_tokens is not None:
+        limits = {self.max_tokens, self.max_completion_tokens} - {None}
+        if len(limits) > 1:
             raise wrong("max_tokens", "give it or max_completion_tokens, not both")
         if self.tool_choice not in (None, "none", "auto") and not self.tools:
             raise wrong("tool_choice", "it needs tools")

@@ -72,6 +72,18 @@ def infill_prompt(form: InfillForm, prefix: str, suffix: str) -> str:
     return form.template.format(prefix=prefix, suffix=suffix)
 
 
+def check_infill_ids(tokenizer: PreTrainedTokenizerBase, form: InfillForm, ids: list[int]) -> None:
+    """
+    Raises:
+        ApiError: ``ids``, of a prompt in ``form``, lack a token of the form: the tokenizer (mistral-common) reads no
+            special tokens from a text.
+    """
+    written = [token for token in form.tokens if token.strip("▁") in form.template]
+    if any(_id_of(tokenizer, token) not in ids for token in written):
+        message = "suffix: not supported, since the tokenizer reads no special tokens from a text"
+        raise ApiError(message, param="suffix", code="unsupported_field")
+
+
 def infill_ends(tokenizer: PreTrainedTokenizerBase, form: InfillForm) -> list[int]:
     """The tokens that end an answer, beside the model's own."""
     return [found for token in form.ends if (found := _id_of(tokenizer, token)) is not None]

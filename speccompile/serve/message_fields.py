@@ -52,7 +52,7 @@ def _arguments(value: Any) -> Any:
     if not isinstance(value, str):
         return value
     text = value.strip()
-    if not text:
+    if not text or text == "null":
         return {}
     try:
         parsed, end = json.JSONDecoder().raw_decode(text)

@@ -53,7 +53,7 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     service.check_model(chat.model)
     shown = None if chat.tool_choice == "none" else chat.tools
     try:
-        service.check_conversation(chat.messages, shown)
+        service.check_conversation(chat.messages, shown, chat)
         ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, chat)
         grammar = await service.in_thread(grammar_of, chat, service.tokenizer)
         guide, guide_field = await guide_of(service, chat, grammar)

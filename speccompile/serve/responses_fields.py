@@ -80,7 +80,7 @@ class ResponsesBody(Fields):
     include: list[str] = Field(default_factory=list)
     store: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
-    max_tool_calls: int | None = Field(None, ge=0)
+    max_tool_calls: Whole | None = Field(None, ge=0)
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None
     # vLLM's and the engine's names.

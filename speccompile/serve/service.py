@@ -27,6 +27,7 @@ from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
 from speccompile.serve.sampling import eos_arguments, sampling_arguments, seed_of
+from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.text import AnswerText, StopTexts
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.vocabulary import Vocabulary
@@ -154,12 +155,20 @@ class Service:
         seconds and gigabytes."""
         self._check_characters(len(text), param)
 
-    def check_conversation(self, messages: Sequence[Message], tools: Sequence[Tool] | None) -> None:
-        """Raises ApiError if ``messages`` or ``tools`` cannot fit into a sequence."""
+    def check_conversation(
+        self, messages: Sequence[Message], tools: Sequence[Tool] | None, given: TemplateFields
+    ) -> None:
+        """Raises ApiError if what the chat template receives cannot fit into a sequence."""
         if len(messages) > self.max_len:
             raise self._too_long(f"{len(messages)} messages", "messages")
-        self._check_characters(sum(len(message.content or "") for message in messages), "messages")
-        self._check_characters(sum(len(tool.model_dump_json()) for tool in tools or ()), "tools")
+        for items, param in ((messages, "messages"), (tools or (), "tools")):
+            self._check_characters(sum(_characters(item.model_dump(exclude_none=True)) for item in items), param)
+        self._check_characters(_characters(given.chat_template_kwargs), "chat_template_kwargs")
+
+    def check_tokens(self, tokens: Sequence[int], param: str) -> None:
+        """Raises ApiError if ``tokens``, of the field ``param``, are more than a sequence has."""
+        if len(tokens) > self.max_len:
+            raise self._too_long(f"{len(tokens)} tokens", param)
 
     def check_choices(self, prompts: int, body: Generation) -> None:
         """Raises ApiError if ``n`` choices of so many prompts are more than one client may ever have."""
@@ -281,6 +290,15 @@ class Service:
             if answer.status == 500:
                 log.exception("a request could not be submitted")
             raise answer from None
+
+
+def _characters(value: Any) -> int:
+    """Of all texts in a JSON value."""
+    if isinstance(value, str):
+        return len(value)
+    if isinstance(value, dict):
+        return sum(len(name) + _characters(item) for name, item in value.items())
+    return sum(map(_characters, value)) if isinstance(value, list) else 0
 
 
 def _cancel_all(submitting: asyncio.Future[list[Request]]) -> None:

@@ -37,6 +37,12 @@ class TemplateFields(Fields):
             raise wrong("continue_final_message", "give it or add_generation_prompt, not both")
         return self
 
+    def check_continued(self, role: str, *, calls: bool) -> None:
+        """Raises a validation error if a last message of ``role``, which has ``calls`` or not, cannot be continued: the
+        template ends the prompt after its text."""
+        if self.continue_final_message and (calls or role == "tool"):
+            raise wrong("continue_final_message", "the last message must be a text, not a call or a result of one")
+
     @property
     def opens_answer(self) -> bool:
         """Whether the prompt ends with the beginning of a new message of the assistant."""

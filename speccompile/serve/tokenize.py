@@ -21,7 +21,7 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
     """
     service.check_model(body.model)
     if body.messages is not None:
-        service.check_conversation(body.messages, body.tools)
+        service.check_conversation(body.messages, body.tools, body)
     if body.prompt is not None:
         service.check_text(body.prompt, "prompt")
     response: Response = await service.in_thread(_answer, service, body)
@@ -47,6 +47,7 @@ async def detokenize(service: Service, body: DetokenizeBody) -> Response:
         ApiError: an id is not in the vocabulary.
     """
     service.check_model(body.model)
+    service.check_tokens(body.tokens, "tokens")
     response: Response = await service.in_thread(_text, service, body)
     return response
 

@@ -30,6 +30,8 @@ class TokenizeBody(TemplateFields):
                     raise wrong(name, "it needs messages")
         elif "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
             raise wrong("add_special_tokens", "the chat template writes them; it needs prompt")
+        if self.messages:
+            self.check_continued(self.messages[-1].role, calls=bool(self.messages[-1].tool_calls))
         return self
 
 

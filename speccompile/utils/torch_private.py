@@ -108,6 +108,7 @@ __all__ = [
     "invalid_vec_isa",
     "is_composite",
     "is_traceable_wrapper_subclass",
+    "op_schemas",
     "parse_to",
     "persistent_buffers",
     "pick_vec_isa",

@@ -26,6 +26,8 @@ MANY = 20_000
 NUMBERS = [1] * MANY
 NAMES = {f"name{index}": 1 for index in range(MANY)}
 USER = {"role": "user", "content": "ab"}
+#: More than any sequence of tokens has.
+TEXT = "a" * 10**6
 
 
 @pytest.mark.parametrize(
@@ -171,3 +173,28 @@ def test_large_bodies_have_a_limit_together(client: Client) -> None:
     assert refused.value.status == 429
     assert reader._held == body_module._MOST_LARGE * client.service.options.max_body_bytes
     reader.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        (CHAT, {"messages": [USER, {"role": "assistant", "tool_calls": [{"function": {"name": TEXT}}]}]}, "messages"),
+        (
+            CHAT,
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": {"a": [TEXT]}}}]},
+                ]
+            },
+            "messages",
+        ),
+        (CHAT, {"messages": [{**USER, "note": {"a": TEXT}}]}, "messages"),
+        (CHAT, {"messages": [USER], "chat_template_kwargs": {"a": TEXT}}, "chat_template_kwargs"),
+        ("/tokenize", {"messages": [{**USER, "reasoning_content": TEXT}]}, "messages"),
+        ("/detokenize", {"tokens": [5] * (serving.MAX_LEN + 1)}, "tokens"),
+    ],
+)
+def test_all_that_a_template_reads_has_a_limit(client: Client, path: str, body: dict[str, Any], param: str) -> None:
+    error = client.refused(path, body)
+    assert (error["param"], error["code"]) == (param, "context_length_exceeded")

@@ -26,7 +26,7 @@ PROMPT = "the cat"
 def llama(spec: Speculator) -> Iterator[Client]:
     """The server's model with the tokenizer of Llama 2."""
     words = [SPACE + "the", SPACE + "cat", SPACE + "sat", SPACE * 3, SPACE + "x"]
-    service = Service(spec, llama_like(*words), MODEL, ServeOptions())
+    service = Service(spec, llama_like(*words), MODEL, ServeOptions(max_client_share=100))
     assert len(service.tokenizer) <= serving.VOCAB
     yield Client(service)
     service.guides.close()
@@ -95,6 +95,16 @@ def test_offsets_are_places_in_the_text(client: Client, llama: Client, prompt: s
             assert text.startswith(shown, offset), (token, offset)
 
 
+def test_special_tokens_that_are_shown_have_places(client: Client) -> None:
+    bias = {"2": 100, "3": 99.9}
+    fields: dict[str, Any] = {"ignore_eos": True, "logit_bias": bias, "frequency_penalty": 1.0, "logprobs": 0}
+    choice = client.complete("ab", max_tokens=6, skip_special_tokens=False, **fields)["choices"][0]
+    tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
+    shown = choice["text"]
+    assert len(set(tokens[:3])) > 1 or tokens[0].startswith("<|")
+    assert all(shown[place : place + len(token)] == token for token, place in zip(tokens, offsets, strict=True))
+
+
 def test_an_echo_has_no_name_of_a_bos_token(spec: Speculator) -> None:
     made = serving.tokenizer.__wrapped__()
     around = processors.TemplateProcessing(
@@ -102,7 +112,7 @@ def test_an_echo_has_no_name_of_a_bos_token(spec: Speculator) -> None:
     )
     made.backend_tokenizer.post_processor = around
     made.bos_token = "<|system|>"
-    client = Client(Service(spec, made, MODEL, ServeOptions()))
+    client = Client(Service(spec, made, MODEL, ServeOptions(max_client_share=100)))
     for prompt in ("the", made("the")["input_ids"][:-1], "<|user|>the"):
         shown = prompt if isinstance(prompt, str) else "the"
         choice = client.complete(prompt, max_tokens=0, echo=True, logprobs=1)["choices"][0]

@@ -164,12 +164,16 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
         ({"messages": [{"role": "user", "content": "a" * 400}]}, "messages"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": 2}, "logprobs"),
-        ({"max_tokens": 2, "max_completion_tokens": 2}, "max_tokens"),
+        ({"max_tokens": 2, "max_completion_tokens": 3}, "max_tokens"),
         ({"tool_choice": "required"}, "tool_choice"),
         ({"reasoning_effort": "enormous"}, "reasoning_effort"),
         ({"reasoning": {"effort": 1}}, "reasoning.effort"),
         ({"chat_template_kwargs": {"tokenize": False}}, "chat_template_kwargs.tokenize"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [called("{}")]}], "continue_final_message": True},
+            "continue_final_message",
+        ),
         ({"prompt": "ab"}, "prompt"),
     ],
 )
@@ -207,6 +211,10 @@ def test_what_a_tokenization_would_ignore_is_refused(client: Client) -> None:
         ({"prompt": "a", "tools": [tool]}, "tools"),
         ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
+        (
+            {"messages": [{"role": "assistant", "tool_calls": [called("{}")]}], "continue_final_message": True},
+            "continue_final_message",
+        ),
     ):
         assert client.refused("/tokenize", body)["param"] == param
     assert client.post("/tokenize", {"messages": [USER], "add_special_tokens": False}).status_code == 200
