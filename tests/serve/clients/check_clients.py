@@ -84,8 +84,8 @@ def ask(text: str = QUESTION) -> list[dict[str, str]]:
 
 
 def test_openai_chat_completions_and_responses(client: openai.OpenAI) -> None:
-    answer = client.chat.completions.create(model=MODEL, messages=ask(), max_tokens=8)
-    pieces = client.chat.completions.create(model=MODEL, messages=ask(), max_tokens=8, stream=True)
+    answer = client.chat.completions.create(model=MODEL, messages=ask(), max_tokens=8, seed=0)
+    pieces = client.chat.completions.create(model=MODEL, messages=ask(), max_tokens=8, seed=0, stream=True)
     text = "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices)
     assert text == answer.choices[0].message.content
     assert client.completions.create(model=MODEL, prompt="a", max_tokens=4).usage.completion_tokens == 4
