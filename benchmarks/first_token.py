@@ -77,7 +77,7 @@ class Answer:
 
 @dataclass(frozen=True)
 class Load:
-    """What all clients do.
+    """The work of all clients.
 
     Args:
         clients: of which ``long_clients`` send prompts of ``long_words`` words, the others of ``short_words``.
@@ -155,7 +155,7 @@ async def _read(client: httpx2.AsyncClient, answer: Answer, new_tokens: int, mos
 def wrong_texts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], new_tokens: int
 ) -> list[str]:
-    """What is wrong with the texts of ``answers``. A text whose client left is the beginning of the right one."""
+    """Faults in the texts of ``answers``. A text whose client left is the beginning of the right one."""
     found = []
     for batch in _batches(tokenizer, [answer for answer in answers if answer.text or not answer.left]):
         expected = _generate(model, [ids for _, ids in batch], new_tokens)

@@ -203,7 +203,7 @@ def _counts(
 def extra_inputs(
     model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt | None
 ) -> dict[str, torch.Tensor]:
-    """What a forward takes beside tokens and cache: positions ``[B, T]``, and for its own attention a mask ``[B, S]``.
+    """Inputs of a forward beside tokens and cache: positions ``[B, T]``, and for its own attention a mask ``[B, S]``.
 
     ``cache_len`` None is for models with recurrent layers, which would take the mask for padding of what they read.
     """

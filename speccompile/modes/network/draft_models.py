@@ -94,7 +94,7 @@ def _token_ids(model: PreTrainedModel) -> dict[str, int] | None:
 
 
 def _folder(source: str, file: str) -> Path | None:
-    """Of a checkpoint, if it has that file: a local one, or in the cache of what came from the hub."""
+    """The folder of a checkpoint, if it has that file: a local one, or in the cache of what came from the hub."""
     if Path(source or "?").is_dir():
         return Path(source) if (Path(source) / file).is_file() else None
     try:

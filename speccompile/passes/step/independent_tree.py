@@ -25,7 +25,7 @@ CHOICES = "level_tokens"
 
 
 def choice_state(levels: int, count: int) -> StateSpec:
-    """Where the choices of all levels wait for the next step."""
+    """The state in which the choices of all levels wait for the next step."""
     return StateSpec(CHOICES, (N, levels * count), torch.int64, fill=-1, low=0, high=2)
 
 
