@@ -193,7 +193,7 @@ def _generate(model: PreTrainedModel, prompts: Sequence[list[int]], new_tokens: 
 def _is_tie(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, ids: list[int], text: str, new_tokens: int
 ) -> bool:
-    """Whether two tokens are equally likely where ``text`` is no longer that of ``generate``."""
+    """Whether the first token in which ``text`` and that of ``generate`` differ is equally likely in both."""
     (tokens,) = _generate(model, [ids], new_tokens)
     with torch.no_grad():
         logits = model(torch.tensor([ids + tokens])).logits[0, len(ids) - 1 : -1]

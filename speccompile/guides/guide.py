@@ -118,7 +118,7 @@ def _coaccessible(transitions: Mapping[int, Mapping[int, int]], final: set[int])
 def _merged(moves: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """``moves`` and ``final`` without states that lead to the same ends by the same tokens. State 0 stays the first.
 
-    States that differ are told apart by tokens further and further on (Moore's algorithm), unless that is too much
+    Blocks of states are refined by their next states until none changes (Moore's algorithm), unless that is too much
     work: then all states are kept.
     """
     weights = np.random.default_rng(0).integers(1, 2**63, size=moves.shape[1]).astype(np.uint64)

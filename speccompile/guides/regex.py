@@ -50,7 +50,7 @@ def regex_of_whole(pattern: str) -> str:
 def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """The guide of a valid ``pattern``, which was made of ``text``."""
     core, by_bytes = outlines_core(), token_bytes(tokenizer)
-    # Of bytes that are no text, mistral-common's vocabulary has no token.
+    # get_vocab() of mistral-common leaves out tokens whose bytes are not valid UTF-8.
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
     # It also wants an EOS token; which ones a request has is known when it comes.
     end, start, eos = size, size + 1, size + 2

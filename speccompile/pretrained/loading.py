@@ -225,7 +225,7 @@ def _loading_errors(name_or_path: str) -> Iterator[None]:
 
 
 def _advice(error: Exception) -> str:
-    """What to do about an error of transformers that does not say it."""
+    """Advice for an error of transformers that has none; else empty."""
     text = str(error)
     if "trust_remote_code" in text:
         return ". No code of a checkpoint is run here: load it with transformers, and wrap that model"

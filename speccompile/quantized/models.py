@@ -159,6 +159,6 @@ _WRONG = {
 
 
 def _dense_dtype(config: PretrainedConfig) -> torch.dtype:
-    """What the config says; bfloat16 where it says nothing, or float8."""
+    """The dtype of the config; bfloat16 if it has none, or float8."""
     named = config.dtype or config.get_text_config(decoder=True).dtype
     return named if named in (torch.float32, torch.float16) else torch.bfloat16

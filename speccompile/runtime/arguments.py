@@ -130,7 +130,7 @@ REFUSED: dict[str, Refusal] = {
 CHANGE_TEXT = {name: refusal for name, refusal in REFUSED.items() if refusal.changes_text}
 CHANGE_TEXT |= {name: Refusal("only generate heeds it") for name in GENERATE_ONLY}
 CHANGE_TEXT["num_return_sequences"] = Refusal("only generate heeds it", (1,))
-# Of a checkpoint that has one of the other kinds, which do not change the text, nobody asked for it.
+# The other kinds do not change the text. If a checkpoint's config has one, the caller did not request it.
 CHANGE_TEXT["cache_implementation"] = Refusal(
     f"{_CACHE}, in the model's own dtype", ("static", "dynamic", "sliding_window", "hybrid", "hybrid_chunked")
 )

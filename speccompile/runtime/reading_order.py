@@ -1,4 +1,4 @@
-"""Which prompt is read next."""
+"""The order in which prompts are read."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ class Slots:
         self._free[slot] = [] if failed else self._known_text(request)
 
     def known_length(self, request: Request) -> int:
-        """How many tokens of the prompt of ``request``, which waits, need not be read if it gets a slot now.
+        """The number of tokens of a waiting request's prompt that need not be read if it gets a slot now.
 
         The weights are taken to be those of the newest request that got a slot: looking for a change takes longer than
         the rest.

@@ -135,7 +135,7 @@ def _windows(keys: ConfigKeys, layers: int) -> tuple[int | None, ...]:
 
 
 def _mask_token(keys: ConfigKeys, name: str, tensors: Mapping[str, torch.Tensor]) -> int | None:
-    """Of a head that drafts all tokens at once; None of others.
+    """The mask token of a head that drafts all tokens at once; None for other heads.
 
     Raises:
         InvalidHead: its tensors are those of such a head, and its config does not say which token is the mask.
