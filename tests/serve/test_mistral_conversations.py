@@ -1,0 +1,37 @@
+"""Tokenizers of mistral-common behind the server: names of tokens, conversations, tools."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.chat_template import call_syntax
+from speccompile.serve.fields import Message
+from speccompile.serve.prompts import chat_ids
+from speccompile.serve.template_fields import TemplateFields
+from speccompile.serve.vocabulary import Vocabulary
+from support.mistral_tokenizer import MistralTokenizer, sentencepiece, tekken
+
+
+@pytest.mark.parametrize("make", [tekken, sentencepiece])
+def test_the_vocabulary_names_tokens(
+    monkeypatch: pytest.MonkeyPatch, make: Callable[[pytest.MonkeyPatch], MistralTokenizer]
+) -> None:
+    vocabulary = Vocabulary(make(monkeypatch))
+    assert [vocabulary.is_special(token) for token in (0, 3, 4, 9)] == [True, True, False, False]
+    assert vocabulary.text_of(7) == r"bytes:\xe4" and vocabulary.text_of(6) == " a"
+
+
+def test_a_conversation_is_written_without_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
+    message = Message(role="user", content="a")
+    assert chat_ids(tekken(monkeypatch), [message], None, TemplateFields()) == [0, 2, 4, 3]
+
+
+def test_what_the_library_does_not_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = tekken(monkeypatch)
+    with pytest.raises(ApiError, match="tokenizer refuses them: Expected last role User or Tool"):
+        chat_ids(tokenizer, [Message(role="assistant", content="a")], None, TemplateFields())
+    with pytest.raises(ApiError, match="tools: how mistral-common writes calls is not known"):
+        call_syntax(tokenizer)
