@@ -159,3 +159,20 @@ def test_every_form_of_an_import_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
 def test_every_room_is_in_the_table() -> None:
     rooms = {path.name if path.is_dir() else path.stem for path in ROOT.iterdir() if path.suffix in ("", ".py")}
     assert rooms - {"__pycache__"} == set(ALLOWED)
+
+
+def test_what_runs_over_other_versions_imports_no_extra() -> None:
+    """``make test-versions`` installs no extra, so a test there that imports the server or guides fails."""
+    tests = ROOT.parent / "tests"
+    listed = re.search(r"VERSION_TESTS := (.*?)\nPAIR", (ROOT.parent / "Makefile").read_text(), re.DOTALL)
+    assert listed
+    paths = [ROOT.parent / name.partition("::")[0] for name in listed[1].split() if name != "\\"]
+    files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
+    assert len(files) > 20
+    wrong = [
+        f"{file.relative_to(tests)}:{line}: {imported}"
+        for file in files
+        for line, imported in imports_of(file, frozenset())
+        if imported.startswith(("speccompile.serve", "speccompile.guides.regex", "speccompile.guides.json"))
+    ]
+    assert not wrong, "\n".join(wrong)

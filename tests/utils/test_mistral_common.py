@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common: bytes of tokens, guides, texts to tokens."""
+"""Tokenizers of mistral-common: bytes of tokens, texts to tokens."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import pytest
 
 from speccompile.cli.models import encode
 from speccompile.errors import InvalidInput
-from speccompile.guides.regex import regex_guide
 from speccompile.guides.token_bytes import token_bytes
 from speccompile.training.chat import Chat
 from support.mistral_tokenizer import MistralTokenizer, sentencepiece, tekken
@@ -23,10 +22,6 @@ def test_tokens_are_known_by_their_bytes(
 ) -> None:
     tokenizer = make(monkeypatch)
     assert token_bytes(tokenizer) == BYTES | {last: [8]}
-
-
-def test_guides_reach_tokens_that_its_vocabulary_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert regex_guide("a!", tekken(monkeypatch)) is not None
 
 
 def test_a_prompt_is_written_as_a_conversation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,4 +1,4 @@
-"""Tokenizers of mistral-common behind the server: names of tokens, conversations, tools."""
+"""Tokenizers of mistral-common behind the server: names of tokens, conversations, tools, guides."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from speccompile.guides.regex import regex_guide
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.chat_template import call_syntax
 from speccompile.serve.fields import Message
@@ -35,3 +36,7 @@ def test_what_the_library_does_not_do_is_refused(monkeypatch: pytest.MonkeyPatch
         chat_ids(tokenizer, [Message(role="assistant", content="a")], None, TemplateFields())
     with pytest.raises(ApiError, match="tools: how mistral-common writes calls is not known"):
         call_syntax(tokenizer)
+
+
+def test_guides_reach_tokens_that_its_vocabulary_lacks(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert regex_guide("a!", tekken(monkeypatch)) is not None
