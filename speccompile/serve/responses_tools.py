@@ -8,10 +8,17 @@ from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from speccompile.serve.base_fields import Fields
 from speccompile.serve.message_fields import OpenFields
-from speccompile.serve.tool_fields import FUNCTION_NAME, Function, Tool
+from speccompile.serve.tool_fields import (
+    FUNCTION_NAME,
+    AllowedToolChoice,
+    Function,
+    NamedToolChoice,
+    Tool,
+    ToolFields,
+)
 
 
-class FunctionTool(Fields):
+class FunctionTool(ToolFields):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -19,10 +26,6 @@ class FunctionTool(Fields):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    # For tools that the API's server searches or runs.
-    defer_loading: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    allowed_callers: list[str] | None = None
 
     def as_chat(self) -> Tool:
         """The same tool of a chat."""
@@ -51,9 +54,9 @@ class NamedFunction(Fields):
     type: Literal["function"]
     name: str
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> NamedToolChoice:
         """The same choice of a chat."""
-        return {"type": "function", "function": {"name": self.name}}
+        return NamedToolChoice.model_validate({"type": "function", "function": {"name": self.name}})
 
 
 class AllowedFunctions(Fields):
@@ -63,10 +66,11 @@ class AllowedFunctions(Fields):
     mode: Literal["auto", "required"]
     tools: list[NamedFunction] = Field(min_length=1)
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> AllowedToolChoice:
         """The same choice of a chat."""
-        tools = [tool.as_chat() for tool in self.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
+        tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
+        allowed = {"mode": self.mode, "tools": tools}
+        return AllowedToolChoice.model_validate({"type": "allowed_tools", "allowed_tools": allowed})
 
 
 _CHOICES: dict[Any, type[NamedFunction | AllowedFunctions]] = {

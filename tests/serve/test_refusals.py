@@ -11,10 +11,11 @@ import openai.types.responses.response_create_params as response_params
 import pytest
 
 from speccompile import Speculator
-from speccompile.serve.fields import MOST_STOPS, ChatBody, CompletionBody
+from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.refused import REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
+from speccompile.serve.sampling_fields import MOST_STOPS
 from support import serving
 from support.serving import Client
 
