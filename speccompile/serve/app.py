@@ -22,6 +22,7 @@ from starlette.types import ASGIApp
 import speccompile
 from speccompile.errors.base import clipped
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.api_key import CheckKey
 from speccompile.serve.body import BodyReader
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
@@ -68,7 +69,7 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
     if not options.keys:
         own = [] if host is None else [host]
         served = CheckHost(served, [*own, *options.allowed_hosts], options.allowed_origins)
-    served = CloseUnread(RequestLog(served, service.counts, options.keys))
+    served = CheckKey(served, options.keys)
     if options.allowed_origins:
         # Around the check of the key: browsers ask without it whether a page may send it.
         served = CORSMiddleware(
@@ -78,7 +79,7 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    return served
+    return CloseUnread(RequestLog(served, service.counts))
 
 
 def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:

@@ -93,10 +93,6 @@ class ResponsesBody(Sampling, TemplateFields):
         return self
 
     def _check_tools(self) -> None:
-        for place, tool in enumerate(self.tools):
-            if tool.type == "custom":
-                reason = "custom tools are not supported; use type function with one parameter of type string"
-                raise wrong(f"tools[{place}]", reason)
         if self.tools and not self.functions:
             raise wrong("tools", "the server runs no tools; give at least one of type function")
         if self.tool_choice not in ("none", "auto") and not self.tools:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from speccompile.serve.base_fields import Fields
 from speccompile.serve.message_fields import OpenFields
@@ -35,10 +35,17 @@ class FunctionTool(ToolFields):
         return Tool(type="function", function=function)
 
 
+def _no_custom(kind: str) -> str:
+    """Raises an error for a custom tool, which the client would run."""
+    if kind == "custom":
+        raise ValueError("custom tools are not supported; use a function with one parameter of type string")
+    return kind
+
+
 class OtherTool(OpenFields):
     """A tool that is no function, such as a web search. The model is not shown it."""
 
-    type: str
+    type: Annotated[str, AfterValidator(_no_custom)]
 
 
 def _kind(value: Any) -> str:
