@@ -104,8 +104,6 @@ class ResponsesBody(Sampling, TemplateFields):
     def _log_ignored(self) -> None:
         if len(self.functions) < len(self.tools):
             log_ignored("a tool of /v1/responses that is no function", "the server runs no tools")
-        if self.text is not None and self.text.verbosity is not None:
-            log_ignored("text.verbosity of /v1/responses", "a model writes as much as it does")
         if set(self.include) - {_LOGPROBS}:
             log_ignored(f"include of /v1/responses, except {_LOGPROBS},", "an answer has no such parts")
         for name, reason in _WITHOUT_EFFECT.items():
@@ -130,7 +128,8 @@ class ResponsesBody(Sampling, TemplateFields):
     def as_chat(self) -> ChatBody:
         """The same as a request for a chat. All values have been checked."""
         shared = {name: getattr(self, name) for name in (*Sampling.model_fields, *TemplateFields.model_fields)}
-        form, choice = None if self.text is None else self.text.format, self.tool_choice
+        text, choice = self.text or TextOptions(), self.tool_choice
+        shared["verbosity"] = text.verbosity or self.verbosity
         return ChatBody.model_construct(
             **shared,
             messages=messages_of(self.instructions, self.input),
@@ -138,7 +137,7 @@ class ResponsesBody(Sampling, TemplateFields):
             tool_choice=choice if isinstance(choice, str) else choice.as_chat(),
             parallel_tool_calls=self.parallel_tool_calls,
             max_completion_tokens=self.max_output_tokens,
-            response_format=None if form is None else form.as_chat(),
+            response_format=None if text.format is None else text.format.as_chat(),
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs,
         )

@@ -91,10 +91,13 @@ def test_a_field_of_a_chat_has_its_effect(client: Client, name: str) -> None:
 
 def test_drafts_and_template_variables_are_those_of_a_chat(client: Client) -> None:
     body = {"input": "the end of the end of the", "max_output_tokens": 12, "temperature": 0, "n": 1}
-    for fields in ({"num_draft_tokens": 0}, {"chat_template_kwargs": {"a": 1}, "prediction": None}):
+    for fields, drafts in (({"num_draft_tokens": 0}, False), ({}, True)):
         answer = client.post(PATH, body | fields).json()
-        drafts = answer["metrics"]["speculative_decoding"]["num_draft_tokens"]
-        assert (drafts == 0) is ("num_draft_tokens" in fields), answer
+        assert (answer["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0) is drafts, answer
+    variables = {"chat_template_kwargs": {"a": 1}, "text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
+    chat = ResponsesBody.model_validate({"input": "a", **variables}).as_chat()
+    found = {name: value for _, named in chat.template_variables() for name, value in named.items()}
+    assert found == {"a": 1, "verbosity": "low", "reasoning_effort": "high", "enable_thinking": True}
 
 
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"stop": "b"}])
