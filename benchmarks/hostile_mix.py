@@ -65,23 +65,19 @@ async def run_mix(
     rngs = [random.Random(f"{seed} hostile {number}") for number in range(hostile)]
     targets = [Target(url.host, url.port or 80, source, max_len, rng) for rng in rngs]
     beside = [asyncio.create_task(attack_by_turns(target, attacks, mix.hits)) for target in targets]
-    if process is not None:
-        beside.append(asyncio.create_task(read_memory(mix, process)))
+    beside.append(asyncio.create_task(read_memory(mix, process)))
     try:
         mix.answers += await run_load(address, honest, seed)
     finally:
         for each in beside:
             each.cancel()
-        # An attack that failed by itself is a fault of this program.
-        failed = [e for e in await asyncio.gather(*beside, return_exceptions=True) if isinstance(e, Exception)]
-    for error in failed:
-        raise error
+        await asyncio.wait(beside)
     await _check_idle(mix, address)
 
 
-async def read_memory(mix: Mix, process: int) -> None:
+async def read_memory(mix: Mix, process: int | None) -> None:
     """Memory of the process, and of the processes that it has started, until it is cancelled."""
-    while True:
+    while process is not None:
         now, own = time.monotonic() - mix.started, resident_bytes(process)
         mix.server.append(Reading(now, own))
         mix.tree.append(Reading(now, own + sum(map(resident_bytes, children(process)))))
@@ -177,14 +173,15 @@ def main(
         with task("serve honest clients beside hostile ones"), probed(url.host, url.port or 80) as mix.probes:
             asyncio.run(run_mix(mix, address, honest, attacks, hostile=hostile, process=process, seed=seed))
         mix.faults += faults_of_log(output)
+        console = Console(width=None if sys.stdout.isatty() else 140)
+        for table in (attacks_table(mix, attacks), summary_table(mix)):
+            console.print(table)
         target, tokenizer = load(model)
         with task("compare texts with transformers' generate"):
             mix.wrong += wrong_texts(target, tokenizer, mix.answers, new_tokens)
-    console = Console(width=None if sys.stdout.isatty() else 140)
-    for table in (attacks_table(mix, attacks), summary_table(mix)):
-        console.print(table)
+    typer.echo(f"wrong texts: {len(mix.wrong)} of {len(mix.answers)}")
     problems = mix.problems(bounds, attacks)
-    typer.echo(f"problems: {len(problems)}")
+    typer.echo(f"problems, wrong texts included: {len(problems)}")
     for problem in problems[:20]:
         typer.echo(problem, err=True)
     if json_file is not None:

@@ -108,7 +108,8 @@ def summary_table(mix: Mix) -> Table:
             )
             shown.add_row(f"{name}, slope of the second half", f"{slope(readings) * 60 / 2**20:+.2f} MiB a minute")
     first = [answer.first_token for answer in mix.answers if answer.first_token is not None and not answer.long]
-    shown.add_row("honest requests, wrong texts", f"{len(mix.answers)}, {len(mix.wrong)}")
+    failed = sum(answer.error is not None for answer in mix.answers)
+    shown.add_row("honest requests, and those that failed", f"{len(mix.answers)}, {failed}")
     shown.add_row(
         "first token of short prompts, p50 / p95", f"{percentile(first, 50):.2f} / {percentile(first, 95):.2f} s"
     )

@@ -118,6 +118,9 @@ class Attack:
         except OSError:
             # It could not connect, or the server reset the connection.
             return CLOSED
+        except Exception as error:
+            # A fault of the attack, which no outcome allows.
+            return repr(error)
 
 
 def attack(*expected: Outcome) -> Callable[[Callable[[Target], Awaitable[Outcome]]], Attack]:

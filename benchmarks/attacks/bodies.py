@@ -84,7 +84,7 @@ async def many_unknown_names(target: Target) -> Outcome:
     return await target.post(COMPLETIONS, ('{"prompt": "a", ' + names + "}").encode())
 
 
-@attack(*REFUSED)
+@attack(200, *REFUSED)
 async def same_name_again_and_again(target: Target) -> Outcome:
     return await target.post(COMPLETIONS, b'{"prompt": "a"' + b', "prompt": "a"' * 100_000 + b"}")
 

@@ -126,12 +126,11 @@ async def host_of_another_site(target: Target) -> Outcome:
 async def upgrade_to_a_websocket(target: Target) -> Outcome:
     upgrade = {
         "Upgrade": "websocket",
-        "Connection": "Upgrade",
+        "Connection": "close, Upgrade",
         "Sec_WebSocket_Key": "a" * 22 + "==",
         "Sec_WebSocket_Version": "13",
     }
-    async with asyncio.timeout(20):
-        return await target.send([head("/live/socket", 0, "GET", **upgrade)])
+    return await target.send([head("/live/socket", 0, "GET", **upgrade)])
 
 
 @attack(200)

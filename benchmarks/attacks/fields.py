@@ -141,7 +141,7 @@ async def longest_answer(target: Target) -> Outcome:
 async def all_options_together(target: Target) -> Outcome:
     options = {"temperature": 2, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "typical_p": 0.9, "repetition_penalty": 1.3}
     options |= {"presence_penalty": 2, "frequency_penalty": 2, "seed": target.rng.randint(0, 2**60), "logprobs": 20}
-    bias = {str(token): target.rng.uniform(-100, 100) for token in range(3000)}
+    bias = {str(token): target.rng.uniform(-100, 100) for token in range(200)}
     stops = [f"{number:064}" for number in range(128)]
     return await _complete(target, **options, logit_bias=bias, stop=stops, max_tokens=32, n=4, min_tokens=8)
 

@@ -20,7 +20,7 @@ async def _leave(target: Target, path: str, body: dict[str, Any], *, pieces: int
         try:
             async with asyncio.timeout(seconds):
                 for _ in range(pieces):
-                    await reader.readuntil(b"\n\ndata: ")
+                    await reader.readuntil(b"\n\n")
                 await asyncio.sleep(0 if pieces else seconds)
         except (TimeoutError, asyncio.IncompleteReadError):
             pass
