@@ -64,6 +64,15 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 
 
+def drop_frames(error: BaseException) -> None:
+    """Forget where ``error``, and what it was raised for, come from. Those frames hold the body of the request, often
+    in a cycle, which only Python's collector of garbage frees, and rarely: hundreds of megabytes would wait for it."""
+    found: BaseException | None = error
+    while found is not None:
+        context, found.__traceback__, found.__context__ = found.__context__, None, None
+        found = context
+
+
 def closed_error() -> ApiError:
     """The answer of a server that ends."""
     return ApiError("the server is shutting down", status=503, code="closed")

@@ -21,7 +21,7 @@ from starlette.types import ASGIApp
 
 import speccompile
 from speccompile.errors.base import clipped
-from speccompile.serve.api_error import ApiError
+from speccompile.serve.api_error import ApiError, drop_frames
 from speccompile.serve.body import BodyReader
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
@@ -159,6 +159,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def of_api(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        drop_frames(error)
         current.get().error = error
         return error.response()
 
