@@ -24,7 +24,7 @@ async def unknown_field(target: Target) -> Outcome:
     return await _complete(target, **{target.rng.choice(["top_q", "__class__", "", "a" * 5000, "\u2028"]): 1})
 
 
-@attack(400)
+@attack(200, 400, 429)
 async def huge_number(target: Target) -> Outcome:
     names = ["max_tokens", "min_tokens", "seed", "n", "top_k", "temperature", "top_p", "priority", "num_draft_tokens"]
     names += ["presence_penalty", "repetition_penalty", "typical_p", "min_p", "logprobs"]
