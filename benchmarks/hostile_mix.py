@@ -64,14 +64,15 @@ async def run_mix(
     source = HOSTILE_ADDRESS if url.host == "127.0.0.1" else None
     rngs = [random.Random(f"{seed} hostile {number}") for number in range(hostile)]
     targets = [Target(url.host, url.port or 80, source, max_len, rng) for rng in rngs]
-    beside = [asyncio.create_task(attack_by_turns(target, attacks, mix.hits)) for target in targets]
-    beside.append(asyncio.create_task(read_memory(mix, process)))
-    try:
-        mix.answers += await run_load(address, honest, seed)
-    finally:
-        for each in beside:
-            each.cancel()
-        await asyncio.wait(beside)
+
+    async def attack() -> None:
+        """Until the honest clients begin their last requests: these may wait for a while."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(mix.seconds):
+                clients = [attack_by_turns(target, attacks, mix.hits) for target in targets]
+                await asyncio.gather(read_memory(mix, process), *clients)
+
+    _, mix.answers = await asyncio.gather(attack(), run_load(address, honest, seed))
     await _check_idle(mix, address)
 
 
@@ -170,8 +171,9 @@ def main(
         asyncio.run(run_load(address, Load(2, 1, short_words, long_words, new_tokens, 0.1), seed=-1))
         mix = Mix(time.monotonic(), honest.seconds)
         url = httpx2.URL(address)
-        with task("serve honest clients beside hostile ones"), probed(url.host, url.port or 80) as mix.probes:
+        with task("serve honest clients beside hostile ones"), probed(url.host, url.port or 80) as probes:
             asyncio.run(run_mix(mix, address, honest, attacks, hostile=hostile, process=process, seed=seed))
+        mix.probes = [probe for probe in probes if probe.asked < mix.started + mix.seconds]
         mix.faults += faults_of_log(output)
         console = Console(width=None if sys.stdout.isatty() else 140)
         for table in (attacks_table(mix, attacks), summary_table(mix)):

@@ -110,11 +110,12 @@ class Attack:
         return self.run.__name__.replace("_", " ")
 
     async def perform(self, target: Target) -> Outcome:
-        """The outcome, which is :data:`HUNG` after :data:`PATIENCE` seconds."""
+        """The outcome, after :data:`PATIENCE` seconds at most. Only for an answer that is generated a client may have
+        to wait so long: other requests come first."""
         try:
             return await asyncio.wait_for(self.run(target), PATIENCE)
         except TimeoutError:
-            return HUNG
+            return LEFT if 200 in self.expected else HUNG
         except OSError:
             # It could not connect, or the server reset the connection.
             return CLOSED
@@ -129,4 +130,5 @@ def attack(*expected: Outcome) -> Callable[[Callable[[Target], Awaitable[Outcome
     Args:
         expected: what a sound server may answer.
     """
-    return lambda run: Attack(run, frozenset(expected))
+    left = (LEFT,) if 200 in expected else ()
+    return lambda run: Attack(run, frozenset((*expected, *left)))

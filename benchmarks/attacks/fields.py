@@ -58,7 +58,7 @@ async def ids_outside_of_the_vocabulary(target: Target) -> Outcome:
 
 @attack(400)
 async def token_that_is_no_id(target: Target) -> Outcome:
-    return await _complete(target, prompt=target.rng.choice([[1.5], [True, 4], ["a", 4], [[4], "a"], [[]], [], {}, 4]))
+    return await _complete(target, prompt=target.rng.choice([[1.5], [True, 4], ["a", 4], [[4], 4], [[]], [], {}, 4]))
 
 
 @attack(*REFUSED)
