@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -69,6 +70,8 @@ def drop_frames(error: BaseException) -> None:
     in a cycle, which only Python's collector of garbage frees, and rarely: hundreds of megabytes would wait for it."""
     found: BaseException | None = error
     while found is not None:
+        # Frames of Jinja refer to each other beside the error.
+        traceback.clear_frames(found.__traceback__)
         context, found.__traceback__, found.__context__ = found.__context__, None, None
         found = context
 

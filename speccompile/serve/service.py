@@ -189,7 +189,9 @@ class Service:
 
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """The result of a call that would hold up the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+        # A partial has no frame, which an error could keep with the arguments.
+        call = functools.partial(function, *arguments, **keywords)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
         """``n`` continuations of each prompt, in order. All are submitted, or none.

@@ -155,9 +155,9 @@ def test_prompts_of_a_client_that_has_left_are_not_tokenized(client: Client, mon
 def test_a_refused_body_is_freed_with_its_request(client: Client) -> None:
     """A cycle of an error and the frames that it was raised in waits for Python's collector of garbage."""
     refused: list[tuple[str, dict[str, Any]]] = [
-        (COMPLETIONS, {"prompt": "a", "top_q": 1}),
-        (COMPLETIONS, {"prompt": [5] * (serving.MAX_LEN + 1)}),
-        (CHAT, {"messages": [USER, USER]}),
+        (COMPLETIONS, {"prompt": "a", "freed": 1}),
+        (COMPLETIONS, {"prompt": [5] * (serving.MAX_LEN + 1), "user": "freed"}),
+        (CHAT, {"messages": [USER, USER], "user": "freed"}),
     ]
     gc.collect()
     gc.disable()
@@ -166,7 +166,8 @@ def test_a_refused_body_is_freed_with_its_request(client: Client) -> None:
         for path, body in refused:
             client.refused(path, body)
         gc.collect()
-        kept = [value for value in gc.garbage if isinstance(value, ApiError | CompletionBody | ChatBody)]
+        kinds = (ApiError, CompletionBody, ChatBody)
+        kept = [value for value in gc.garbage if isinstance(value, kinds) and "freed" in repr(value)]
     finally:
         gc.set_debug(0)
         gc.garbage.clear()
