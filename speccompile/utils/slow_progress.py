@@ -30,6 +30,8 @@ def show_when_slow(what: str) -> Iterator[None]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        # Drawing takes a core from the work.
+        refresh_per_second=2,
         redirect_stdout=False,
         redirect_stderr=False,
     )
