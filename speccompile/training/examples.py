@@ -96,7 +96,7 @@ class Examples(Sequence[Example]):
             reason = (
                 f"{len(self.items)} of them has tokens to learn from; at least two are needed, since one is held out"
             )
-            raise InvalidInput(name="the texts", reason=reason)
+            raise InvalidInput(name="the training data", reason=reason)
         chances = {item.name: _chance(item.name) for item in self.items}
         count = sum(chance < part for chance in chances.values())
         chosen = set(sorted(chances, key=lambda name: chances[name])[: min(max(count, 1), len(chances) - 1)])
@@ -126,13 +126,15 @@ def read_examples(
     opened = [_own_texts(parts, tokenizer)] if _are_texts(parts) else [_open(part, tokenizer) for part in parts]
     states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
     if states is not None and len(opened) > 1:
-        raise InvalidInput(name="the texts", reason="hidden states are trained on alone; give one folder of them")
+        raise InvalidInput(
+            name="the training data", reason="hidden states are trained on alone; give one folder of them"
+        )
     if not opened:
-        raise InvalidInput(name="the texts", reason="no folder is given")
+        raise InvalidInput(name="the training data", reason="no folder is given")
     targets = sorted({_target(part) for part in opened if not isinstance(part, list)})
     # The class, and the form that weights were rounded to; the digest between them is compared with the target's.
     if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) > 1:
-        raise InvalidInput(name="the texts", reason=f"they are by the targets {', '.join(targets)}")
+        raise InvalidInput(name="the training data", reason=f"they are by the targets {', '.join(targets)}")
     items = []
     for place, part in enumerate(opened):
         for name, ids, mask in _texts(part):
@@ -145,11 +147,11 @@ def read_examples(
                 items.append(Example(f"{place}:{name}" if place else name, ids, mask))
     if not items:
         reason = "no text has an answer of two tokens; use learn_from='all' if all tokens are the target's"
-        raise InvalidInput(name="the texts", reason=reason)
+        raise InvalidInput(name="the training data", reason=reason)
     greatest = max(int(item.input_ids.max()) for item in items)
     if greatest >= vocab:
         reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
-        raise InvalidInput(name="the texts", reason=f"{reason}; are they of another tokenizer?")
+        raise InvalidInput(name="the training data", reason=f"{reason}; are they of another tokenizer?")
     return Examples(tuple(items), tuple(targets), states)
 
 
@@ -180,6 +182,9 @@ def _open(data: Folder, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts
     path = Path(data)
     if path.is_file() and is_json_lines(path):
         return [(str(number), text) for number, text in enumerate(read_own_texts(path, _needed(tokenizer)))]
+    if path.is_file() and path.suffix != ".npz":
+        reason = f"it has neither training texts ({PATTERN}) nor own texts, which are JSON lines (*.jsonl)"
+        raise InvalidInput(name=f"the file {path}", reason=reason)
     if path.is_file() or any(path.glob(PATTERN)):
         return SavedTexts(path)
     records = SavedHiddenStates(path)
@@ -198,9 +203,8 @@ def _own_texts(parts: Sequence[Folder], tokenizer: PreTrainedTokenizerBase | Non
     tokenizer, found = _needed(tokenizer), []
     for number, part in enumerate(parts):
         if not isinstance(part, str):
-            raise InvalidInput(
-                name="the texts", reason=f"item {number} is a {type(part).__name__}, and others are texts"
-            )
+            reason = f"item {number} is a {type(part).__name__}, and others are texts"
+            raise InvalidInput(name="the list of texts", reason=reason)
         try:
             found.append((str(number), own_text(part, tokenizer)))
         except ValueError as error:
@@ -210,7 +214,8 @@ def _own_texts(parts: Sequence[Folder], tokenizer: PreTrainedTokenizerBase | Non
 
 def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     if tokenizer is None:
-        raise InvalidInput(name="the texts", reason="they are not token ids yet; give the target's tokenizer=...")
+        reason = "own texts are not token ids yet; give the target's tokenizer=..."
+        raise InvalidInput(name="the training data", reason=reason)
     return tokenizer
 
 

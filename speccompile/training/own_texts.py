@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
-from speccompile.training.turn_files import read_lines
+from speccompile.training.turn_files import parse_line, read_lines
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,7 @@ def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnTe
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
-                texts.append(_text(json.loads(line), tokenizer))
+                texts.append(_text(parse_line(line), tokenizer))
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
     if not texts:

@@ -48,6 +48,18 @@ def read_lines(path: Path) -> list[str]:
         raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
 
 
+def parse_line(line: str) -> Any:
+    """The value of a line of a file of JSON lines.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'it is not JSON ({error}); each line must be an object such as {{"text": "..."}}') from error
+
+
 def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list[str]]:
     for number, line in enumerate(lines, start=1):
         if not line.strip():
@@ -56,7 +68,7 @@ def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list
             yield [line.strip()]
             continue
         try:
-            yield _turns(json.loads(line))
+            yield _turns(parse_line(line))
         except ValueError as error:
             raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
 

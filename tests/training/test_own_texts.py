@@ -87,13 +87,17 @@ def test_other_data_is_refused(tokenizer: PreTrainedTokenizerBase, data: Any, re
 
 
 def test_texts_need_a_tokenizer() -> None:
-    with raises(InvalidInput, name="the texts", reason=re.compile("give the target's tokenizer")):
+    with raises(InvalidInput, name="the training data", reason=re.compile("give the target's tokenizer")):
         read(TEXTS, None)
 
 
-def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     path = tmp_path / "own.txt"
     path.write_text("The sea is blue.")
+    with raises(InvalidInput, name=f"the file {path}", reason=re.compile("own texts, which are JSON lines")):
+        read(path, tokenizer)
+    with raises(InvalidInput, name=f"line 1 of the file {path}", reason=re.compile("it is not JSON .*each line must")):
+        read_own_texts(path, tokenizer)
     with raises(InvalidInput, name=f"the file {path}", reason=re.compile("not a file of training texts")):
         SavedTexts(path)
 
