@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import os
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, model_info, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HFValidationError, HTTPError
 
 from speccompile.errors import PretrainedError, error_line
-from speccompile.utils.model_names import has_tokenizer, no_tokenizer
+from speccompile.utils.model_names import SMOLLM2, has_tokenizer, is_repository, no_tokenizer
 
+#: The file that PEFT's folders and repositories have.
+ADAPTER_CONFIG = "adapter_config.json"
 _FILE = "config.json"
 _SECONDS = 10.0
 
@@ -43,16 +47,25 @@ def check_reachable(repo_id: str) -> None:
     Raises:
         PretrainedError: neither holds.
     """
-    if (error := unreachable(repo_id, _FILE)) is not None:
-        raise PretrainedError(
-            f"cannot load {repo_id!r}: there is no such folder, it is not in the cache of huggingface_hub, and the hub "
-            f"cannot be reached ({error_line(error)}).",
-            source=repo_id,
-            reason=f"the hub cannot be reached: {error_line(error)}",
-        ) from error
+    if (reason := unavailable(repo_id, _FILE)) is not None:
+        meant = difflib.get_close_matches(repo_id.lower(), [SMOLLM2])
+        advice = f" Did you mean {SMOLLM2!r}?" if meant else ""
+        raise PretrainedError(f"cannot load {repo_id!r}: {reason}.{advice}", source=repo_id, reason=reason)
 
 
-def unreachable(repo_id: str, file: str) -> Exception | None:
+def unavailable(source: str, file: str) -> str | None:
+    """Why ``source`` is neither a folder nor leads to a repository with ``file``, found by one request; else None."""
+    if os.path.isdir(source):
+        return None
+    if not is_repository(source):
+        return "there is no such folder"
+    if (error := _unreachable(source, file)) is None:
+        return None
+    reason = "there is no such folder, it is not in the cache of huggingface_hub, and the hub cannot be reached"
+    return f"{reason} ({error_line(error)})"
+
+
+def _unreachable(repo_id: str, file: str) -> Exception | None:
     """The error of a repository whose ``file`` is not in the cache of huggingface_hub while the hub does not answer;
     else None. Whether the hub has it is not checked. A slow answer is left to huggingface_hub, which waits longer."""
     if isinstance(try_to_load_from_cache(repo_id, file), str):

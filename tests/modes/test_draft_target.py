@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption, ModelInTraining, PretrainedError
@@ -208,6 +208,18 @@ def test_what_cannot_draft_is_refused(model: LlamaForCausalLM, options: dict[str
 def test_a_draft_model_in_training_is_refused(model: LlamaForCausalLM) -> None:
     with raises(ModelInTraining, model="LlamaForCausalLM"):
         wrap(model, "draft_target", **SIZES, draft=tiny_llama().train())
+
+
+def test_a_repository_that_cannot_be_reached_is_asked_for_once(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(url: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("speccompile.utils.hub.get_hf_file_metadata", no_network)
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", lambda *_: pytest.fail("it is tried for half a minute"))
+    with raises(PretrainedError, source="nobody/nothing", reason=re.compile("the hub cannot be reached")):
+        wrap(model, "draft_target", draft="nobody/nothing", **SMALL)
 
 
 def test_no_such_folder(model: LlamaForCausalLM, tmp_path: Any) -> None:

@@ -194,7 +194,7 @@ def test_a_hub_that_cannot_be_reached_fails_at_once(monkeypatch: pytest.MonkeyPa
     lists(monkeypatch)
     loads: list[object] = []
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", loads.append)
-    with raises(PretrainedError, source="nobody/nothing", reason=re.compile("^the hub cannot be reached: Connect")):
+    with raises(PretrainedError, source="nobody/nothing", reason=re.compile(r"the hub cannot be reached \(Connect")):
         pretrained.load("nobody/nothing")
     assert loads == [], "transformers would retry for half a minute"
 
