@@ -170,6 +170,9 @@ def test_generate_draws_as_its_options_say(monkeypatch: pytest.MonkeyPatch) -> N
     assert texts["1"] != texts["2"]
     wanted = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "seed": 1, "do_sample": True}
     assert given[0].items() >= wanted.items()
+    greedy = call("generate", "tiny", *QUICK, "--prompt", "abc", "--max-len", "64", "--temperature", "0")
+    assert greedy.exit_code == 0, greedy.stderr
+    assert given[-1].items() >= {"temperature": 0.0, "do_sample": True}.items()
     refused = call("generate", "tiny", *QUICK, "--prompt", "a", "--temperature", "-1")
     assert refused.exit_code == 2 and "Invalid value for '--temperature'" in refused.stderr
 
