@@ -198,7 +198,7 @@ def _check_target(examples: Examples, teacher: Teacher) -> None:
         if not is_id_of(theirs, teacher.target):
             ours = target_id(teacher.target)
             reason = f"they are by the target {theirs}, and this is {ours}; let this target write texts (make_texts)"
-            raise InvalidInput(name="the texts", reason=reason)
+            raise InvalidInput(name="the training data", reason=reason)
     if examples.states is not None:
         layers = examples.states.about.layers if examples.states.about else ()
         if layers != teacher.taps:

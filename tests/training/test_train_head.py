@@ -189,7 +189,7 @@ def test_texts_without_enough_to_learn_from_are_refused(model: LlamaForCausalLM,
     ("changes", "error"),
     [
         ({"layers": (0, 3)}, InvalidOption),
-        ({"layers": None}, InvalidHead),
+        ({"layers": None}, InvalidOption),
         ({"draft_vocab": VOCAB + 1}, InvalidOption),
     ],
 )
