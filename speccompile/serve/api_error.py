@@ -77,7 +77,10 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
         guide_field: the field that the guide was made of.
     """
     if isinstance(error, ClientQueueFull):
-        message = "as many of your requests wait as one client may have; try again when some of them have started"
+        message = (
+            "as many of your requests wait as one client may have; send fewer at a time, or start the server with a "
+            "larger --max-waiting or --max-client-share"
+        )
         return ApiError(message, status=429, code="client_queue_full")
     if isinstance(error, QueueFull):
         return ApiError("the queue is full; try again later", status=429, code="queue_full")

@@ -35,7 +35,7 @@ from speccompile.serve.responses import respond
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
 from speccompile.serve.shutdown import EndWithServer
-from speccompile.serve.tokenize import detokenize, tokenize
+from speccompile.serve.tokenize import detokenize, tokenize, tokenizer_info
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 from speccompile.serve.unread import CloseUnread
 
@@ -125,6 +125,10 @@ def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
     async def text(request: Request) -> Response:
         body = await bodies.read(request, DetokenizeBody)
         return await answer_while_connected(request, detokenize(service, body))
+
+    @app.api_route("/tokenizer_info", methods=_READ)
+    async def info() -> dict[str, Any]:
+        return tokenizer_info(service.tokenizer)
 
 
 def _add_state(app: FastAPI, service: Service) -> None:

@@ -176,7 +176,10 @@ class Service:
         capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
         if prompts * body.n > capacity:
             param = "n" if body.n > 1 else "prompt"
-            message = f"{param}: more choices than one client may have in the slots and the queue ({capacity})"
+            message = (
+                f"{param}: more choices than one client may have in the slots and the queue ({capacity}); send fewer, "
+                "or start the server with a larger --max-waiting or --max-client-share"
+            )
             raise ApiError(message, param=param)
 
     def _check_characters(self, count: int, param: str) -> None:
