@@ -52,7 +52,8 @@ test-ray: $(STAMP)
 
 # Client libraries against the server, each with its defaults, in an environment of their own.
 test-clients: $(STAMP) $(CLIENTS)/.stamp
-	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest --noconftest tests/serve/clients/check_clients.py $(ARGS)
+	SERVER_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=tests $(CLIENTS)/bin/python -m pytest --noconftest \
+		-p support.served_model tests/serve/clients/check_*.py $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
