@@ -34,14 +34,14 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, whose name may end in ``.gz``.
+    """The lines of a UTF-8 file, whose name may end in ``.gz``. A byte order mark at its start is left out.
 
     Raises:
         InvalidInput: it cannot be read.
     """
     packed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             # Not by splitlines(), which takes more characters than the newline for one.
             return file.read().split("\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
