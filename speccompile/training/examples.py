@@ -178,9 +178,7 @@ def _texts(opened: SavedTexts | SavedHiddenStates | OwnTexts) -> Iterator[tuple[
             yield name, *opened.text(name)
 
 
-def _opened(
-    data: Data, tokenizer: PreTrainedTokenizerBase | None
-) -> list[SavedTexts | SavedHiddenStates | OwnTexts]:
+def _opened(data: Data, tokenizer: PreTrainedTokenizerBase | None) -> list[SavedTexts | SavedHiddenStates | OwnTexts]:
     if isinstance(data, Folder):
         return [_open(data, tokenizer)]
     if not isinstance(data, Iterable):

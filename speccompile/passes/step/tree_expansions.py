@@ -68,8 +68,8 @@ def places_of_nodes(tree: Tree) -> tuple[int, ...]:
 def numbers(values: Sequence[int], device: torch.device) -> torch.Tensor:
     """int64 ``[n]``, as ops: a step holds no constants.
 
-    One op for each value is a kernel launch for each node of a tree. More than ``SINGLE_VALUES`` share a few int64, from
-    which one shift unpacks them.
+    One op for each value is a kernel launch for each node of a tree. More than ``SINGLE_VALUES`` share a few int64,
+    from which one shift unpacks them.
     """
     if len(values) <= SINGLE_VALUES:
         return torch.cat([torch.full((1,), value, device=device) for value in values])
