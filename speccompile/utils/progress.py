@@ -44,13 +44,13 @@ def listening(progress: Progress | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def task(description: str) -> Iterator[None]:
-    """Work that may take seconds. Without a listener it is shown on a terminal, if it does."""
+    """Work that may take seconds. Without a listener it is shown on stderr, if it does."""
     report, started = _listener.get(), time.perf_counter()
-    shown = report is None and sys.stderr is not None and sys.stderr.isatty()
+    shown = report is None and sys.stderr is not None
     if report is not None:
         report(description, True)
     try:
-        with show_when_slow(description) if shown else contextlib.nullcontext():
+        with show_when_slow(description, of_library=True) if shown else contextlib.nullcontext():
             yield
         logger.info("%s: %.2f s", description, time.perf_counter() - started)
     finally:

@@ -1,4 +1,4 @@
-"""Shows a step that takes longer than two seconds, on stderr."""
+"""Shows work that takes seconds, on stderr."""
 
 from __future__ import annotations
 
@@ -9,15 +9,22 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+#: Work of commands, and work that a terminal shows, is announced after this time.
 _SLOW_SECONDS = 2.0
+#: Work of a library call whose stderr is no terminal: a notebook, or the log of a program.
+_SECONDS_IN_LOGS = 4.0
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """Called with what is about to happen; the context it returns lasts as long as that."""
 
 
 @contextlib.contextmanager
-def show_when_slow(what: str) -> Iterator[None]:
-    """Show ``what`` on stderr while the context lasts, from the second second on."""
+def show_when_slow(what: str, *, of_library: bool = False) -> Iterator[None]:
+    """Show ``what`` on stderr while the context lasts, once it is slow. Elsewhere than on a terminal it is a line.
+
+    Args:
+        of_library: a program calls the library, so that a line in its log comes later.
+    """
     # Most programs never show anything.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -41,7 +48,7 @@ def show_when_slow(what: str) -> Iterator[None]:
         else:
             console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
 
-    timer = threading.Timer(_SLOW_SECONDS, show)
+    timer = threading.Timer(_SECONDS_IN_LOGS if of_library and not console.is_terminal else _SLOW_SECONDS, show)
     timer.daemon = True
     timer.start()
     try:

@@ -319,9 +319,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_work_without_a_listener_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_listener_is_shown_later_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.utils.slow_progress._SLOW_SECONDS", 0.0)
-    for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
+    for stderr, seconds, shown in ((Terminal(), 9.0, True), (io.StringIO(), 9.0, False), (io.StringIO(), 0.0, True)):
+        monkeypatch.setattr("speccompile.utils.slow_progress._SECONDS_IN_LOGS", seconds)
         monkeypatch.setattr(sys, "stderr", stderr)
         with task("capture the model"):
             time.sleep(0.1)
