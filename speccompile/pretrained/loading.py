@@ -29,6 +29,7 @@ from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
 from speccompile.utils.model_classes import model_class
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
+from speccompile.utils.progress import task
 from speccompile.utils.tensor_parallel import tensor_parallel
 
 #: Packages that transformers asks for without their names on PyPI.
@@ -87,9 +88,10 @@ def load_model(
 ) -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
     check_model_name(name_or_path)
-    model = _loaded(name_or_path, dtype, ranks)
-    if device is not None:
-        move_to(model, torch.device(device))
+    with task(f"load {name_or_path}"):
+        model = _loaded(name_or_path, dtype, ranks)
+        if device is not None:
+            move_to(model, torch.device(device))
     return model
 
 
@@ -189,7 +191,7 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
         DamagedCheckpoint: it is cut off, or its parts do not fit one another.
         PretrainedError: the file or folder does not exist, or a package is missing.
     """
-    with _without_bars():
+    with task(f"load {os.fspath(path)}"), _without_bars():
         return load_without_weights(path)
 
 
