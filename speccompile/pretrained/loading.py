@@ -26,7 +26,7 @@ from speccompile.quantized.undeclared import check_dtypes, check_scales, is_of_t
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
-from speccompile.utils.hub import check_hub_tokenizer, check_reachable
+from speccompile.utils.hub import TOKENIZER_FILES, check_hub_tokenizer, check_reachable
 from speccompile.utils.model_classes import model_class
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
 from speccompile.utils.progress import task
@@ -74,6 +74,9 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     Raises:
         PretrainedError: the tokenizer does not exist, or cannot be loaded.
     """
+    check_model_name(name_or_path)
+    if is_hub_id(name_or_path):
+        check_reachable(name_or_path, *TOKENIZER_FILES)
     source = _source(name_or_path)
     with _loading_errors(name_or_path), without_gguf_bar(name_or_path):
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, trust_remote_code=False))

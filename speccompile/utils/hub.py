@@ -12,6 +12,8 @@ from speccompile.errors import PretrainedError, error_line
 from speccompile.utils.model_names import has_tokenizer, no_tokenizer
 
 _FILE = "config.json"
+#: One of them is in the cache if a tokenizer is.
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", _FILE)
 _SECONDS = 10.0
 
 
@@ -37,13 +39,16 @@ def is_on_hub(repo_id: str, file: str) -> bool:
     return True
 
 
-def check_reachable(repo_id: str) -> None:
+def check_reachable(repo_id: str, *files: str) -> None:
     """Check that ``repo_id`` is in the cache of huggingface_hub, or that the hub answers.
+
+    Args:
+        files: one of them is in the cache if the repository is; without any, its config.
 
     Raises:
         PretrainedError: neither holds.
     """
-    if (error := unreachable(repo_id, _FILE)) is not None:
+    if (error := unreachable(repo_id, *(files or (_FILE,)))) is not None:
         raise PretrainedError(
             f"cannot load {repo_id!r}: there is no such folder, it is not in the cache of huggingface_hub, and the hub "
             f"cannot be reached ({error_line(error)}).",
@@ -52,13 +57,13 @@ def check_reachable(repo_id: str) -> None:
         ) from error
 
 
-def unreachable(repo_id: str, file: str) -> Exception | None:
-    """The error of a repository whose ``file`` is not in the cache of huggingface_hub while the hub does not answer;
-    else None. Whether the hub has it is not checked. A slow answer is left to huggingface_hub, which waits longer."""
-    if isinstance(try_to_load_from_cache(repo_id, file), str):
+def unreachable(repo_id: str, *files: str) -> Exception | None:
+    """The error of a repository with none of ``files`` in the cache of huggingface_hub while the hub does not answer;
+    else None. Whether the hub has them is not checked. A slow answer is left to huggingface_hub, which waits longer."""
+    if any(isinstance(try_to_load_from_cache(repo_id, file), str) for file in files):
         return None
     try:
-        get_hf_file_metadata(hf_hub_url(repo_id, file))
+        get_hf_file_metadata(hf_hub_url(repo_id, files[0]))
     except (HfHubHTTPError, EntryNotFoundError, FileMetadataError):
         # The hub has answered; the library that loads reports what is wrong with the repository.
         return None
