@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from speccompile.adapters.buffers import PREFIX
@@ -120,10 +121,10 @@ def _dequantised(build: Build) -> str:
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
-    advice = "pretrained.load_quantized keeps integers, if they can be read exactly"
-    return (
-        f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded: {advice}"
-    )
+    # Values of FP8 and FP4 are no integers.
+    is_float = re.search("fp[48]", info.dequantised_from.lower())
+    advice = "" if is_float else ": pretrained.load_quantized keeps integers, if they can be read exactly"
+    return f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded{advice}"
 
 
 def _experts(build: Build) -> dict[str, str]:
