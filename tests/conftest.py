@@ -48,6 +48,17 @@ def pytest_runtest_makereport(
     return report
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(
+    collector: pytest.Collector,
+) -> Generator[None, pytest.CollectReport, pytest.CollectReport]:
+    """A module that skips itself, as one that needs a library does, has no tests to fail."""
+    report = yield
+    if collector.config.option.no_skips and report.skipped:
+        report.outcome = "failed"
+    return report
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Tiny tensors gain nothing from a second thread, and tests may share their cores with others.
     torch.set_num_threads(2 if item.get_closest_marker("real") else 1)
