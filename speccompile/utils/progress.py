@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from speccompile.errors import InvalidOption
-from speccompile.utils.slow_progress import show_when_slow
+from speccompile.utils.slow_progress import show_work_of_library
 
 #: Called with a description and whether the work begins (True) or has ended (False).
 Progress = Callable[[str, bool], None]
@@ -50,7 +50,7 @@ def task(description: str) -> Iterator[None]:
     if report is not None:
         report(description, True)
     try:
-        with show_when_slow(description, of_library=True) if shown else contextlib.nullcontext():
+        with show_work_of_library(description) if shown else contextlib.nullcontext():
             yield
         logger.info("%s: %.2f s", description, time.perf_counter() - started)
     finally:

@@ -19,12 +19,22 @@ Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 
 @contextlib.contextmanager
-def show_when_slow(what: str, *, of_library: bool = False) -> Iterator[None]:
-    """Show ``what`` on stderr while the context lasts, once it is slow. Elsewhere than on a terminal it is a line.
+def show_when_slow(what: str) -> Iterator[None]:
+    """Show ``what`` on stderr while the context lasts, from the second second on. Elsewhere than on a terminal it is a
+    line."""
+    with _shown(what, _SLOW_SECONDS):
+        yield
 
-    Args:
-        of_library: a program calls the library, so that a line in its log comes later.
-    """
+
+@contextlib.contextmanager
+def show_work_of_library(what: str) -> Iterator[None]:
+    """Show ``what`` as :func:`show_when_slow` does. A line in the log of a program comes later."""
+    with _shown(what, _SECONDS_IN_LOGS):
+        yield
+
+
+@contextlib.contextmanager
+def _shown(what: str, seconds_in_logs: float) -> Iterator[None]:
     # Most programs never show anything.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -48,7 +58,7 @@ def show_when_slow(what: str, *, of_library: bool = False) -> Iterator[None]:
         else:
             console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
 
-    timer = threading.Timer(_SECONDS_IN_LOGS if of_library and not console.is_terminal else _SLOW_SECONDS, show)
+    timer = threading.Timer(_SLOW_SECONDS if console.is_terminal else seconds_in_logs, show)
     timer.daemon = True
     timer.start()
     try:
