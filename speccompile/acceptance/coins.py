@@ -75,7 +75,7 @@ class CoinAccept(Pass):
     def run(self, graph: StepGraph) -> Changes:
         if self.needs_draft_probs and drafts_of(graph) and "draft_probs" not in graph.values:
             raise PassError(
-                "the mode says draft_probs = True, but its sampled_draft_passes left no draft_probs in the graph: name "
+                "the mode says draft_probs = True, but its drafting left no draft_probs in the graph: name "
                 "them with graph.name_value('draft_probs', node), or take acceptance='rejection'",
                 name=self.name,
                 missing="draft_probs",

@@ -35,7 +35,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
     )
     forwards = "by one forward" if config.mode.one_forward else "by as many forwards as the policy's draft length"
     drafts = f"made inside the step, {forwards}"
-    if config.mode.network_on_demand:
+    if config.mode.ready and config.mode.split:
         drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"
     elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"

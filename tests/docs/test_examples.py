@@ -104,3 +104,13 @@ def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
     # Streamed, and not one after the other.
     first = [line[:32] for line in lines[:20]]
     assert len(set(first)) > 1
+
+
+def test_custom_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLES / "custom_draft_model.py"
+    assert len(source.read_text().splitlines()) <= 60
+    # Checks the texts of a chain and of a tree itself, fused and split.
+    runpy.run_path(str(source))["main"]()
+    found = re.findall(r"fused=(\w+): same text; acceptance length ([\d.]+)", capsys.readouterr().out)
+    assert [fused for fused, _ in found] == ["True", "False"]
+    assert all(float(length) > 1.1 for _, length in found), "the drafter was to be right now and then"
