@@ -16,7 +16,7 @@ from speccompile.errors import PassError
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import COINS, RESIDUAL, coins, gumbel
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import GreedyAccept, drafts_of, name_judged
 from speccompile.passes.step.sample import ProcessLogits, probabilities
 
@@ -69,6 +69,7 @@ class CoinAccept(Pass):
 
     name: ClassVar[str] = "coin_accept"
     looks_for: ClassVar[str] = "scores and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("scores", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
 

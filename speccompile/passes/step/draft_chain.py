@@ -12,7 +12,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
 from speccompile.passes.step.use_filters import filter_state, uses_filters
@@ -40,6 +40,7 @@ class DraftChain(Pass):
     probabilities: bool = False
     begin: int = field(default=0, kw_only=True)
 
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("outlined", "rows")
     provides: ClassVar[Facts] = facts("drafts")
 

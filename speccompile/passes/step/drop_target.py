@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from speccompile.errors import PassError
 from speccompile.graph.step_graph import Anchors, StepGraph, Values
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -16,6 +16,7 @@ class DropTarget(Pass):
 
     name: ClassVar[str] = "drop_target"
     looks_for: ClassVar[str] = "the target's ops"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("outlined", "rows")
     provides: ClassVar[Facts] = facts("target_dropped")
     invalidates: ClassVar[Facts] = facts("outlined", "logits")

@@ -12,7 +12,7 @@ from torch.nn.functional import one_hot, pad
 from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import proposed_drafts, set_drafts
 from speccompile.passes.step.tree_drafts import fit, set_tree
 
@@ -52,6 +52,7 @@ class StoreDrafts(Pass):
 
     name: ClassVar[str] = "store_drafts"
     looks_for: ClassVar[str] = "drafts"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows", "drafts")
     provides: ClassVar[Facts] = facts("drafts_stored")
 
@@ -85,6 +86,7 @@ class ReadStored(Pass):
 
     name: ClassVar[str] = "read_stored"
     looks_for: ClassVar[str] = "what the drafter's executable stored"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafts")
 
