@@ -52,7 +52,8 @@ test-ray: $(STAMP)
 
 # Client libraries against the server, each with its defaults, in an environment of their own.
 test-clients: $(STAMP) $(CLIENTS)/.stamp
-	SERVER_PYTHON=$(abspath $(BIN)/python) $(CLIENTS)/bin/python -m pytest --noconftest tests/serve/clients/check_clients.py $(ARGS)
+	SERVER_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=tests $(CLIENTS)/bin/python -m pytest --noconftest \
+		-p support.served_model -p support.no_skips --no-skips tests/serve/clients/check_*.py $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
@@ -63,8 +64,9 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy speccompile
 
+# -E reads all pages: of pages that have not changed since a build that failed, Sphinx repeats no warning.
 docs: $(STAMP)
-	$(BIN)/sphinx-build -W --keep-going -q docs build/docs
+	$(BIN)/sphinx-build -E -W --keep-going -q docs build/docs
 	@echo open build/docs/index.html
 
 bench: $(STAMP)
@@ -82,7 +84,7 @@ $(PAIR)/.stamp: pyproject.toml
 		accelerate hypothesis pytest pytest-xdist
 	touch $@
 
-$(CLIENTS)/.stamp:
+$(CLIENTS)/.stamp: Makefile
 	test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
 	$(CLIENTS)/bin/pip install -q $(CLIENT_PACKAGES)
 	touch $@

@@ -66,13 +66,14 @@ BESIDE, ALONE = "short prompts beside long ones", "short prompts alone"
 
 @dataclass
 class Answer:
-    """One request: seconds from sending it to its first token, None without one."""
+    """One request: seconds from sending it to its first token, None without one, and why it failed."""
 
     prompt: str
     long: bool
     left: bool
     first_token: float | None = None
     text: str = ""
+    error: str | None = None
 
 
 @dataclass(frozen=True)
@@ -128,8 +129,11 @@ async def _ask(client: httpx2.AsyncClient, answer: Answer, new_tokens: int, rng:
         patience = rng.random()
     elif answer.left:
         pieces = rng.randint(1, MOST_PIECES)
-    with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(_read(client, answer, new_tokens, pieces), patience)
+    try:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(_read(client, answer, new_tokens, pieces), patience)
+    except (httpx2.HTTPError, RuntimeError) as error:
+        answer.error = repr(error)
 
 
 async def _read(client: httpx2.AsyncClient, answer: Answer, new_tokens: int, most_pieces: int) -> None:
@@ -155,9 +159,11 @@ async def _read(client: httpx2.AsyncClient, answer: Answer, new_tokens: int, mos
 def wrong_texts(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, answers: Sequence[Answer], new_tokens: int
 ) -> list[str]:
-    """Faults in the texts of ``answers``. A text whose client left is the beginning of the right one."""
-    found = []
-    for batch in _batches(tokenizer, [answer for answer in answers if answer.text or not answer.left]):
+    """Faults in the texts of ``answers``. A text whose client left is the beginning of the right one; a request that
+    failed has none."""
+    found = [f"after {answer.prompt[:40]!r}...: {answer.error}" for answer in answers if answer.error is not None]
+    ended = [answer for answer in answers if answer.error is None and (answer.text or not answer.left)]
+    for batch in _batches(tokenizer, ended):
         expected = _generate(model, [ids for _, ids in batch], new_tokens)
         for (answer, ids), tokens in zip(batch, expected, strict=True):
             text = str(tokenizer.decode(tokens, skip_special_tokens=True))

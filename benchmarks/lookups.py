@@ -57,7 +57,8 @@ def replay(mode: ReadyMode, shape: int, text: Recorded, vocab_size: int) -> int:
     """Steps in which the answer would have been decoded, after its first token, with drafts of that shape."""
     ids = [*text.prompt, *text.answer]
     sizes: dict[str, Any] = {"max_batch": 1, "max_draft_len": int(shape), "max_width": int(shape) + 1}
-    arena = Arena(resolve_layout(mode.state(), max_len=len(ids), vocab_size=vocab_size, **sizes), torch.device("cpu"))
+    layout = resolve_layout(mode.state((shape,)), max_len=len(ids), vocab_size=vocab_size, **sizes)
+    arena = Arena(layout, torch.device("cpu"))
     tokens = torch.zeros((1, arena.layout.cache_len), dtype=torch.int64)
     tokens[0, : len(ids)] = torch.tensor(ids)
     own = [torch.zeros(1, dtype=torch.int64), *[arena[name] for name in mode.own_state]] if mode.own_state else []

@@ -15,7 +15,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import IO, Annotated, Any
 
 import httpx2
 import typer
@@ -23,6 +23,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.machine import describe
+from benchmarks.memory import peak_bytes
 from benchmarks.prompts import choose_prompts
 from benchmarks.serving import arrivals, percentile
 from speccompile import pretrained
@@ -73,13 +74,18 @@ class Figures:
 
 
 @contextlib.contextmanager
-def running(command: Sequence[str], address: str) -> Iterator[subprocess.Popen[bytes]]:
+def running(
+    command: Sequence[str], address: str, log: int | IO[bytes] = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[bytes]]:
     """A server's process, once it answers.
+
+    Args:
+        log: where its output goes.
 
     Raises:
         RuntimeError: it ends, or does not answer in time.
     """
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    process = subprocess.Popen(command, stdout=log, stderr=log)
     try:
         until = time.monotonic() + START_SECONDS
         while not _answers(address):
@@ -97,13 +103,6 @@ def _answers(address: str) -> bool:
         return httpx2.get(f"{address}/health", timeout=5).status_code == 200
     except httpx2.TransportError:
         return False
-
-
-def peak_mebibytes(process: subprocess.Popen[bytes]) -> float:
-    """Most resident memory of the process so far, without its children."""
-    status = Path(f"/proc/{process.pid}/status").read_text()
-    line = next(line for line in status.splitlines() if line.startswith("VmHWM"))
-    return int(line.split()[1]) / 1024
 
 
 async def ask_all(
@@ -159,7 +158,7 @@ def measure(
     with running(command, address) as process:
         asyncio.run(ask_all(address, model, ["Say a few words about warm water."], [0.0], 8))
         answers = asyncio.run(ask_all(address, model, prompts, arrivals(rate, len(prompts), 0), new_tokens))
-        return Figures(name, answers, peak_mebibytes(process))
+        return Figures(name, answers, peak_bytes(process.pid) / 2**20)
 
 
 def table(figures: Sequence[Figures]) -> Table:

@@ -22,6 +22,7 @@ import httpx2
 import torch
 import typer
 
+from benchmarks.memory import resident_bytes
 from benchmarks.server_in_process import (
     CHAT,
     choice_of,
@@ -31,7 +32,6 @@ from benchmarks.server_in_process import (
     pieces,
     random_chat_model,
 )
-from benchmarks.soak import resident_bytes
 from speccompile import wrap
 from speccompile.errors import QueueFull, RequestFailed
 from speccompile.runtime.engine import Engine

@@ -9,13 +9,13 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.memory import resident_bytes
 from benchmarks.soak_jobs import Job, make_jobs, poison, random_model
 from speccompile import Speculator, modes, wrap
 from speccompile.runtime.request import Request
@@ -139,15 +139,6 @@ class Soak:
         left = [job for job in last if not (job.request and job.request.finish_reason == "cancelled" and job.read_ends)]
         if left or closer.is_alive() or server.is_alive():
             self.problems.append(("close", f"close() is on: {closer.is_alive()}, serve(): {server.is_alive()}, {left}"))
-
-
-def resident_bytes() -> int:
-    """Memory of this process now; 0 where it is not known."""
-    status = Path("/proc/self/status")
-    if not status.is_file():
-        return 0
-    line = next(line for line in status.read_text().splitlines() if line.startswith("VmRSS:"))
-    return int(line.split()[1]) * 1024
 
 
 def tokens_per_second(spec: Speculator) -> float:

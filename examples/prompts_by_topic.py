@@ -179,6 +179,9 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Write different prompts, COUNT at most."""
+    if output.suffix != ".jsonl":
+        # make-texts would take each line of another file for a prompt as it is.
+        raise typer.BadParameter("its name must end in .jsonl", param_hint="OUTPUT")
     rng = random.Random(seed)
     found = dict.fromkeys(prompt(rng) for _ in range(count))
     output.write_text("".join(json.dumps({"prompt": text}) + "\n" for text in found))

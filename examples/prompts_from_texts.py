@@ -99,6 +99,9 @@ def main(
     seed: Annotated[int, typer.Option()] = 0,
 ) -> None:
     """Write prompts over the answers of TEXTS."""
+    if output.suffix != ".jsonl":
+        # make-texts would take each line of another file for a prompt as it is.
+        raise typer.BadParameter("its name must end in .jsonl", param_hint="OUTPUT")
     _, tokenizer = load(model)
     answers = [
         tokenizer.decode(text.input_ids[text.answer_start :], skip_special_tokens=True) for text in read_texts(texts)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Generator, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +19,8 @@ from speccompile.lowering.tier import Tier
 # Modules of helpers explain a failed assertion as test files do.
 pytest.register_assert_rewrite("support")
 
+pytest_plugins = ["support.no_skips"]
+
 # Machines are shared: how long an example takes says nothing about it.
 settings.register_profile("shared machine", deadline=None)
 settings.load_profile("shared machine")
@@ -32,20 +34,6 @@ LONGEST = (
     "tests/ops/triton/test_interpreted.py",
     "tests/ranks/test_two_ranks.py",
 )
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--no-skips", action="store_true", help="a skipped test fails")
-
-
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(
-    item: pytest.Item, call: pytest.CallInfo[None]
-) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    report = yield
-    if item.config.option.no_skips and report.skipped:
-        report.outcome = "failed"
-    return report
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

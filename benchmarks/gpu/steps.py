@@ -12,7 +12,7 @@ from benchmarks.gpu.floor import kv_bytes, weight_bytes
 from benchmarks.gpu.rates import RATE
 from benchmarks.gpu.timing import interleaved, synchronize
 from speccompile import Speculator
-from speccompile.compiler.names import tier_name
+from speccompile.graph.step_form import StepForm
 from speccompile.lowering.tier import Tier, bind
 
 #: Steps that follow one another without a pause are timed as one: in between nothing waits for the host.
@@ -21,7 +21,7 @@ TOGETHER = 8
 
 def tier_of(spec: Speculator, draft_len: int, rows: int) -> Tier:
     """The greedy tier of that draft length and row count."""
-    return next(tier for tier in spec.engine.tiers.values() if tier.name == tier_name(draft_len, rows))
+    return next(tier for tier in spec.engine.tiers.values() if tier.name == StepForm(draft_len, rows).name)
 
 
 def fill(spec: Speculator) -> None:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from speccompile.graph.keys import Kind
 from speccompile.graph.state import StateSpec
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
 
@@ -26,7 +27,7 @@ class Rule(ABC):
     uses_draft_probs: ClassVar[bool] = False
     #: It is another rule where the drafter has none: ``wrap`` refuses such a mode.
     needs_draft_probs: ClassVar[bool] = False
-    #: Drafts may be a tree. Passes of :mod:`speccompile.passes.step.tree_accept` judge them.
+    #: Drafts may be a tree, which :meth:`tree_passes` judge.
     judges_trees: ClassVar[bool] = False
     #: It has passes of the kind ``drawn``: all that it does with the target's logits is to choose a token.
     draws_without_scores: ClassVar[bool] = False
@@ -52,6 +53,12 @@ class Rule(ABC):
     def passes(self, kind: Kind) -> list[Pass]:
         """Passes from the facts ``step_logits`` and ``drafts`` to the fact ``accepted``: they name ``target_tokens``
         ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
+
+    def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
+        """The same of a rule that :attr:`judges_trees`, in a step of that shape: they name ``target_tokens`` and
+        ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``; of the kind ``scored`` also what
+        :class:`~speccompile.passes.step.tree_accept.JoinScores` reads."""
+        raise NotImplementedError(f"rule {self.name!r} has judges_trees, and needs tree_passes")
 
     def commit_passes(self) -> list[Pass]:
         """Passes that run after the commit."""

@@ -16,7 +16,7 @@ from speccompile.errors import PassError
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import COINS, RESIDUAL, coins, gumbel
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import GreedyAccept, drafts_of, name_judged
 from speccompile.passes.step.sample import ProcessLogits, probabilities
 
@@ -69,13 +69,14 @@ class CoinAccept(Pass):
 
     name: ClassVar[str] = "coin_accept"
     looks_for: ClassVar[str] = "scores and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("scores", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
 
     def run(self, graph: StepGraph) -> Changes:
         if self.needs_draft_probs and drafts_of(graph) and "draft_probs" not in graph.values:
             raise PassError(
-                "the mode says draft_probs = True, but its sampled_draft_passes left no draft_probs in the graph: name "
+                "the mode says draft_probs = True, but its drafting left no draft_probs in the graph: name "
                 "them with graph.name_value('draft_probs', node), or take acceptance='rejection'",
                 name=self.name,
                 missing="draft_probs",

@@ -7,10 +7,12 @@ from typing import ClassVar
 
 from speccompile.acceptance.base import Rule
 from speccompile.graph.keys import Kind
+from speccompile.graph.tree import Tree
 from speccompile.passes.base import Pass
-from speccompile.passes.step.drawn_accept import DrawnAccept
+from speccompile.passes.step.drawn_accept import DrawnAccept, TreeDrawnAccept
 from speccompile.passes.step.greedy_accept import GreedyAccept
 from speccompile.passes.step.sample import ExactAccept, ProcessLogits
+from speccompile.passes.step.tree_accept import TreeExactAccept, TreeGreedyAccept
 
 
 @dataclass(frozen=True)
@@ -31,6 +33,11 @@ class Exact(Rule):
         if kind == "drawn":
             return [DrawnAccept()]
         return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
+
+    def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
+        if kind == "drawn":
+            return [TreeDrawnAccept(tree)]
+        return [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
 
     def explain(self) -> str:
         return "a draft token stays while it is what the target would have chosen without it"

@@ -25,7 +25,7 @@ from speccompile.graph.keys import Kind
 from speccompile.graph.state import StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import FORCED, SEEDS, coins
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
@@ -149,6 +149,7 @@ class FillDrafts(Pass):
 
     name: ClassVar[str] = "fill_drafts"
     looks_for: ClassVar[str] = "drafts"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("drafts", "rows")
     provides: ClassVar[Facts] = facts("full_drafts")
 

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import name_judged
 from speccompile.passes.step.sample import ProcessLogits, draw
 
@@ -30,6 +30,7 @@ class LossyAccept(Pass):
 
     name: ClassVar[str] = "lossy_accept"
     looks_for: ClassVar[str] = "logits and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
 

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: Most steps of a trace. The tensor has this size for every trace, so that no size depends on one.
 CAPACITY = 4096
@@ -61,6 +61,7 @@ class CountSteps(Pass):
 
     name: ClassVar[str] = "count_steps"
     looks_for: ClassVar[str] = "committed tokens"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("committed")
     provides: ClassVar[Facts] = facts("steps_counted")
 

@@ -16,8 +16,7 @@ from torch import nn
 
 from speccompile.adapters.buffers import AdapterBuffers, LoraPair
 from speccompile.errors import InvalidAdapter, error_line
-from speccompile.utils.hub import unreachable
-from speccompile.utils.model_names import is_repository
+from speccompile.utils.hub import ADAPTER_CONFIG, unavailable
 
 if TYPE_CHECKING:
     from peft import LoraConfig
@@ -117,7 +116,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
     if os.path.isdir(source) and not any(os.path.isfile(os.path.join(source, name)) for name in _WEIGHTS):
         # PEFT would look for a repository of that name.
         raise refuse(f"the folder has no {_WEIGHTS[0]}")
-    if not os.path.isdir(source) and (reason := _unavailable(os.fspath(source))):
+    if (reason := unavailable(os.fspath(source), ADAPTER_CONFIG)) is not None:
         raise refuse(reason)
     try:
         config = _checked_lora(peft.PeftConfig.from_pretrained(os.fspath(source)), refuse)
@@ -135,16 +134,6 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
         if isinstance(error, InvalidAdapter):
             raise
         raise refuse(f"peft cannot read it ({error_line(error)})") from error
-
-
-def _unavailable(name: str) -> str | None:
-    """Why the name of a repository leads to none, found by one request: PEFT would try for half a minute."""
-    if not is_repository(name):
-        return "there is no such folder"
-    if (error := unreachable(name, "adapter_config.json")) is None:
-        return None
-    reason = "there is no such folder, it is not in the cache of huggingface_hub, and the hub cannot be reached"
-    return f"{reason} ({error_line(error)})"
 
 
 def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:

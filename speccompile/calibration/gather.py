@@ -49,6 +49,9 @@ def calibrate(
     read = 0
     with task("calibrate"), torch.no_grad():
         for text in texts:
+            if isinstance(text, str):
+                reason = "it is a str; give its token ids, tokenizer(text).input_ids"
+                raise InvalidInput(name="a text to calibrate with", reason=reason)
             ids = torch.as_tensor(text, dtype=torch.int64).reshape(-1)[: tokens - read].to(info.device)
             if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < info.vocab_size:
                 reason = f"it has token ids outside of 0 .. {info.vocab_size - 1}"
@@ -61,7 +64,7 @@ def calibrate(
             if read >= tokens:
                 break
     if not read:
-        raise InvalidInput(name="the texts to calibrate with", reason="they have no tokens")
+        raise InvalidInput(name="the list of texts", reason="they have no tokens")
     return Calibration(target_id(model), read, squares.means())
 
 

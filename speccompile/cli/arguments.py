@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,9 +11,9 @@ from typing import Annotated, Any
 import typer
 
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
-from speccompile.errors import InvalidOption, UnknownBackend, UnknownMode, UnknownOption
+from speccompile.errors import InvalidAdapter, InvalidOption, UnknownBackend, UnknownMode, UnknownOption
 from speccompile.utils.device_names import check_device_name
-from speccompile.utils.hub import check_reachable
+from speccompile.utils.hub import ADAPTER_CONFIG, check_reachable, unavailable
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
 
@@ -25,12 +25,12 @@ _MODES = {
     "dflash": (*_NETWORK, "fused", "block_size"),
     "draft_target": (*_NETWORK, "fused", "mask_token_id"),
     "eagle3": (*_NETWORK, "fused", "confidence"),
-    "eagle3_one_model": (*_NETWORK, "confidence"),
+    "eagle3_one_model": (*_NETWORK, "fused", "confidence"),
     "early_exit": ("exit_layer",),
     "medusa": ("draft",),
     "mtp": (*_NETWORK, "chain"),
     "mtp_eagle": (*_NETWORK, "fused", "confidence"),
-    "mtp_eagle_one_model": (*_NETWORK, "confidence"),
+    "mtp_eagle_one_model": (*_NETWORK, "fused", "confidence"),
     "ngram": ("max_ngram", "min_ngram"),
     "none": (),
     "prediction": (),
@@ -43,6 +43,8 @@ _ENTRY_POINTS = "speccompile.modes"
 
 #: The value of ``--weights`` for the integers of a checkpoint that is quantised already.
 STORED = "stored"
+#: The values of ``--weights``.
+_FORMS = ("same", "int8", "int4", STORED)
 
 #: What the files of ``--prompts`` hold.
 PROMPT_LINES = (
@@ -134,8 +136,26 @@ def check_model(name: str) -> None:
         check_reachable(name)
 
 
+def check_adapters(adapters: Mapping[str, str]) -> None:
+    """Check that the sources of adapters exist, before a model is loaded.
+
+    Raises:
+        InvalidAdapter: one does not.
+    """
+    for name, source in adapters.items():
+        if (reason := unavailable(source, ADAPTER_CONFIG)) is not None:
+            raise InvalidAdapter(name=name, source=source, reason=reason)
+
+
 def form_of(weights: str) -> Any:
-    """The form for ``wrap`` by ``--weights``. With :data:`STORED` the checkpoint's weights take its place."""
+    """The form for ``wrap`` by ``--weights``. With :data:`STORED` the checkpoint's weights take its place.
+
+    Raises:
+        InvalidOption: there is no such form.
+    """
+    if weights not in _FORMS:
+        reason = f"choose from {', '.join(_FORMS)}"
+        raise InvalidOption(where="the command line", name="--weights", value=weights, reason=reason)
     return "same" if weights == STORED else weights
 
 
@@ -161,7 +181,7 @@ def option_of(
 
 Model = Annotated[str, typer.Argument(help=MODEL_HELP)]
 ModelOption = Annotated[str, typer.Option("--model", help=MODEL_HELP)]
-Mode = Annotated[str, option_of(WrapOptions, "mode", more=f"One of {', '.join(modes())}.")]
+Mode = Annotated[str, option_of(WrapOptions, "mode", more=f"One of {', '.join(modes())}; or several, joined by +.")]
 _TIERS_HELP = "Draft lengths to build, 0 among them, and trees as tree:NODES:DEPTH:BRANCHES, such as 0,3,7,tree:8:6:3."
 Tiers = Annotated[str, typer.Option(help=_TIERS_HELP)]
 SomeTiers = Annotated[

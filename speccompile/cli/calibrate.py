@@ -12,6 +12,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile import calibrate
 from speccompile.cli.devices import choose_device
+from speccompile.cli.files import read_text
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.training import read_texts
@@ -30,7 +31,7 @@ def _texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> Iterable[torch.Ten
     """Token ids: of training texts, or of one text in a file of another kind."""
     if path.is_dir() or path.suffix == ".npz":
         return (text.input_ids for text in read_texts(path))
-    return [torch.tensor(tokenizer(path.read_text(encoding="utf-8"))["input_ids"], dtype=torch.int64)]
+    return [torch.tensor(tokenizer(read_text("--texts", path))["input_ids"], dtype=torch.int64)]
 
 
 def _in_turns(sources: Sequence[Iterable[torch.Tensor]]) -> Iterator[torch.Tensor]:

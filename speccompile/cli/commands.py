@@ -27,12 +27,14 @@ from speccompile.cli.arguments import (
     SomeTiers,
     Tiers,
     Weights,
+    check_adapters,
     check_address,
     check_wrap,
     form_of,
     option_of,
     parse_mode,
 )
+from speccompile.cli.files import check_output_file
 from speccompile.cli.session import announce_start, one_line_errors, parse_adapters, parse_options, parse_tiers
 from speccompile.cli.tool_commands import tools
 from speccompile.cli.training_commands import training
@@ -85,7 +87,7 @@ def demo(
 ) -> None:
     """Compare speculative decoding at each tier with transformers' generate: speed, and that the text is the same."""
     with one_line_errors():
-        options = WrapOptions(mode=mode, tiers=parse_tiers(tiers), backend=backend, prefix_reuse=False)
+        options = WrapOptions(mode=parse_mode(mode), tiers=parse_tiers(tiers), backend=backend, prefix_reuse=False)
         check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import demo
@@ -135,7 +137,7 @@ def generate(
     sampling = {name: value for name, value in drawing.items() if value is not None}
     with one_line_errors():
         options = WrapOptions(
-            mode=mode,
+            mode=parse_mode(mode),
             tiers=None if tiers is None else parse_tiers(tiers),
             policy=policy,
             weights=form_of(weights),
@@ -148,10 +150,9 @@ def generate(
         check_tokenizer(model)
         if not prompt:
             raise EmptyPrompt(row=0)
-        if temperature == 0 or top_p == 0:
-            name = "--temperature" if temperature == 0 else "--top-p"
+        if top_p == 0:
             reason = "it must be above 0; --greedy takes the most likely token"
-            raise InvalidOption(where="generate", name=name, value=0, reason=reason)
+            raise InvalidOption(where="generate", name="--top-p", value=0, reason=reason)
         if do_sample is False and sampling:
             name, value = next((f"--{name.replace('_', '-')}", value) for name, value in sampling.items())
             reason = f"it draws tokens, and --greedy does not; leave out --greedy or {name}"
@@ -244,6 +245,7 @@ def serve(
         check_address(host, port)
         check_wrap(model, options, device)
         check_tokenizer(model)
+        check_adapters(adapters)
     from speccompile.cli import serve
 
     serve.run(
@@ -298,7 +300,7 @@ def inspect(
     """Show what a model becomes, what each step costs, and what its drafts are worth."""
     with one_line_errors():
         options = WrapOptions(
-            mode=mode,
+            mode=parse_mode(mode),
             tiers=parse_tiers(tiers),
             max_batch=max_batch,
             max_len=max_len,
@@ -311,6 +313,7 @@ def inspect(
         if tier is not None and tier not in options.draft_lens:
             raise UnknownTier(tier=tier, built=", ".join(map(str, options.draft_lens)))
         check_wrap(model, options, device)
+        check_output_file("--html", html)
     from speccompile.cli import inspect
 
     inspect.run(

@@ -45,6 +45,9 @@ def run(
                 follow(spec)
                 return
             ids = encode(tokenizer, prompt, chat).to(target.device)
+            if decoding.get("do_sample", target.generation_config.do_sample):
+                # Builds now: the time below is that of decoding.
+                spec.prepare(sampling=True)
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()
             result = spec.generate(

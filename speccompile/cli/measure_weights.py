@@ -16,6 +16,7 @@ from transformers import PreTrainedModel
 
 from speccompile import wrap
 from speccompile.cli.devices import choose_device
+from speccompile.cli.files import read_text
 from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption, UnsupportedCheckpoint
@@ -38,7 +39,7 @@ def run(
     """See ``speccompile measure-weights --help``."""
     with session():
         model, tokenizer = load(name, choose_device(device, backend))
-        ids = torch.tensor(tokenizer(text.read_text(encoding="utf-8"))["input_ids"][: tokens + 1], dtype=torch.int64)
+        ids = torch.tensor(tokenizer(read_text("--text", text))["input_ids"][: tokens + 1], dtype=torch.int64)
         if len(ids) <= window:
             reason = f"it has {len(ids)} tokens, and a window of {window} needs {window + 1}"
             raise InvalidOption(where="the command line", name="--text", value=str(text), reason=reason)

@@ -23,7 +23,6 @@ from speccompile.quantized.reading import is_read
 from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.mistral_common import writes_chats
 from speccompile.utils.model_names import TINY, is_gguf
-from speccompile.utils.progress import task
 
 # Every max_len has compiled code of its own, so nearby needs share one.
 _MAX_LEN_STEP = 512
@@ -47,8 +46,7 @@ def load(
     _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(device), tiny_tokenizer()
-    with task(f"load {name}"):
-        model, tokenizer = pretrained.load(name, ranks=ranks, device=device)
+    model, tokenizer = pretrained.load(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model, tokenizer
 
@@ -70,9 +68,8 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
         )
     if reason:
         raise InvalidOption(where="the command line", name="--weights", value="stored", reason=reason)
-    with task(f"load {name}"):
-        model, weights = pretrained.load_quantized(name)
-        return model, pretrained.load_tokenizer(name), weights
+    model, weights = pretrained.load_quantized(name)
+    return model, pretrained.load_tokenizer(name), weights
 
 
 def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1) -> PreTrainedModel:
@@ -80,8 +77,7 @@ def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1)
     _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(device)
-    with task(f"load {name}"):
-        model = pretrained.load_model(name, ranks=ranks, device=device)
+    model = pretrained.load_model(name, ranks=ranks, device=device)
     _note_dequantised(name, model)
     return model
 

@@ -40,7 +40,7 @@ def read_prompts(path: Path) -> list[Prompt]:
     packed = path.suffix.lower() == ".gz"
     as_json = (path.with_suffix("") if packed else path).suffix.lower() in (".jsonl", ".json")
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             prompts = list(_prompts(file, path, as_json))
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidInput(name=f"the prompt file {path}", reason=f"it cannot be read ({error})") from error

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import typer
 
 from speccompile.cli.arguments import Backend, check_backend, check_device
+from speccompile.cli.files import check_output_file
 from speccompile.cli.session import one_line_errors
 from speccompile.tools.policy_lab.cost_tables import TABLES
 from speccompile.tools.policy_lab.synthetic import TRACES
@@ -44,6 +45,7 @@ def families(
         check_backend(backend)
         check_device(device)
         check_families(names or ())
+        check_output_file("--json", json_path)
     from speccompile.cli import families
 
     families.run(names, backend, device, only, json_path)
@@ -68,6 +70,8 @@ def policy_lab(
     plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
 ) -> None:
     """Compare policies with every static tier and with an oracle that knows what drafts are worth."""
+    with one_line_errors():
+        check_output_file("--plot", plot_to)
     from speccompile.cli import policy_lab
 
     policy_lab.run(trace, policy, costs, tiers, rows, seed, late, plot_to)

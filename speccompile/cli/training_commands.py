@@ -17,6 +17,7 @@ from speccompile.cli.arguments import (
     check_model,
     check_wrap,
     option_of,
+    parse_mode,
 )
 from speccompile.cli.session import one_line_errors, parse_layers
 from speccompile.compiler.options import DEFAULT_MAX_LEN, DEFAULT_TIERS, WrapOptions
@@ -44,7 +45,10 @@ def save_hidden_states(
             "perhaps 'id'.",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the records; those that are there are not made again.")],
+    output: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder for the records; those that are there are not made again."),
+    ],
     layers: Annotated[
         str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
     ] = None,
@@ -73,7 +77,7 @@ def save_hidden_states(
             raise InvalidInput(name="--max-new-tokens", reason=reason)
         chosen = None if layers is None else parse_layers(layers)
         tiers = (0,) if max_new_tokens == 1 else DEFAULT_TIERS
-        options = WrapOptions(mode=mode, tiers=tiers, max_batch=max_batch, max_len=max_len, backend=backend)
+        options = WrapOptions(mode=parse_mode(mode), tiers=tiers, max_batch=max_batch, max_len=max_len, backend=backend)
         check_wrap(model, options, device)
         check_tokenizer(model)
     from speccompile.cli import save_hidden_states
@@ -92,7 +96,7 @@ def save_hidden_states(
 @training.command("make-texts")
 def make_texts(
     model: Model,
-    output: Annotated[Path, typer.Option(help="Folder for the texts; those that are there stay.")],
+    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for the texts; those that are there stay.")],
     tokens: Annotated[int, option_of(TextOptions, "tokens")] = TextOptions.tokens,
     seed: Annotated[int, option_of(TextOptions, "seed")] = TextOptions.seed,
     temperature: Annotated[float, option_of(TextOptions, "temperature")] = TextOptions.temperature,
@@ -129,7 +133,7 @@ def make_texts(
         )
         tiers = (0,) if mode == "none" else DEFAULT_TIERS
         options = WrapOptions(
-            mode=mode,
+            mode=parse_mode(mode),
             tiers=tiers,
             max_batch=max_batch,
             weights=weights,  # type: ignore[arg-type]
@@ -153,7 +157,10 @@ def train_head(
             help="Folder of make-texts or JSON lines of own texts (may repeat), or folder of save-hidden-states.",
         ),
     ],
-    output: Annotated[Path, typer.Option(help="Folder for the head, and for what the same command continues from.")],
+    output: Annotated[
+        Path,
+        typer.Option(file_okay=False, help="Folder for the head, and for what the same command continues from."),
+    ],
     kind: Annotated[str, option_of(TrainOptions, "kind", more="eagle3, mtp or block.")] = TrainOptions.kind,
     epochs: Annotated[int, option_of(TrainOptions, "epochs")] = TrainOptions.epochs,
     learning_rate: Annotated[float, option_of(TrainOptions, "learning_rate")] = TrainOptions.learning_rate,

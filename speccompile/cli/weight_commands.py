@@ -9,6 +9,7 @@ import typer
 
 from speccompile.calibration import TOKENS
 from speccompile.cli.arguments import Backend, Device, Model, check_device, check_model, check_wrap
+from speccompile.cli.files import check_output_file
 from speccompile.cli.session import one_line_errors
 from speccompile.compiler.options import WrapOptions
 from speccompile.utils.model_names import check_tokenizer
@@ -32,6 +33,7 @@ def calibrate(
         check_model(model)
         check_device(device)
         check_tokenizer(model)
+        check_output_file("--output", output)
     from speccompile.cli import calibrate
 
     calibrate.run(model, texts, output, tokens, device)
@@ -44,7 +46,10 @@ def measure_weights(
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of it.")] = 4096,
     window: Annotated[int, typer.Option(min=2, help="Tokens that are predicted from what precedes them here.")] = 512,
     calibration: Annotated[
-        Path | None, typer.Option(help="Also measure int4 weights that are rounded by this file of calibrate.")
+        Path | None,
+        typer.Option(
+            exists=True, dir_okay=False, help="Also measure int4 weights that are rounded by this file of calibrate."
+        ),
     ] = None,
     backend: Backend = WrapOptions.backend,
     device: Device = None,

@@ -62,7 +62,7 @@ def table() -> str:
     ]
     lines = [head, ["---"] * len(head)]
     for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
-        drafting = "ready" if mode.ready else "in the step, or split" if mode.splits else "in the step"
+        drafting = "ready" if mode.ready else "in the step, or split" if "fused" in mode.options() else "in the step"
         judged = [cell(rule_refusal(mode, rule)) for rule in rules]
         lowered = [cell(backend_refusal(mode, backend)) for backend in backends]
         traits = ["yes" if trait else "no" for trait in (mode.drafts_trees, mode.draft_probs)]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from speccompile.acceptance import Exact, Rule
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.calibration.calibration import Calibration
-from speccompile.graph.keys import KINDS, Kind
+from speccompile.graph.keys import KINDS, ChunkKind, Kind
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import Route
 from speccompile.graph.tree import Tree, chains
 from speccompile.hidden_states.options import SavedRows
@@ -18,7 +19,7 @@ from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.ops.cpu.quantized import QuantizedPacks
-from speccompile.passes.base import Pass
+from speccompile.passes.base import Facts, Pass, facts
 from speccompile.ranks.ranks import Ranks
 from speccompile.sampling.filters import FILTER_OPTIONS
 from speccompile.sampling.user import UserProcessor
@@ -159,16 +160,35 @@ class BuildConfig:
         """The drafts that are stored when the drafter of the tier ``draft_len`` begins."""
         return max((k for k in self.tiers if k < draft_len), default=0)
 
+    def form(
+        self, drafts: int = 0, rows: int = 1, kind: ChunkKind = "greedy", prompt_rows: int = 0, chunk: int = 0
+    ) -> StepForm:
+        """The form of an executable of this wrap; see :class:`~speccompile.graph.step_form.StepForm`."""
+        form = StepForm(drafts, rows, kind, prompt_rows, chunk, trees=bool(self.trees))
+        probabilities = form.draws and self.rule.uses_draft_probs and self.mode.draft_probs
+        return replace(form, probabilities=probabilities)
+
+    def drafter_form(self, form: StepForm) -> StepForm:
+        """The same of the drafter's executable before a step."""
+        return replace(form, begin=self.drafted_before(form.drafts)) if self.drafts_in_segments else form
+
+    @property
+    def kept_facts(self) -> Facts:
+        """Facts about a drafter's state that hold in a finished step."""
+        if self.max_draft_len == 0:
+            return facts()
+        passes = self.mode.after_commit(self.form())
+        return frozenset().union(*(item.provides for item in passes))
+
     @property
     def truncates_drafts(self) -> bool:
         """Whether drafts that a guide forbids are removed after a step: proposals are state of the next step."""
-        return "proposed" in self.mode.goals and self.max_draft_len > 0 and not self.rule.fills_drafts
+        return "proposed" in self.kept_facts and not self.rule.fills_drafts
 
     @property
     def truncates_trees(self) -> bool:
         """The same of the nodes of proposed trees."""
-        proposed = any("tree_proposed" in item.provides for item in self.mode.tree_commit_passes())
-        return bool(self.trees) and proposed
+        return "tree_proposed" in self.kept_facts
 
     @property
     def mixes(self) -> bool:

@@ -10,24 +10,17 @@ from dataclasses import replace
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths
 from speccompile.compiler.memory import LESS
-from speccompile.compiler.names import mixed_name, prefill_name, tier_name
-from speccompile.compiler.pipelines import (
-    drafter_chunk_pipeline,
-    drafter_pipeline,
-    mixed_pipeline,
-    prefill_pipeline,
-    tier_pipeline,
-)
+from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
 from speccompile.compiler.step_store import StepMaker
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
 from speccompile.graph.keys import Kind, PrefillName, TierKey, TierName
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import load
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.pooled import runs_on_ours
 from speccompile.lowering.tier import Executables, Tier, bind, in_segments
-from speccompile.passes.pipeline import Pipeline
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.device_memory import memory_errors
 from speccompile.utils.progress import listener, listening, task
@@ -38,12 +31,12 @@ PrefillSteps = dict[PrefillName, FinishedStep]
 
 def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[TierSteps, PrefillSteps]:
     """Finished steps of every tier and prompt chunk of a kind."""
-    split = config.mode.split and config.max_draft_len > 0
     tiers: TierSteps = {}
     for draft_len, rows in itertools.product(config.tiers, config.row_counts):
-        drafter = _finished(maker, drafter_pipeline(config, draft_len, rows, kind)) if split else None
-        step = maker.finish(tier_pipeline(config, draft_len, rows, kind))
-        tiers[draft_len, rows, kind] = replace(step, drafter=drafter)
+        form = config.form(draft_len, rows, kind)
+        drafter = drafter_pipeline(config, form)
+        step = maker.finish(step_pipeline(config, form))
+        tiers[draft_len, rows, kind] = replace(step, drafter=None if drafter is None else maker.finish(drafter))
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
     if kind == config.kind:
@@ -51,13 +44,10 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]
-    readers = {width: _finished(maker, drafter_chunk_pipeline(config, width)) if split else None for width in widths}
-    prefill = {chunk: maker.finish(prefill_pipeline(config, *chunk)) for chunk in chunks}
-    return tiers, {chunk: replace(step, drafter=readers[chunk[0]]) for chunk, step in prefill.items()}
-
-
-def _finished(maker: StepMaker, pipeline: Pipeline | None) -> FinishedStep | None:
-    return None if pipeline is None else maker.finish(pipeline)
+    prefill = {
+        (width, own): maker.finish(step_pipeline(config, config.form(kind=own, chunk=width))) for width, own in chunks
+    }
+    return tiers, prefill
 
 
 class ExecutableMaker:
@@ -100,7 +90,7 @@ class ExecutableMaker:
             Executables(
                 {
                     (draft_len, rows, kind): self._bound(
-                        tier_name(draft_len, rows, kind),
+                        StepForm(draft_len, rows, kind).name,
                         TierKey(rows, step.width, kind),
                         draft_len,
                         step,
@@ -109,7 +99,9 @@ class ExecutableMaker:
                     for (draft_len, rows, kind), step in tiers.items()
                 },
                 {
-                    (width, kind): self._bound(prefill_name(width, kind), TierKey(1, step.width, kind), 0, step)
+                    (width, kind): self._bound(
+                        StepForm(0, 1, kind, chunk=width).name, TierKey(1, step.width, kind), 0, step
+                    )
                     for (width, kind), step in prefill.items()
                 },
             )
@@ -131,10 +123,11 @@ class ExecutableMaker:
         config, tiers = self._config, {}
         with self._memory_named(kind), self._listening(), task(f"build the mixed {kind} steps"):
             for draft_len, rows in itertools.product(config.chains, config.mixed_row_counts):
-                step = self._steps.finish(mixed_pipeline(config, draft_len, rows, kind))
+                form = config.form(draft_len, rows, kind, prompt_rows=config.prompt_rows(draft_len))
+                step = self._steps.finish(step_pipeline(config, form))
                 self._steps.store([step])
-                key = TierKey(rows, step.width, kind, config.prompt_rows(draft_len) * step.width)
-                tiers[draft_len, rows, kind] = self._bound(mixed_name(draft_len, rows, kind), key, draft_len, step)
+                key = TierKey(rows, step.width, kind, form.prompt_rows * step.width)
+                tiers[draft_len, rows, kind] = self._bound(form.name, key, draft_len, step)
             return self._on_all_ranks(self._captured(Executables(tiers, {}))).tiers
 
     def _memory_named(self, kind: Kind) -> AbstractContextManager[None]:

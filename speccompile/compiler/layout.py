@@ -5,18 +5,16 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
-import torch
-
 from speccompile.compiler.config import BuildConfig
 from speccompile.errors import InvalidOption
 from speccompile.graph.layer_state import checkpoint_state, index_state, kv_state, recurrent_state
-from speccompile.graph.state import K, Layout, N, StateSpec, V, core_state, recorded_state, resolve_layout
+from speccompile.graph.state import Layout, StateSpec, core_state, recorded_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
 from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.draft_segments import segment_state
-from speccompile.modes.network.split import PROBABILITIES
 from speccompile.passes.base import Pass
+from speccompile.passes.step.hand_over import hand_over_state
 from speccompile.passes.step.judge_chain import tree_outcome_state
 from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
@@ -30,8 +28,10 @@ def prefill_widths(max_len: int) -> tuple[int, ...]:
 
 
 def split_state(config: BuildConfig) -> list[StateSpec]:
-    """What a split drafter leaves for the target's executable, or for its own next one."""
-    specs = [StateSpec(PROBABILITIES, (N, K, V), torch.float32)] * config.stores_probabilities
+    """State that a split drafter leaves for the target's executable, or for its own next one."""
+    if not config.mode.split:
+        return []
+    specs = hand_over_state(config.tiers, probabilities=config.stores_probabilities)
     if config.drafts_in_segments and config.network is not None:
         specs += segment_state(config.network.info.hidden_size, config.network.info.dtype)
     return specs
@@ -43,8 +43,8 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *core_state(vocab_size),
         *sampling_state(),
         *recorded_state(vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores),
-        *config.mode.state(),
-        *([*config.mode.tree_state(), *tree_outcome_state()] if config.trees else []),
+        *config.mode.state(config.tiers),
+        *(tree_outcome_state() if config.trees else []),
         *split_state(config),
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),

@@ -7,6 +7,8 @@ backends go together is in :mod:`speccompile.compiler.capabilities`.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -111,7 +113,9 @@ def check_calibrated(options: WrapOptions) -> None:
     if not any(FORMS[form].calibrated for form in (forms.others, *dict(forms.modules).values())):
         names = " or ".join(repr(name) for name, form in FORMS.items() if form.calibrated)
         reason = f"no weight has a form that a calibration concerns; give weights={names} with it"
-        raise InvalidOption(where="wrap", name="calibration", value=options.calibration, reason=reason)
+        given = options.calibration
+        value = str(given) if isinstance(given, Path) else given
+        raise InvalidOption(where="wrap", name="calibration", value=value, reason=reason)
 
 
 def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:

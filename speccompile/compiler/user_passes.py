@@ -7,15 +7,9 @@ from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths, state_specs
-from speccompile.compiler.pipelines import (
-    drafter_pipeline,
-    mixed_pipeline,
-    model_pipeline,
-    prefill_pipeline,
-    tier_pipeline,
-    tree_pipeline,
-)
+from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, step_pipeline
 from speccompile.errors import InvalidOption
+from speccompile.graph.keys import ChunkKind
 from speccompile.graph.stage import CAPTURE
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Pass
@@ -66,15 +60,13 @@ def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
     yield model_pipeline(config, WeightPacks(config.weights))
     width = prefill_widths(config.max_len)[0]
     for kind in config.kinds:
-        for tree in config.trees:
-            yield tree_pipeline(config, tree, 1, kind)
-            if config.mode.split and (own := drafter_pipeline(config, tree, 1, kind)):
+        for shape in (*config.trees, *{0, config.chains[-1]}):
+            form = config.form(shape, 1, kind)
+            yield step_pipeline(config, form)
+            if (own := drafter_pipeline(config, form)) is not None:
                 yield own
-        for draft_len in {0, config.chains[-1]}:
-            yield tier_pipeline(config, draft_len, 1, kind)
-            yield mixed_pipeline(config, draft_len, 1, kind)
-            if config.mode.split and (own := drafter_pipeline(config, draft_len, 1, kind)):
-                yield own
-        yield prefill_pipeline(config, width, kind)
-    yield prefill_pipeline(config, width, "inner")
-    yield prefill_pipeline(config, width, "prompt_scored")
+            if form.tree is None:
+                yield step_pipeline(config, replace(form, prompt_rows=config.prompt_rows(shape)))
+    chunks: tuple[ChunkKind, ...] = (*config.kinds, "inner", "prompt_scored")
+    for chunk in chunks:
+        yield step_pipeline(config, config.form(kind=chunk, chunk=width))

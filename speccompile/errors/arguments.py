@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from speccompile.errors.base import SpecCompileError, UserError
@@ -40,8 +40,16 @@ def similar_option(name: str, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)), None)
 
 
-def _suggestion(names: Iterable[str], known: Iterable[str]) -> str:
-    found = dict.fromkeys(filter(None, (similar_option(name, known) for name in names)))
+def _longer_or_shorter(name: str, known: Iterable[str]) -> str | None:
+    """The name of ``known`` that goes on from ``name``, or from which ``name`` goes on: ``stop`` and
+    ``stop_strings``."""
+    return next((other for other in known if other.startswith(f"{name}_") or name.startswith(f"{other}_")), None)
+
+
+def _suggestion(names: Iterable[str], known: Sequence[str]) -> str:
+    found = dict.fromkeys(
+        filter(None, (similar_option(name, known) or _longer_or_shorter(name, known) for name in names))
+    )
     return f" Did you mean {', '.join(found)}?" if found else ""
 
 

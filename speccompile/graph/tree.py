@@ -10,6 +10,8 @@ from speccompile.utils.numbers import python_numbers
 
 #: State of a ready drafter's proposals: tokens and parents ``[N, P]``, and how many there are, ``[N]``.
 PROPOSAL = ("tree_tokens", "tree_parents", "tree_count")
+#: State of drafts that a drafter's executable stores for the target's: tokens ``[N, K]``, and how many count, ``[N]``.
+STORED = ("stored_drafts", "stored_lens")
 
 
 class Tree(int):

@@ -34,6 +34,7 @@ from speccompile.utils.inductor_folder import (
     VARIABLE,
     make_inductor_folder_writable,
     replace_inductor_folder_after,
+    replaced_inductor_folder,
     warn_of_lost_kernels,
     write_error,
 )
@@ -120,7 +121,7 @@ class CompiledBodies:
         name = artifact_name(body, device)
         if name not in self._loaded:
             data = self.storage.read(name)
-            artifact = self._make(name, body, device) if data is None else _read(name, data)
+            artifact = self._make(name, body, device) if data is None else _again_elsewhere(lambda: _read(name, data))
             compiled, source = compiled_function(artifact)
             # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
             call = _direct(compiled, body) if traits_of(device).host_memory else _function(artifact, body)
@@ -129,15 +130,20 @@ class CompiledBodies:
 
     def _make(self, name: str, body: Body, device: torch.device) -> CompiledArtifact:
         with task(f"compile {body.name}" + f" for {len(body.layers)} layers" * bool(body.layers)):
-            try:
-                artifact = _compile(body, device)
-            except LoweringError as error:
-                if not replace_inductor_folder_after(error):
-                    raise
-                artifact = _compile(body, device)
+            artifact = _again_elsewhere(lambda: _compile(body, device))
         if _is_saveable(artifact):
             self.storage.write(name, _file_of(artifact, body))
         return artifact
+
+
+def _again_elsewhere(make: Callable[[], CompiledArtifact]) -> CompiledArtifact:
+    """The result of ``make``, which is called again if Inductor's folder could not be written and is replaced."""
+    try:
+        return make()
+    except LoweringError as error:
+        if not replace_inductor_folder_after(error):
+            raise
+        return make()
 
 
 def artifact_name(body: Body, device: torch.device) -> str:
@@ -208,12 +214,19 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
         try:
             return CompiledArtifact.load(path=str(path), format="binary")
         except Exception as error:
+            advice = f"Delete {name} in the cache folder, or wrap the model instead of loading a package"
+            if write_error(error):
+                advice = _advice_of_folder()
             raise LoweringError(
-                f"Inductor could not load what was compiled before ({error_line(error)}). Delete {name} in the cache "
-                "folder, or wrap the model instead of loading a package, to compile again",
+                f"Inductor could not load what was compiled before ({error_line(error)}). {advice}",
                 file=name,
                 reason=error_line(error),
             ) from error
+
+
+def _advice_of_folder() -> str:
+    folder = replaced_inductor_folder() or inductor_cache_dir()
+    return f"Set {VARIABLE} to a folder that can be written: {folder} cannot"
 
 
 def _compile(body: Body, device: torch.device) -> CompiledArtifact:
@@ -241,7 +254,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"
         if write_error(error):
-            message += f". Set {VARIABLE} to a folder that can be written: {inductor_cache_dir()} cannot"
+            message += f". {_advice_of_folder()}"
         raise LoweringError(message, body=body.name, reason=error_line(error)) from error
 
 

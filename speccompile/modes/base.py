@@ -1,4 +1,4 @@
-"""What a mode is: the state it needs, where its drafts come from, and what it does after a commit."""
+"""Modes: state, drafting, and what a drafter does after a commit."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import StateSpec
-from speccompile.graph.tree import Tree
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
-from speccompile.modes.network.split import ReadStoredDrafts
-from speccompile.modes.network.split_tree import ReadStoredTree
-from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.base import Pass
+from speccompile.passes.step.tap_hidden import Tap
 
 #: Of several drafters, the one whose draft waits for the next step: int64 ``[N]``, its place in
 #: :attr:`Mode.drafter_names`.
@@ -38,20 +37,16 @@ class Mode(ABC):
     name: ClassVar[str]
     #: Proposals are ready when a step ends, so that the host can choose the smallest tier that serves them.
     ready: ClassVar[bool] = False
-    #: :meth:`sampled_draft_passes` leaves ``draft_probs`` where a rule looks at them.
+    #: :meth:`drafting` names ``draft_probs`` where a rule reads them (``form.probabilities``).
     draft_probs: ClassVar[bool] = False
     #: One forward makes all drafts of a step.
     one_forward: ClassVar[bool] = False
     #: Where its drafter runs.
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    #: Of a split drafter that is ready, too: its executables run only where a row has no proposal.
-    network_on_demand: ClassVar[bool] = False
-    #: Its drafts can be a tree: :meth:`tree_draft_passes`, :meth:`tree_state` and :meth:`tree_commit_passes`.
+    #: Its drafts can be a tree.
     drafts_trees: ClassVar[bool] = False
     #: Where they can be.
     tree_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    #: An option makes it :attr:`split`.
-    splits: ClassVar[bool] = False
     #: It drafts from hidden states of the target.
     drafts_from_hidden: ClassVar[bool] = False
     #: It drafts by forwards of the target's own layers, over their state.
@@ -60,8 +55,6 @@ class Mode(ABC):
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: The option that has a network's weights rounded.
     rounded_by: ClassVar[str] = "draft_weights"
-    #: What must hold in a finished step, besides what every step has to have.
-    goals: ClassVar[Facts] = facts()
 
     @property
     def label(self) -> str:
@@ -125,63 +118,35 @@ class Mode(ABC):
         """
         return None
 
-    def state(self) -> list[StateSpec]:
-        """State tensors of the mode's own."""
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        """State tensors of the mode's own.
+
+        Args:
+            tiers: draft lengths and trees.
+        """
         return []
 
     @abstractmethod
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        """Passes that provide the fact ``drafts`` in a step of the tier ``draft_len`` (K > 0)."""
+    def drafting(self, form: StepForm) -> list[Pass]:
+        """Passes that provide the fact ``drafts`` in a decode step with drafts (K > 0), and for a tree
+        ``drafts_limited`` and ``tree``. Those of a :attr:`split` drafter insert before ``graph.anchors.start``: they
+        run in an executable of their own, and what they have named is stored for the step."""
 
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        """The same in a step that draws its tokens: for its own drafter with probabilities, which then draws with
-        the target's noise.
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        """Places in the target whose hidden states the passes of :meth:`after_commit` read, as ``tapped`` ``[B, T, taps
+        * M]``."""
+        return ()
 
-        Args:
-            probabilities: the acceptance rule looks at them: name them ``draft_probs``, float32 ``[B, K, V]``, and draw
-                with noise of the step's own (``DRAFTS``). A mode that does says ``draft_probs = True``; a drafter that
-                names none counts as certain.
-        """
-        return self.draft_passes(draft_len)
-
-    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        """Of a mode that :attr:`drafts_trees`: passes that provide ``drafts``, ``drafts_limited`` and ``tree`` in a
-        step of that shape.
-
-        Args:
-            draws: the step draws its tokens: a drafter with probabilities of its own draws with the target's noise.
-        """
-        raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs tree_draft_passes")
-
-    def tree_read_passes(self, tree: Tree) -> list[Pass]:
-        """Of a split drafter that :attr:`drafts_trees`: the same in the target's step, from what was stored."""
-        return [ReadStoredTree(tree)]
-
-    def tree_drafter_passes(self, tree: Tree, *, draws: bool) -> list[Pass]:
-        """Of such a drafter: what runs before a step of that shape, as :meth:`drafter_passes`."""
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        """Passes that run after the commit, in every tier and in prompt chunks: they keep a drafter's own state. The
+        facts that they provide must hold in the finished step."""
         return []
 
     @property
     def drafts_chains_alone(self) -> str:
-        """Of a mode that :attr:`drafts_trees`: why it does not with these options; empty if it does."""
+        """Why a mode with :attr:`drafts_trees` drafts no trees with these options; empty if it does."""
         return ""
-
-    def tree_state(self) -> list[StateSpec]:
-        """State tensors that it needs besides where a tier is a tree."""
-        return []
-
-    def tree_commit_passes(self) -> list[Pass]:
-        """Passes that run after :meth:`commit_passes` where a tier is a tree."""
-        return []
-
-    def mark_passes(self) -> list[Pass]:
-        """Passes that run before the target's inputs are bound, in every tier and in prefill: they mark values of the
-        target, such as hidden states, that :meth:`commit_passes` read."""
-        return []
-
-    def commit_passes(self) -> list[Pass]:
-        """Passes that run after the commit, in every tier and in prefill: a drafter's own state."""
-        return []
 
     @property
     def learns_from(self) -> tuple[int, ...] | None:
@@ -191,33 +156,15 @@ class Mode(ABC):
 
     @property
     def split(self) -> bool:
-        """The drafter runs in executables of its own, before the target's, and drafts pass through the arena:
-        :meth:`drafter_passes`. Otherwise it is part of the step."""
+        """Drafting runs in executables of its own, before the step's; of a drafter that is :attr:`ready`, only where a
+        row has no proposal. Otherwise it is part of the step."""
         return False
-
-    def read_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        """Of a split drafter: passes that provide ``drafts`` in the target's step, from what was stored."""
-        return [ReadStoredDrafts(draft_len, probabilities)]
-
-    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        """Of a split drafter: what runs before a tier, K = 0 included. The passes insert before
-        ``graph.anchors.start``, provide ``drafter_read``, unless the step itself does (``goals``), and, where there are
-        drafts, ``drafts_stored`` (with ``probabilities``, those too). Empty if nothing has to run."""
-        return []
 
     @property
     def drafts_in_segments(self) -> bool:
-        """Each executable of a split drafter continues the chain of that for the next smaller tier
-        (:meth:`segment_passes`). A policy may stop between them: the state ``draft_chances`` is its input."""
+        """Each executable of a split drafter continues the chain of that for the next smaller tier (``form.begin``). A
+        policy may stop between them: the state ``draft_chances`` is its input."""
         return False
-
-    def segment_passes(self, begin: int, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        """As :meth:`drafter_passes`, where ``begin`` of the ``draft_len`` drafts are stored already."""
-        raise NotImplementedError(f"mode {self.name!r} has drafts_in_segments, and needs segment_passes")
-
-    def drafter_chunk_passes(self, width: int) -> list[Pass]:
-        """Of a split drafter: the same before a prompt's chunk, which drafts nothing."""
-        return []
 
     @abstractmethod
     def explain(self) -> str:

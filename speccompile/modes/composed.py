@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -101,11 +102,11 @@ class Composed(ReadyMode):
         for drafter in self.drafters:
             drafter.check(info)
 
-    def state(self) -> list[StateSpec]:
-        shared = super().state()
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        shared = super().state(tiers)
         known = {spec.name for spec in shared}
         source = StateSpec(DRAFT_SOURCE, (N,), torch.int64, high=2)
-        own = [spec for drafter in self.drafters for spec in drafter.state() if spec.name not in known]
+        own = [spec for drafter in self.drafters for spec in drafter.state(()) if spec.name not in known]
         return [*shared, source, *own]
 
     @property

@@ -11,18 +11,14 @@ from typing import Any, ClassVar, Literal
 
 from transformers import PreTrainedModel
 
-from speccompile.graph.tree import Tree
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.modes.network.draft_at_once import DraftByMasks
 from speccompile.modes.network.draft_model import DraftModel
 from speccompile.modes.network.draft_models import check_same_vocabulary, draft_config, load_draft
-from speccompile.modes.network.draft_tree import DraftTreeByNetwork
-from speccompile.modes.network.network_mode import SplitMode
-from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
-from speccompile.modes.network.split import ReadChunk, ReadNewest, StoreDrafts
-from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.step.drafts import NoDrafts
+from speccompile.modes.network.model_mode import DraftModelMode
+from speccompile.passes.base import Pass
 
 SELF_INT8 = "self:int8"
 #: Keys of the config of a model that drafts all tokens at once: PARD's own, and vLLM's.
@@ -30,7 +26,7 @@ PARD_TOKENS = ("pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
-class DraftTarget(SplitMode):
+class DraftTarget(DraftModelMode):
     """Drafts with its own language model.
 
     Args:
@@ -51,11 +47,6 @@ class DraftTarget(SplitMode):
 
     name: ClassVar[str] = "draft_target"
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
-    drafts_trees: ClassVar[bool] = True
-
-    @property
-    def goals(self) -> Facts:  # type: ignore[override]
-        return facts("drafter_read") if self.fused else facts()
 
     @property
     def rounded_by(self) -> str:  # type: ignore[override]
@@ -106,41 +97,18 @@ class DraftTarget(SplitMode):
         known = [length for length in (self.draft_max_len or made_for, max_len) if isinstance(length, int)]
         return min(known)
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [self._drafting(draft_len)]
-
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [self._drafting(draft_len, draws=True, probabilities=probabilities)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        if self.mask_token_id is None:
+            return super().drafting(form)
+        return [DraftByMasks(*form.chain, mask_token_id=self.mask_token_id)]
 
     @property
     def one_forward(self) -> bool:  # type: ignore[override]
         return self.mask_token_id is not None
 
-    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        return [DraftTreeByNetwork(tree, draws)]
-
     @property
     def drafts_chains_alone(self) -> str:
-        if self.split:
-            return "its drafter runs before the step (fused=False)"
         return "its drafter drafts all tokens at once" if self.one_forward else ""
-
-    def _drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
-        if self.mask_token_id is None:
-            return DraftByNetwork(draft_len, draws, probabilities)
-        return DraftByMasks(draft_len, draws, probabilities, mask_token_id=self.mask_token_id)
-
-    def commit_passes(self) -> list[Pass]:
-        return [ReadAlong()] if self.fused else []
-
-    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        drafts: list[Pass] = [NoDrafts()]
-        if draft_len:
-            drafts = [self._drafting(draft_len, draws=draws, probabilities=probabilities), StoreDrafts(probabilities)]
-        return [*drafts, ReadNewest(draft_len)]
-
-    def drafter_chunk_passes(self, width: int) -> list[Pass]:
-        return [ReadChunk(width)]
 
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)

@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from torch import fx
 
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
@@ -39,11 +40,8 @@ class EarlyExit(Mode):
             reason = f"it has to lie in 1 .. {info.num_layers}, the target's decoder layers"
             raise self.invalid("exit_layer", self.exit_layer, reason)
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftEarlyExit(draft_len, exit_layer=self.exit_layer)]
-
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftEarlyExit(draft_len, draws=True, probabilities=probabilities, exit_layer=self.exit_layer)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftEarlyExit(*form.chain, exit_layer=self.exit_layer)]
 
     def explain(self) -> str:
         return f"the target's first {self.exit_layer} layers draft, sharing their KV"

@@ -21,17 +21,18 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import HeadKeys, InvalidHead
 from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.modes.network.checkpoint_files import checkpoint_folder, read_tensors
-from speccompile.modes.ready_mode import proposal_state, tree_proposal_state
-from speccompile.passes.base import Facts, Pass, facts
+from speccompile.modes.ready_mode import proposal_state
+from speccompile.passes.base import Pass
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.independent_tree import CHOICES, ReadIndependentTree, choice_state
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
 from speccompile.passes.step.ranked_tree import of_independent
-from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tap_hidden import Tap
 from speccompile.passes.step.tree_drafts import ReadTree
 
 #: Names in all layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
@@ -158,7 +159,6 @@ class Medusa(Mode):
     ready: ClassVar[bool] = True
     drafts_from_hidden: ClassVar[bool] = True
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
-    goals: ClassVar[Facts] = facts("proposed")
     drafts_trees: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
@@ -189,30 +189,27 @@ class Medusa(Mode):
     def most_drafts(self) -> int | None:
         return len(self.draft) if isinstance(self.draft, MedusaHeads) else None
 
-    def state(self) -> list[StateSpec]:
-        return [*proposal_state(), StateSpec("draft_score", (N, K), torch.float32)]
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        own = [*proposal_state(tiers), StateSpec("draft_score", (N, K), torch.float32)]
+        trees = any(isinstance(shape, Tree) for shape in tiers)
+        return [*own, choice_state(len(self.draft), self._branches)] if trees else own
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [ReadDrafts(draft_len)]
-
-    def mark_passes(self) -> list[Pass]:
-        return [MarkTaps((Tap(-1, post_norm=True),))]
-
-    def commit_passes(self) -> list[Pass]:
-        return [LowerTaps(), ProposeFromHidden(self.propose, weights=self._weights, scored=True)]
-
-    @property
-    def _weights(self) -> tuple[tuple[str, torch.Tensor], ...]:
-        return tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
-
-    def tree_state(self) -> list[StateSpec]:
-        return [*tree_proposal_state(), choice_state(len(self.draft), self._branches)]
-
-    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
+    def drafting(self, form: StepForm) -> list[Pass]:
+        tree = form.tree
+        if tree is None:
+            return [ReadDrafts(form.drafts)]
         return [ReadTree(tree) if tree.parents is None else ReadIndependentTree(tree, self._branches)]
 
-    def tree_commit_passes(self) -> list[Pass]:
-        return [ProposeTreeFromHidden(self.propose_tree, (CHOICES,), weights=self._weights)]
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return (Tap(-1, post_norm=True),)
+
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        weights = tuple((f"medusa_{name.replace('.', '_')}", value) for name, value in self.draft.named_parameters())
+        proposals: list[Pass] = [ProposeFromHidden(self.propose, weights=weights, scored=True)]
+        if form.trees:
+            proposals.append(ProposeTreeFromHidden(self.propose_tree, (CHOICES,), weights=weights))
+        return proposals
 
     @property
     def _branches(self) -> int:

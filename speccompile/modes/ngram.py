@@ -11,6 +11,7 @@ from typing import ClassVar
 
 import torch
 
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.ops.ngram import continue_match
@@ -55,10 +56,11 @@ class NGram(ReadyMode):
         found, parents, count = torch.ops.speccompile.ngram_tree(tokens, length, self.max_ngram, self.min_ngram, nodes)
         return found, parents, count
 
-    def commit_passes(self) -> list[Pass]:
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        _, *trees = super().after_commit(form)
         # A mode that proposes something else is not a match.
         matches = type(self).propose is NGram.propose
-        return [Propose(self.propose, whole=self.match if matches else None)]
+        return [Propose(self.propose, whole=self.match if matches else None), *trees]
 
     def match(
         self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int

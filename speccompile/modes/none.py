@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from speccompile.graph.step_form import StepForm
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Pass
 from speccompile.passes.step.drafts import NoDrafts
@@ -20,7 +21,7 @@ class NoSpeculation(Mode):
     # and no draft of it lacks probabilities.
     draft_probs: ClassVar[bool] = True
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
+    def drafting(self, form: StepForm) -> list[Pass]:
         return [NoDrafts()]
 
     def explain(self) -> str:

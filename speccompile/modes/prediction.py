@@ -6,6 +6,7 @@ of the file, and the client has it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -28,10 +29,10 @@ class Prediction(ReadyMode):
     scored: ClassVar[bool] = True
     own_state: ClassVar[tuple[str, ...]] = ("prompt_length", "prediction", "prediction_length")
 
-    def state(self) -> list[StateSpec]:
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         i64 = torch.int64
         return [
-            *super().state(),
+            *super().state(tiers),
             StateSpec("prediction", (N, S), i64, high=2),
             StateSpec("prediction_length", (N,), i64, high=S),
         ]

@@ -3,32 +3,35 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.tree import PROPOSAL, Tree
 from speccompile.modes.base import Mode
-from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.base import Pass
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose, ProposeFunction
 from speccompile.passes.step.propose_tree import ProposeTree
 from speccompile.passes.step.tree_drafts import ReadTree
 
 
-def proposal_state() -> list[StateSpec]:
-    """Where proposals wait for the next step."""
-    i64 = torch.int64
-    return [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
+def proposal_state(tiers: Sequence[int] = ()) -> list[StateSpec]:
+    """State in which proposals wait for the next step.
 
-
-def tree_proposal_state() -> list[StateSpec]:
-    """Where proposed trees do."""
-    i64 = torch.int64
-    tokens, parents = (StateSpec(name, (N, K), i64, low=0, high=1) for name in PROPOSAL[:2])
-    return [tokens, parents, StateSpec(PROPOSAL[2], (N,), i64, high=K + 1)]
+    Args:
+        tiers: draft lengths and trees; a wrap with a tree has proposals of trees, too.
+    """
+    i64, (tokens, parents, count) = torch.int64, PROPOSAL
+    chains = [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
+    if not any(isinstance(shape, Tree) for shape in tiers):
+        return chains
+    trees = [StateSpec(name, (N, K), i64, low=0, high=1) for name in (tokens, parents)]
+    return [*chains, *trees, StateSpec(count, (N,), i64, high=K + 1)]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,6 @@ class ReadyMode(Mode):
     """A drafter that proposes from committed text: write :meth:`propose`, in plain PyTorch, and that is all."""
 
     ready: ClassVar[bool] = True
-    goals: ClassVar[Facts] = facts("proposed")
 
     #: Names of own state tensors that ``propose`` wants to have.
     own_state: ClassVar[tuple[str, ...]] = ()
@@ -83,26 +85,21 @@ class ReadyMode(Mode):
         """:meth:`propose_tree`, as steps hold it; see :attr:`proposer`."""
         return self.propose_tree
 
-    def tree_state(self) -> list[StateSpec]:
-        return tree_proposal_state()
-
-    def tree_draft_passes(self, tree: Tree, *, draws: bool = False) -> list[Pass]:
-        return [ReadTree(tree)]
-
-    def tree_commit_passes(self) -> list[Pass]:
-        return [ProposeTree(self.tree_proposer, self.own_state)]
-
     @property
     def proposer(self) -> ProposeFunction:
         """:meth:`propose`, as steps hold it. Stored steps are known by it: where some options say nothing of how steps
         are made, it belongs to something that has the others alone."""
         return self.propose
 
-    def state(self) -> list[StateSpec]:
-        return [*proposal_state(), *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored]
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        return [
+            *proposal_state(tiers if self.drafts_trees else ()),
+            *[StateSpec("draft_score", (N, K), torch.float32)] * self.scored,
+        ]
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [ReadDrafts(draft_len)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [ReadDrafts(form.drafts) if form.tree is None else ReadTree(form.tree)]
 
-    def commit_passes(self) -> list[Pass]:
-        return [Propose(self.proposer, self.own_state, scored=self.scored)]
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        trees = [ProposeTree(self.tree_proposer, self.own_state)] if form.trees and self.drafts_trees else []
+        return [Propose(self.proposer, self.own_state, scored=self.scored), *trees]

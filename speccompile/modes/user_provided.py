@@ -12,14 +12,15 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 from speccompile.graph.state import StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import HostDraft, Mode
 from speccompile.modes.ready_mode import proposal_state
-from speccompile.passes.base import Facts, Pass, facts
+from speccompile.passes.base import Pass
 from speccompile.passes.step.drafts import ReadDrafts
 from speccompile.passes.step.propose import Propose
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden
-from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tap_hidden import Tap
 from speccompile.utils.torch_private import pytree
 
 
@@ -49,10 +50,6 @@ class UserProvided(Mode):
 
     name: ClassVar[str] = "user_provided"
     ready: ClassVar[bool] = True
-
-    @property
-    def goals(self) -> Facts:  # type: ignore[override]
-        return facts() if self.host else facts("proposed")
 
     @property
     def host_draft(self) -> HostDraft | None:
@@ -99,16 +96,17 @@ class UserProvided(Mode):
         variables = {**read.globals, **read.nonlocals}
         return [(name, value) for name, value in variables.items() if isinstance(value, torch.Tensor)]
 
-    def state(self) -> list[StateSpec]:
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         return proposal_state()
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [ReadDrafts(draft_len)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [ReadDrafts(form.drafts)]
 
-    def mark_passes(self) -> list[Pass]:
-        return [MarkTaps(tuple(Tap(at) for at in self.reads_hidden))] if self.reads_hidden else []
+    @property
+    def taps(self) -> tuple[Tap, ...]:
+        return tuple(Tap(at) for at in self.reads_hidden)
 
-    def commit_passes(self) -> list[Pass]:
+    def after_commit(self, form: StepForm) -> list[Pass]:
         if self.host:
             return []
         # Two weights may have one name when dots are taken out of it.
@@ -118,7 +116,7 @@ class UserProvided(Mode):
         )
         options: dict[str, Any] = {"weights": weights, "drafter": _shown(self.draft), "foreign": True}
         if self.reads_hidden:
-            return [LowerTaps(), ProposeFromHidden(self.propose, **options)]
+            return [ProposeFromHidden(self.propose, **options)]
         return [Propose(self.propose, advice=ADVICE, **options)]
 
     def propose(self, *text_and_weights: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, ...]:

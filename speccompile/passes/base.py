@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph.step_graph import StepGraph
 
 Facts = frozenset[str]
+
+#: The part of a step that a pass adds calls to. ``model``: it changes calls of the model, whose place in it is their
+#: region.
+PassRegion = Literal["draft", "inputs", "choose", "commit", "propose", "other", "model"]
 
 
 def facts(*names: str) -> Facts:
@@ -30,8 +34,8 @@ class Pass(ABC):
     """One transformation of a step graph, configured by its fields alone.
 
     ``requires`` are facts that hold before it, ``provides`` facts that hold after it, ``invalidates`` facts that no
-    longer do. They check the order of a pipeline. A pass that changes nothing raises
-    :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
+    longer do. They check the order of a pipeline. ``region`` is the part of a step to which reports count its calls. A
+    pass that changes nothing raises :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
 
     A pass for ``wrap(passes=[...])`` also has a place: ``after`` or ``before`` names the pass that it goes next to, or
     several, of which a pipeline has one (``("verify_inputs", "mixed_inputs")``). It is put into every pipeline that has
@@ -41,6 +45,7 @@ class Pass(ABC):
 
     name: ClassVar[str]
     looks_for: ClassVar[str]
+    region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts()
     provides: ClassVar[Facts] = facts()
     invalidates: ClassVar[Facts] = facts()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 _INPUTS = ("verify_inputs", "tree_inputs", "mixed_inputs", "prefill_inputs")
-_TREES = ("read_tree", "read_stored_tree", "read_first_tree", "draft_tree_by_network")
+_TREES = ("read_tree", "read_stored", "draft_tree_by_network")
 _PATHS = ("tree_greedy_accept", "tree_exact_accept", "tree_drawn_accept")
 _ACCEPTS = ("greedy_accept", "drawn_accept", "exact_accept", "coin_accept", "lossy_accept", *_PATHS)
 

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils import logging as hf_logging
 
 from speccompile.errors import InvalidOption, PretrainedError, SpecCompileError, error_line
 from speccompile.pretrained.folders import config_folder, whole_folder
@@ -26,9 +25,11 @@ from speccompile.quantized.undeclared import check_dtypes, check_scales, is_of_t
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
-from speccompile.utils.hub import check_hub_tokenizer, check_reachable
+from speccompile.utils.hub import TOKENIZER_FILES, check_hub_tokenizer, check_reachable
+from speccompile.utils.loading_bars import without_loading_bars
 from speccompile.utils.model_classes import model_class
 from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
+from speccompile.utils.progress import task
 from speccompile.utils.tensor_parallel import tensor_parallel
 
 #: Packages that transformers asks for without their names on PyPI.
@@ -73,6 +74,9 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     Raises:
         PretrainedError: the tokenizer does not exist, or cannot be loaded.
     """
+    check_model_name(name_or_path)
+    if is_hub_id(name_or_path):
+        check_reachable(name_or_path, *TOKENIZER_FILES)
     source = _source(name_or_path)
     with _loading_errors(name_or_path), without_gguf_bar(name_or_path):
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, trust_remote_code=False))
@@ -87,9 +91,10 @@ def load_model(
 ) -> PreTrainedModel:
     """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
     check_model_name(name_or_path)
-    model = _loaded(name_or_path, dtype, ranks)
-    if device is not None:
-        move_to(model, torch.device(device))
+    with task(f"load {name_or_path}"):
+        model = _loaded(name_or_path, dtype, ranks)
+        if device is not None:
+            move_to(model, torch.device(device))
     return model
 
 
@@ -112,7 +117,7 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
         check_dtypes(stored_dtypes(folder), checkpoint)
     source: dict[str, Any] = _source(name_or_path)
     # What comes from the hub may take minutes, so its bars stay.
-    quiet = contextlib.nullcontext() if on_hub else _without_bars()
+    quiet = contextlib.nullcontext() if on_hub else without_loading_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     with quiet, _loading_errors(name_or_path), without_gguf_bar(name_or_path):
         kind: Any = AutoModelForCausalLM
@@ -143,7 +148,7 @@ def _dequantised(name_or_path: str, quantization: Mapping[str, Any], dtype: torc
     if not (dtype == "auto" or isinstance(wanted, torch.dtype)):
         reason = "it must be a floating-point dtype of torch, its name, or 'auto'"
         raise InvalidOption(where="load", name="dtype", value=dtype, reason=reason)
-    with _without_bars():
+    with without_loading_bars():
         if is_float8(quantization):
             model = load_float8(folder, wanted)
         else:
@@ -189,7 +194,7 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
         DamagedCheckpoint: it is cut off, or its parts do not fit one another.
         PretrainedError: the file or folder does not exist, or a package is missing.
     """
-    with _without_bars():
+    with task(f"load {os.fspath(path)}"), without_loading_bars():
         return load_without_weights(path)
 
 
@@ -232,14 +237,3 @@ def _advice(error: Exception) -> str:
     if isinstance(error, ImportError) and "pip install" not in text:
         return "".join(f"; pip install {package}" for word, package in _PACKAGES.items() if word in text.lower())
     return ""
-
-
-@contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    shown = hf_logging.is_progress_bar_enabled()
-    hf_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            hf_logging.enable_progress_bar()

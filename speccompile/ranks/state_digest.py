@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 
 from speccompile.graph.arena import Arena
+from speccompile.graph.tree import STORED
 
 #: State that the text and the next drafts depend on, besides the tokens up to ``length``.
 COMPARED = ("length", "emitted", "accepted", "alive")
@@ -24,8 +25,8 @@ def slot_digests(arena: Arena) -> list[int]:
 
 
 def _drafts(arena: Arena) -> tuple[list[list[int]], list[int]]:
-    if "draft_tokens" not in arena:
+    names = next((names for names in (("draft_tokens", "draft_lens"), STORED) if names[0] in arena), None)
+    if names is None:
         return [[]] * arena["length"].shape[0], [0] * arena["length"].shape[0]
-    drafts = arena["draft_tokens"].tolist()
-    counts = arena["draft_lens"].tolist() if "draft_lens" in arena else [len(drafts[0])] * len(drafts)
+    drafts, counts = (arena[name].tolist() for name in names)
     return drafts, counts

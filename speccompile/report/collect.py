@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 import transformers
 
-from speccompile.compiler.names import tier_name
-from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, tier_pipeline
+from speccompile.compiler.layout import split_state
+from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, step_pipeline
 from speccompile.graph.stage import Stages
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.tree import Tree
 from speccompile.lowering.collective_list import CollectiveCall, collectives_called
 from speccompile.lowering.kernel_list import kernels_called
@@ -56,7 +57,9 @@ def collect(
     tiers = explained([_tier(source, k, names, times, bandwidth, decoded.get(k)) for k in shown])
     acceptance = None if stats is None or not stats.steps else _acceptance(stats, names)
     fallbacks = tuple(fallbacks_of(source.config, source.info, source.observed))
-    buffers = buffers_of(source.layout, source.observed, {spec.name for spec in source.config.mode.state()})
+    config = source.config
+    of_drafter = {spec.name for spec in (*config.mode.state(config.tiers), *split_state(config))}
+    buffers = buffers_of(source.layout, source.observed, of_drafter)
     ports = {
         port.name: port
         for stages in source.tiers.values()
@@ -145,9 +148,10 @@ def _tier(
     reads = Reads(source.layout, rows, context)
     compiled = bool(source.code(graph))
     of_calls = None if times is None or not times.of_calls else times_of(graph, times, compiled=compiled)
-    passes = [*_model_passes(source), *tier_pipeline(config, draft_len, rows, source.kind).passes]
+    form = config.form(draft_len, rows, source.kind)
+    passes = [*_model_passes(source), *step_pipeline(config, form).passes]
     own = [stage for name, stage in stages.step.items() if name not in source.model]
-    shown = program(tier_name(draft_len, rows, source.kind), own, passes, reads, base=source.model.last, times=of_calls)
+    shown = program(form.name, own, passes, reads, base=source.model.last, times=of_calls)
     nodes = [node for node in shown.nodes if node.until is None]
     bodies = bodies_of(graph, reads, of_calls)
     regions = region_costs(nodes, bodies, times, bandwidth)
@@ -205,7 +209,7 @@ def _measured(times: StepTimes, compiled: bool) -> Measured:
 
 
 def _drafter_program(source: Source, draft_len: int, stages: Stages, reads: Reads) -> Program:
-    pipeline = drafter_pipeline(source.config, draft_len, source.rows, source.kind)
+    pipeline = drafter_pipeline(source.config, source.config.form(draft_len, source.rows, source.kind))
     passes = [*_model_passes(source), *(() if pipeline is None else pipeline.passes)]
     own = [stage for name, stage in stages.items() if name not in source.model]
     return program(stages.last.tier, own, passes, reads, base=source.model.last)
@@ -218,7 +222,7 @@ def _tree(draft_len: int) -> TreeShape | None:
 
 
 def _executables(source: Source) -> list[Executable]:
-    named = [(tier_name(*name, source.kind), stages.step) for name, stages in source.tiers.items()]
+    named = [(StepForm(*name, source.kind).name, stages.step) for name, stages in source.tiers.items()]
     named += [(f"prefill T={width}", stages) for width, stages in source.prefill.items()]
     found = []
     for name, stages in named:

@@ -18,6 +18,7 @@ from speccompile.report.source import of_build
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.trace_reader import read_trace
+from speccompile.utils.progress import task
 
 
 def make_report(
@@ -49,10 +50,11 @@ def make_report(
     times: dict[int, StepTimes] = {}
     bandwidth = None
     if measure:
-        with engine.turns.own():
+        with task("measure the steps"), engine.turns.own():
             times, bandwidth = measured(source)
     decoded: dict[int, Decoded] = {}
     if prompts:
-        decoded, own = decode_at_each_tier(engine, prompts, max_new_tokens)
+        with task("decode the prompts at each tier"):
+            decoded, own = decode_at_each_tier(engine, prompts, max_new_tokens)
         recorded = recorded or own
     return collect(source, times=times, bandwidth=bandwidth, decoded=decoded, stats=engine.stats, trace=recorded)

@@ -1,4 +1,4 @@
-"""Which part of a step each call belongs to: by the pass that added it, and in a decoder layer by data flow.
+"""Part of a step of each call: the region of the pass that added it, and in a decoder layer by data flow.
 
 No name of a model's module is looked at, so it holds for every family.
 """
@@ -19,53 +19,6 @@ from speccompile.passes.base import Pass
 from speccompile.report.program_data import Region
 from speccompile.utils.torch_private import OpOverload
 
-#: A pass that provides one of these facts adds calls of that region; the first region with a match is taken.
-OF_FACTS: dict[Region, frozenset[str]] = {
-    "propose": frozenset(
-        {
-            "proposed",
-            "drafting_chosen",
-            "drafts_truncated",
-            "tree_truncated",
-            "guide_advanced",
-            "tree_proposed",
-            "drafter_read",
-            "drafted_first",
-            "proposals_broadcast",
-        }
-    ),
-    "commit": frozenset({"committed", "commit_chosen", "path_moved", "path_followed", "steps_counted"}),
-    "choose": frozenset(
-        {
-            "accepted",
-            "scores",
-            "sampling_chosen",
-            "scores_recorded",
-            "logprobs_recorded",
-            "prompt_recorded",
-            "chain_judged",
-            "tree_ops_chosen",
-            "choice_equal",
-            "chosen_from_shards",
-            "filters_only",
-        }
-    ),
-    "draft": frozenset(
-        {"drafts", "drafts_limited", "drafts_stored", "tree", "target_dropped", "full_drafts", "drafts_broadcast"}
-    ),
-    "inputs": frozenset({"rows", "prompt_rows", "target_inputs", "last_index", "recurrence_bound", "inputs_joined"}),
-    "other": frozenset({"hidden_saved", "saved_marked", "tapped", "taps_marked"}),
-}
-
-#: A pass that provides one of these facts changes calls of the model itself; their place in it is their region.
-OF_MODEL = frozenset(
-    {
-        *("positions_bounded", "attention_chosen", "recurrences_chosen", "experts_chosen", "adapters_added"),
-        *("linears_chosen", "linears_packed", "weights_joined", "skinny_linears", "step_ops", "norms_moved"),
-        *("outlined", "few_launches", "tree_bodies", "step_logits", "subexpressions_shared"),
-    }
-)
-
 #: Linears that are C++ ops.
 _LINEARS = frozenset(
     op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears)
@@ -78,12 +31,13 @@ _MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
 
 
 def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region | None]:
-    """By name of the pass, and of the capture; None is the model. A pass without any of these facts is ``other``."""
+    """By name of the pass, and of the capture; None is the model."""
     found: dict[str, Region | None] = {CAPTURE: None}
     for item in passes:
-        region: Region | None = next((region for region, facts in OF_FACTS.items() if item.provides & facts), None)
-        of_model = bool(item.provides & OF_MODEL) and not item.is_users
-        found[item.name] = region if region or of_model else "other"
+        if item.region != "model":
+            found[item.name] = item.region
+        else:
+            found[item.name] = "other" if item.is_users else None
     return found
 
 

@@ -14,6 +14,8 @@ MOST_PASSES = 3
 SHORT = 16
 #: How many waiting requests are looked up in the slots. A look-up compares a prompt with the tokens of all slots.
 MOST_LOOKUPS = 32
+#: Clients of which the newest turn is known.
+MOST_CLIENTS = 1024
 
 
 class ReadingOrder:
@@ -21,8 +23,8 @@ class ReadingOrder:
 
     - the one with the fewest tokens left, so that a short prompt does not wait for a long one. Lengths are compared by
       their power of two. Of equals one that was begun is finished before another one begins, and the oldest goes first;
-    - after :data:`MOST_PASSES` pieces of others, the oldest request of the client with the fewest slots, so that
-      neither a long prompt nor a client waits for ever.
+    - after :data:`MOST_PASSES` pieces of others, the oldest request of a client, so that neither a long prompt nor a
+      client waits for ever. Clients have these turns one after another, at first the one with the fewest slots.
 
     Tokens whose KV is in a slot are not left to read. Where the chosen request waits for a slot and begins like a
     prompt that is being read, the next piece is of that prompt: then both have its KV.
@@ -33,6 +35,9 @@ class ReadingOrder:
         # The number of the oldest request, and how many pieces of others were read since one of it.
         self._oldest = -1
         self._passes = 0
+        # The number of the newest turn of each client, in rising order.
+        self._turns: dict[tuple[str, ...], int] = {}
+        self._turn = 0
 
     def choose(self, readers: Sequence[Request], waiting: Sequence[Request]) -> Request | None:
         """The request whose prompt is read next; None if there is none.
@@ -59,14 +64,22 @@ class ReadingOrder:
 
     def note(self, request: Request) -> None:
         """Count a piece of the prompt of ``request``, which was chosen."""
-        self._passes = 0 if request.number == self._oldest else self._passes + 1
+        if request.number != self._oldest:
+            self._passes += 1
+            return
+        self._passes, self._turn = 0, self._turn + 1
+        self._turns.pop(_client(request), None)
+        self._turns[_client(request)] = self._turn
+        if len(self._turns) > MOST_CLIENTS:
+            del self._turns[next(iter(self._turns))]
 
     def _find_oldest(self, requests: Sequence[Request]) -> Request:
         slots = Counter(part for owner in self._slots.owned for part in _parts(owner))
 
-        def seniority(request: Request) -> tuple[list[int], int]:
+        def seniority(request: Request) -> tuple[int, list[int], int]:
             # Its own slot is no reason to let others pass.
-            return [slots[part] - (request.slot >= 0) for part in _parts(request)], request.number
+            taken = [slots[part] - (request.slot >= 0) for part in _parts(request)]
+            return self._turns.get(_client(request), 0), taken, request.number
 
         return min(requests, key=seniority)
 
@@ -86,6 +99,11 @@ class ReadingOrder:
         if request.slot >= 0:
             return request
         return next((reader for reader in readers if self._slots.will_know(request, reader)), request)
+
+
+def _client(request: Request) -> tuple[str, ...]:
+    """The widest name of the client of ``request``; that of requests without one is empty."""
+    return request.params.client[:1]
 
 
 def _parts(request: Request) -> Iterator[tuple[str, ...]]:

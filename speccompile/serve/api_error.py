@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any
 
@@ -64,6 +65,17 @@ class ApiError(Exception):
         return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 
 
+def drop_frames(error: BaseException) -> None:
+    """Forget where ``error``, and what it was raised for, come from. Those frames hold the body of the request, often
+    in a cycle, which only Python's collector of garbage frees, and rarely: hundreds of megabytes would wait for it."""
+    found: BaseException | None = error
+    while found is not None:
+        # Frames of Jinja refer to each other beside the error.
+        traceback.clear_frames(found.__traceback__)
+        context, found.__traceback__, found.__context__ = found.__context__, None, None
+        found = context
+
+
 def closed_error() -> ApiError:
     """The answer of a server that ends."""
     return ApiError("the server is shutting down", status=503, code="closed")
@@ -77,7 +89,10 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
         guide_field: the field that the guide was made of.
     """
     if isinstance(error, ClientQueueFull):
-        message = "as many of your requests wait as one client may have; try again when some of them have started"
+        message = (
+            "as many of your requests wait as one client may have; send fewer at a time, or start the server with a "
+            "larger --max-waiting or --max-client-share"
+        )
         return ApiError(message, status=429, code="client_queue_full")
     if isinstance(error, QueueFull):
         return ApiError("the queue is full; try again later", status=429, code="queue_full")

@@ -21,7 +21,8 @@ from starlette.types import ASGIApp
 
 import speccompile
 from speccompile.errors.base import clipped
-from speccompile.serve.api_error import ApiError
+from speccompile.serve.api_error import ApiError, drop_frames
+from speccompile.serve.api_key import CheckKey
 from speccompile.serve.body import BodyReader
 from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
@@ -35,7 +36,7 @@ from speccompile.serve.responses import respond
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.service import Service
 from speccompile.serve.shutdown import EndWithServer
-from speccompile.serve.tokenize import detokenize, tokenize
+from speccompile.serve.tokenize import detokenize, tokenize, tokenizer_info
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 from speccompile.serve.unread import CloseUnread
 
@@ -68,7 +69,7 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
     if not options.keys:
         own = [] if host is None else [host]
         served = CheckHost(served, [*own, *options.allowed_hosts], options.allowed_origins)
-    served = CloseUnread(RequestLog(served, service.counts, options.keys))
+    served = CheckKey(served, options.keys)
     if options.allowed_origins:
         # Around the check of the key: browsers ask without it whether a page may send it.
         served = CORSMiddleware(
@@ -78,7 +79,7 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
             allow_headers=["*"],
             expose_headers=["x-request-id"],
         )
-    return served
+    return CloseUnread(RequestLog(served, service.counts))
 
 
 def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
@@ -126,6 +127,10 @@ def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
         body = await bodies.read(request, DetokenizeBody)
         return await answer_while_connected(request, detokenize(service, body))
 
+    @app.api_route("/tokenizer_info", methods=_READ)
+    async def info() -> dict[str, Any]:
+        return tokenizer_info(service.tokenizer)
+
 
 def _add_state(app: FastAPI, service: Service) -> None:
     # The second name, and its POST, are SageMaker's.
@@ -159,6 +164,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ApiError)
     async def of_api(_: Request, error: Exception) -> Response:
         assert isinstance(error, ApiError)
+        drop_frames(error)
         current.get().error = error
         return error.response()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import json
 import re
 from collections.abc import Callable, Mapping
@@ -16,6 +15,7 @@ from pydantic import BaseModel, ValidationError
 from speccompile.errors import shown
 from speccompile.errors.base import clipped
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.base_fields import similar_field
 from speccompile.serve.disconnect import while_connected
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.refused import check_refused
@@ -215,9 +215,8 @@ def _known(place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
     """The field that may have been meant by an unknown one of the body, else all fields."""
     if len(place) > 1:
         return ""
-    # The time of a comparison grows with the square of the length.
-    close = difflib.get_close_matches(str(place[0])[:64], kind.model_fields, n=1)
-    return f"; did you mean {close[0]}?" if close else f"; these are known: {', '.join(sorted(kind.model_fields))}"
+    similar = similar_field(str(place[0]), kind)
+    return f"; did you mean {similar}?" if similar else f"; these are known: {', '.join(sorted(kind.model_fields))}"
 
 
 def _path(place: tuple[int | str, ...], value: Any) -> str:

@@ -45,7 +45,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
     outputs = OutputOptions(
         max_new_tokens=body.max_completion_tokens or body.max_tokens,
         logprobs=body.logprobs,
-        top_logprobs=body.top_logprobs or 0,
+        top_logprobs=body.top_logprobs,
         guide=guide,
         guide_field=guide_field,
     )

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+from http import HTTPStatus
 from typing import Any
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from speccompile.serve.api_error import ApiError
+from speccompile.serve.request_log import new_request_id
 
 #: Bytes of a head, of what follows the last chunk of a body, and of what is between two chunks.
 MOST_HEAD_BYTES = 65_536
 #: Parts of a body that may be of any size. More of them must have this many bytes on average: a chunk of one byte costs
 #: as much time as one of thousands.
 MOST_SMALL_PARTS, _PART_BYTES = 4096, 256
-_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+_TOO_LARGE = f"the head of the request is larger than {MOST_HEAD_BYTES} bytes"
+
+log = logging.getLogger("speccompile.serve")
 
 
 class LimitedConnection(HttpToolsProtocol):
@@ -50,10 +57,24 @@ class LimitedConnection(HttpToolsProtocol):
         waits = self.cycle is None or self.cycle.response_complete
         if self._pending > MOST_HEAD_BYTES:
             if waits:
-                self.transport.write(_TOO_LARGE)
+                self._refuse(ApiError(_TOO_LARGE, status=431, code="head_too_large"))
             self.transport.close()
         elif waits and self._timer is None:
             self._start_timer()
+
+    def send_400_response(self, msg: str) -> None:
+        """The answer to what is not a request of HTTP, in place of uvicorn's; ``msg`` is its description."""
+        self._refuse(ApiError(msg, code="invalid_http"))
+        self.transport.close()
+
+    def _refuse(self, error: ApiError) -> None:
+        """Answer and log a request that the application does not receive."""
+        request_id, response = new_request_id(), error.response({"connection": "close"})
+        headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
+        lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
+        lines += [name + b": " + value for name, value in headers]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        log.info("%d, %s, id %s", error.status, error.code, request_id)
 
     def on_headers_complete(self) -> None:
         self._pending = self._parts = self._bytes = 0
@@ -65,7 +86,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._parts += 1
         self._bytes += len(body)
         if self._parts > MOST_SMALL_PARTS and self._parts * _PART_BYTES > self._bytes:
-            # uvicorn answers with status 400, and closes the connection.
+            # The answer has status 400, and the connection is closed.
             raise httptools.HttpParserError("the chunks of the body are too small")
         super().on_body(body)
 

@@ -21,6 +21,11 @@ _KEPT_GUIDES = 64
 #: Guides that may wait for the one that is being compiled.
 _MOST_WAITING = 16
 _START_SECONDS = 120
+#: Python's fork server imports the main script of the server into the process.
+_NOT_STARTED = (
+    "the process that compiles it does not start; a script that builds a server must do so under "
+    '`if __name__ == "__main__":`'
+)
 #: Starts a process by forking one that has imported what it needs: in milliseconds, and from any thread.
 _CONTEXT = multiprocessing.get_context("forkserver")
 
@@ -164,7 +169,7 @@ class _Process:
             self._is_ready = self.connection.poll(_START_SECONDS) and self.connection.recv_bytes() == READY
         if not self._is_ready:
             self.stop()
-            raise InvalidGuide(what="the process that compiles guides", reason="it does not start")
+            raise InvalidGuide(what="schemas and patterns", reason=_NOT_STARTED)
 
     def stop(self) -> None:
         """End it, also in the middle of a compilation."""

@@ -1,5 +1,5 @@
-"""Fields of the OpenAI API, and of vLLM's, that the server knows and cannot follow. A value that asks for nothing
-passes."""
+"""Fields that the server knows and an endpoint cannot follow: those of the OpenAI API and of vLLM that no endpoint has,
+and those of other endpoints. A value that asks for nothing passes."""
 
 from __future__ import annotations
 
@@ -9,24 +9,35 @@ from typing import Any
 from pydantic import BaseModel
 
 from speccompile.serve.api_error import ApiError
+from speccompile.serve.base_fields import Fields, similar_field
+from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
+from speccompile.serve.responses_fields import ResponsesBody
 
 _TEXT_ONLY = "the model reads and writes text alone"
 _STATELESS = "the server stores nothing"
 _TOOLS = "it is the API before tools; use tools and tool_choice"
-_ONLY_CHATS = "only chats call tools; use /v1/chat/completions"
+_ONLY_CHATS = "a completion calls no tools; use /v1/chat/completions"
 _BEAMS = "beams are not searched"
 _TOKENS = "tokens are returned as texts; use logprobs or return_token_sources"
+
+#: Endpoints whose fields others know.
+_ENDPOINTS: dict[str, type[Fields]] = {
+    "/v1/completions": CompletionBody,
+    "/v1/chat/completions": ChatBody,
+    "/v1/responses": ResponsesBody,
+}
 
 #: By field: values that ask for nothing, besides null, and why others are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "access_programs": ((), "there are no such programs"),
+    "add_special_tokens": ((False,), "the chat template writes them"),
     "allowed_token_ids": (([],), "use logit_bias, or structured_outputs with choice"),
     "audio": ((), _TEXT_ONLY),
     "background": ((False,), "a response is of one connection"),
     "background_options": ((), "a response is of one connection"),
     "bad_words": (([],), "use logit_bias"),
-    "best_of": ((1,), "only the choices that are returned are generated; use n"),
+    "best_of": ((1,), "only the choices that are returned are generated; leave it out, or give it the value of n"),
     "cache_salt": ((), "KV is shared by all clients; start a server for each"),
     "chat_template": ((), "the template is the model's own"),
     "context_management": (([],), "no prompt is cut"),
@@ -36,12 +47,11 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "function_call": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
     "image": ((), _TEXT_ONLY),
-    "include": (([],), "there is nothing to include"),
     "include_reasoning": ((True,), "an answer has its reasoning, if the model writes one"),
     "include_stop_str_in_output": ((False,), "a text ends before its stop string"),
-    "length_penalty": ((0, 0.0, 1, 1.0), _BEAMS),
+    "length_penalty": ((0, 1), _BEAMS),
     "logits_processors": (([],), "the server runs no code of its clients"),
-    "max_tool_calls": ((), _ONLY_CHATS),
+    "max_tokens": ((), "the field of a response is max_output_tokens"),
     "modalities": ((["text"],), _TEXT_ONLY),
     "moderation": ((), "the server judges no texts"),
     "parallel_tool_calls": ((True, False), _ONLY_CHATS),
@@ -51,12 +61,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_token_ids": ((False,), _TOKENS),
     "return_tokens_as_token_ids": ((False,), _TOKENS),
     "spaces_between_special_tokens": ((True,), "texts are those of the tokenizer"),
-    "suffix": (("",), "a chat has no text after its answer; use /v1/completions"),
     "thinking_token_budget": ((-1,), "a reasoning has no limit beside max_tokens"),
     "tool_choice": (("auto", "none"), _ONLY_CHATS),
-    "tools": (([],), _ONLY_CHATS),
-    "top_logprobs": ((0,), "only chats have it"),
-    "truncation": (("disabled",), "no prompt is cut"),
     "use_beam_search": ((False,), _BEAMS),
     "web_search_options": ((), "the server searches nothing"),
 }
@@ -66,7 +72,7 @@ def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, A
     """``body`` without fields that are refused, ignored or null.
 
     Raises:
-        ApiError: a refused field asks for something.
+        ApiError: a field that the endpoint of ``kind`` cannot follow asks for something.
     """
     kept = {}
     for name, value in body.items():
@@ -78,8 +84,25 @@ def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, A
             log_ignored(name, IGNORED[name])
         elif name in REFUSED:
             neutral, reason = REFUSED[name]
-            if not any(type(value) is type(item) and value == item for item in neutral):
-                raise ApiError(f"{name}: not supported, since {reason}", param=name, code="unsupported_field")
+            if name == "best_of":
+                neutral = (*neutral, body.get("n"))
+            if not any(_is_same(value, item) for item in neutral):
+                raise _error(name, f"not supported, since {reason}")
+        elif paths := [path for path, other in _ENDPOINTS.items() if name in other.model_fields]:
+            defaults = [_ENDPOINTS[path].model_fields[name].get_default(call_default_factory=True) for path in paths]
+            if not any(_is_same(value, default) for default in defaults):
+                similar = similar_field(name, kind)
+                meant = f"; did you mean {similar}?" if similar else ""
+                raise _error(name, f"it is a field of {' and '.join(paths)}, not of this endpoint{meant}")
         else:
             kept[name] = value
     return kept
+
+
+def _is_same(value: Any, other: Any) -> bool:
+    """Whether two JSON values are the same: 1 is 1.0, and is not true."""
+    return bool(value == other) and isinstance(value, bool) is isinstance(other, bool)
+
+
+def _error(name: str, reason: str) -> ApiError:
+    return ApiError(f"{name}: {reason}", param=name, code="unsupported_field")

@@ -1,8 +1,7 @@
-"""One log line a request, its id, and the API key."""
+"""One log line a request, and its id."""
 
 from __future__ import annotations
 
-import hmac
 import logging
 import re
 import time
@@ -18,16 +17,14 @@ from speccompile.errors import shown
 from speccompile.errors.base import clipped
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.client_names import client_names
 from speccompile.serve.counts import Counts
 from speccompile.serve.disconnect import CLIENT_LEFT
 
 log = logging.getLogger("speccompile.serve")
 
-#: Paths that need no key: load balancers and Prometheus have none, as in vLLM, and the page asks for it.
-_OPEN_PATHS = ("/", "/health", "/metrics", "/ping")
-_OPEN_FOLDER = "/page/"
+#: Polled by the page, dashboards and load balancers.
 _POLLED = ("/", "/health", "/live", "/metrics", "/ping")
+_PAGE_FILES = "/page/"
 #: Ids of requests that clients may give; others are replaced.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
@@ -71,16 +68,11 @@ current: ContextVar[Note] = ContextVar("note")
 
 
 class RequestLog:
-    """ASGI middleware around the whole application.
+    """ASGI middleware around the whole application."""
 
-    Args:
-        keys: requests must bring one of them; empty if they need none.
-    """
-
-    def __init__(self, app: ASGIApp, counts: Counts, keys: Sequence[str]) -> None:
+    def __init__(self, app: ASGIApp, counts: Counts) -> None:
         self._app = app
         self._counts = counts
-        self._keys = tuple(key.encode() for key in keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -95,37 +87,25 @@ class RequestLog:
                 message = {**message, "headers": [*message.get("headers", ()), (b"x-request-id", note.id.encode())]}
             await send(message)
 
-        token, key = current.set(note), self._key_of(scope)
+        token = current.set(note)
         try:
-            if key is not None or self._is_open(scope):
-                note.client = client_names(scope, key, self._keys)
-                await self._app(scope, receive, noted)
-            else:
-                error = ApiError("the API key is missing or wrong", status=401, code="invalid_api_key")
-                await error.response()(scope, receive, noted)
+            await self._app(scope, receive, noted)
         finally:
             current.reset(token)
             # The work for a response ends with it, also if its stream never began.
             for request in note.requests:
                 request.cancel()
             self._counts.count(status, note.requests)
-            # Polled by the page, dashboards and load balancers.
-            quiet = status < 400 and (scope["path"] in _POLLED or scope["path"].startswith(_OPEN_FOLDER))
+            quiet = status < 400 and (scope["path"] in _POLLED or scope["path"].startswith(_PAGE_FILES))
             log.log(logging.DEBUG if quiet else logging.INFO, "%s", note.line(scope["method"], scope["path"], status))
-
-    def _is_open(self, scope: Scope) -> bool:
-        return not self._keys or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER)
-
-    def _key_of(self, scope: Scope) -> int | None:
-        """The place of the key that the request brings; None if that is no key."""
-        given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = given.partition(b" ")
-        # In a time that does not depend on where they differ.
-        found = [hmac.compare_digest(key, known) for known in self._keys]
-        return found.index(True) if any(found) and scheme.lower() == b"bearer" else None
 
 
 def _request_id(scope: Scope) -> str:
     """The client's, in the header ``x-request-id``, else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
-    return given.decode() if _REQUEST_ID.fullmatch(given) else f"req_{uuid.uuid4().hex}"
+    return given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
+
+
+def new_request_id() -> str:
+    """A fresh id of a request."""
+    return f"req_{uuid.uuid4().hex}"

@@ -10,6 +10,7 @@ from collections.abc import AsyncGenerator, Sequence
 from typing import Any
 
 from fastapi.responses import JSONResponse
+from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 from openai.types.responses import (
     FunctionTool,
     ResponseCompletedEvent,
@@ -27,8 +28,9 @@ from pydantic import BaseModel
 from starlette.responses import Response
 
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.continuation import Continuation
+from speccompile.serve.continuation import Continuation, Piece
 from speccompile.serve.disconnect import EventStream
+from speccompile.serve.logprobs import chat_logprobs
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.responses_output import Event, Output
@@ -40,7 +42,12 @@ from speccompile.serve.tools import grammar_of
 from speccompile.serve.usage import speculation_of
 
 #: Fields of this endpoint, by those of chats.
-_FIELDS = {"messages": "input", "max_tokens": "max_output_tokens", "response_format": "text.format"}
+_FIELDS = {
+    "messages": "input",
+    "max_tokens": "max_output_tokens",
+    "response_format": "text.format",
+    "logprobs": "include",
+}
 
 
 async def respond(service: Service, body: ResponsesBody) -> Response:
@@ -57,7 +64,13 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
         ids = await service.in_thread(chat_ids, service.tokenizer, chat.messages, shown, chat)
         grammar = await service.in_thread(grammar_of, chat, service.tokenizer)
         guide, guide_field = await guide_of(service, chat, grammar)
-        outputs = OutputOptions(max_new_tokens=chat.max_completion_tokens, guide=guide, guide_field=guide_field)
+        outputs = OutputOptions(
+            max_new_tokens=chat.max_completion_tokens,
+            logprobs=chat.logprobs,
+            top_logprobs=chat.top_logprobs,
+            guide=guide,
+            guide_field=None if guide_field is None else _FIELDS.get(guide_field, guide_field),
+        )
         (continuation,) = await service.start([Prompt(ids, "messages")], chat, outputs)
     except ApiError as error:
         raise _renamed(error, list(body.functions)) from None
@@ -101,30 +114,48 @@ class _Answer:
     async def whole(self) -> JSONResponse:
         async for _ in self._written():
             pass
+        # Log-probabilities of a whole answer are megabytes.
+        response: JSONResponse = await self._service.in_thread(self._whole)
+        return response
+
+    def _whole(self) -> JSONResponse:
         return JSONResponse(as_json(self._response()) | {"metrics": self._metrics()})
 
     async def stream(self) -> AsyncGenerator[str, None]:
         yield self._event(ResponseCreatedEvent, "created", {"response": self._response()})
         yield self._event(ResponseInProgressEvent, "in_progress", {"response": self._response()})
         async for item in self._written():
-            yield self._event(*item)
+            yield await self._event_of_part(item)
         last: type[BaseModel] = ResponseCompletedEvent if self._status == "completed" else ResponseIncompleteEvent
-        yield self._event(last, self._status, {"response": self._response()})
+        yield await self._event_of_part((last, self._status, {"response": self._response()}))
 
     async def _written(self) -> AsyncGenerator[Event, None]:
         """The events of the output, which is complete after them."""
         async for _, piece in merged([self._continuation]):
-            found: list[Item] = [piece.text] if piece.text else []
+            logprobs = self._logprobs(piece)
+            found: list[Item] = [piece.text] if piece.text or logprobs else []
             if self._reader is not None:
                 found = self._reader.add(piece.text)
                 if piece.finish_reason is not None:
                     found += self._reader.end(cut=piece.finish_reason == "length")
-            for item in self._output.add(found):
+            for item in self._output.add(found, logprobs):
                 yield item
             if piece.finish_reason is not None:
                 self._status = "completed" if piece.finish_reason == "stop" else "incomplete"
                 for item in self._output.end(self._status):
                     yield item
+
+    def _logprobs(self, piece: Piece) -> list[ChatCompletionTokenLogprob]:
+        if not self._body.logprobs:
+            return []
+        return chat_logprobs(self._continuation.logprobs(piece.tokens), self._service.vocabulary)
+
+    async def _event_of_part(self, item: Event) -> str:
+        """The event; the last ones have all log-probabilities."""
+        if not self._body.logprobs:
+            return self._event(*item)
+        shown: str = await self._service.in_thread(self._event, *item)
+        return shown
 
     def _event(self, kind: type[BaseModel], name: str, fields: dict[str, Any]) -> str:
         data = kind.model_construct(type=f"response.{name}", sequence_number=self._events, **fields)
@@ -152,6 +183,7 @@ class _Answer:
             parallel_tool_calls=body.parallel_tool_calls,
             temperature=body.temperature,
             top_p=body.top_p,
+            top_logprobs=body.top_logprobs,
             tool_choice=body.tool_choice if isinstance(body.tool_choice, str) else body.tool_choice.model_dump(),
             tools=[FunctionTool.model_construct(type="function", **tool) for tool in tools],
             usage=self._usage() if has_ended else None,

@@ -7,15 +7,17 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from speccompile.serve.base_fields import Fields, TokenLimit, Whole, wrong
-from speccompile.serve.fields import ChatBody, JsonSchema, ResponseFormat
+from speccompile.serve.fields import MOST_TOP_LOGPROBS, ChatBody, JsonSchema, ResponseFormat
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.responses_items import InputItem, messages_of
 from speccompile.serve.responses_tools import AnyTool, FunctionTool, ToolChoice
-from speccompile.serve.template_fields import Reasoning
+from speccompile.serve.sampling_fields import Sampling
+from speccompile.serve.template_fields import TemplateFields
 
+#: The value of ``include`` for log-probabilities.
+_LOGPROBS = "message.output_text.logprobs"
 #: Why a field has no effect.
 _WITHOUT_EFFECT = {
-    "include": "a response has nothing that could be included",
     "store": "the server stores nothing",
     "max_tool_calls": "the server runs no tools",
     "prompt_cache_key": "prompts with a known beginning reuse its KV without it",
@@ -43,6 +45,11 @@ class TextFormat(Fields):
             raise wrong("schema", "it has to be given with type json_schema, and with no other")
         return self
 
+    def as_chat(self) -> ResponseFormat:
+        """The same format of a chat."""
+        schema = None if self.schema_ is None else JsonSchema(name=self.name or "answer", schema=self.schema_)
+        return ResponseFormat(type=self.type, json_schema=schema)
+
 
 class TextOptions(Fields):
     """``text`` of a response."""
@@ -51,60 +58,67 @@ class TextOptions(Fields):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesStreamOptions(Fields):
-    """``stream_options`` of a response."""
-
-    include_obfuscation: Literal[False] = False
-
-
-class ResponsesBody(Fields):
+class ResponsesBody(Sampling, TemplateFields):
     """Of ``/v1/responses``."""
 
-    model: str | None = None
+    token_limits = ("max_output_tokens",)
+
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: TokenLimit = Field(None, ge=1)
-    temperature: float | None = Field(None, ge=0, le=2)
-    top_p: float | None = Field(None, ge=0, le=1)
-    reasoning: Reasoning | None = None
-    stream: bool = False
-    stream_options: ResponsesStreamOptions | None = None
     text: TextOptions | None = None
-    user: str | None = Field(None, max_length=256)
-    safety_identifier: str | None = Field(None, max_length=256)
     tools: list[AnyTool] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    include: list[str] = Field(default_factory=list)
+    top_logprobs: Whole = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
     metadata: dict[str, Any] | None = None
     # Without effect.
-    include: list[str] = Field(default_factory=list)
     store: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     max_tool_calls: Whole | None = Field(None, ge=0)
     prompt_cache_key: str | None = None
     client_metadata: dict[str, Any] | None = None
-    # vLLM's and the engine's names.
-    ignore_eos: bool = False
-    num_draft_tokens: Whole | None = Field(None, ge=0)
 
     @model_validator(mode="after")
     def _can_be_followed(self) -> ResponsesBody:
+        self._check_tools()
+        messages = messages_of(self.instructions, self.input)
+        if not messages:
+            raise wrong("input", "it has no message")
+        self.check_continued(messages[-1].role, calls=bool(messages[-1].tool_calls))
+        if self.top_logprobs and not self.logprobs:
+            raise wrong("top_logprobs", f'it needs include=["{_LOGPROBS}"]')
+        self._log_ignored()
+        return self
+
+    def _check_tools(self) -> None:
         if self.tools and not self.functions:
             raise wrong("tools", "the server runs no tools; give at least one of type function")
         if self.tool_choice not in ("none", "auto") and not self.tools:
             raise wrong("tool_choice", "it needs tools")
-        if "message.output_text.logprobs" in self.include:
-            raise wrong("include", "only chats and completions have log-probabilities")
-        if not messages_of(self.instructions, self.input):
-            raise wrong("input", "it has no message")
+        if self.logprobs and self.tools and self.tool_choice != "none":
+            reason = f'{_LOGPROBS} needs an answer without calls; use tool_choice "none", or /v1/chat/completions'
+            raise wrong("include", reason)
+
+    def _log_ignored(self) -> None:
         if len(self.functions) < len(self.tools):
             log_ignored("a tool of /v1/responses that is no function", "the server runs no tools")
-        if self.text is not None and self.text.verbosity is not None:
-            log_ignored("text.verbosity of /v1/responses", "a model writes as much as it does")
+        if set(self.include) - {_LOGPROBS}:
+            log_ignored(f"include of /v1/responses, except {_LOGPROBS},", "an answer has no such parts")
         for name, reason in _WITHOUT_EFFECT.items():
-            if getattr(self, name) not in (None, False, [], "disabled"):
+            if getattr(self, name) not in (None, False, "disabled"):
                 log_ignored(f"{name} of /v1/responses", reason)
-        return self
+
+    @property
+    def own_form(self) -> str | None:
+        form = None if self.text is None else self.text.format
+        return None if form is None or form.type == "text" else "text.format"
+
+    @property
+    def logprobs(self) -> bool:
+        """Whether texts come with the log-probabilities of their tokens."""
+        return _LOGPROBS in self.include
 
     @property
     def functions(self) -> dict[int, FunctionTool]:
@@ -112,29 +126,18 @@ class ResponsesBody(Fields):
         return {place: tool for place, tool in enumerate(self.tools) if isinstance(tool, FunctionTool)}
 
     def as_chat(self) -> ChatBody:
-        """The same as a request for a chat."""
-        choice = self.tool_choice
-        form = None if self.text is None else self.text.format
-        response_format = None
-        if form is not None:
-            schema = None
-            if form.schema_ is not None:
-                schema = JsonSchema(name=form.name or "answer", schema=form.schema_)
-            response_format = ResponseFormat(type=form.type, json_schema=schema)
-        fields = {
-            "model": self.model,
-            "messages": messages_of(self.instructions, self.input),
-            "tools": [tool.as_chat() for tool in self.functions.values()] or None,
-            "tool_choice": choice if isinstance(choice, str) else choice.as_chat(),
-            "parallel_tool_calls": self.parallel_tool_calls,
-            "max_completion_tokens": self.max_output_tokens,
-            "temperature": self.temperature,
-            "top_p": self.top_p,
-            "response_format": response_format,
-            "reasoning": self.reasoning,
-            "user": self.user,
-            "safety_identifier": self.safety_identifier,
-            "ignore_eos": self.ignore_eos,
-            "num_draft_tokens": self.num_draft_tokens,
-        }
-        return ChatBody.model_validate(fields)
+        """The same as a request for a chat. All values have been checked."""
+        shared = {name: getattr(self, name) for name in (*Sampling.model_fields, *TemplateFields.model_fields)}
+        text, choice = self.text or TextOptions(), self.tool_choice
+        shared["verbosity"] = text.verbosity or self.verbosity
+        return ChatBody.model_construct(
+            **shared,
+            messages=messages_of(self.instructions, self.input),
+            tools=[tool.as_chat() for tool in self.functions.values()],
+            tool_choice=choice if isinstance(choice, str) else choice.as_chat(),
+            parallel_tool_calls=self.parallel_tool_calls,
+            max_completion_tokens=self.max_output_tokens,
+            response_format=None if text.format is None else text.format.as_chat(),
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs,
+        )

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from openai.types.chat.chat_completion_token_logprob import ChatCompletionTokenLogprob
 from openai.types.responses import (
     ResponseContentPartAddedEvent,
     ResponseContentPartDoneEvent,
@@ -35,6 +36,7 @@ class TextItem:
         self._index = index
         self._id = f"msg_{uuid.uuid4().hex}"
         self._text = ""
+        self._logprobs: list[ChatCompletionTokenLogprob] = []
 
     def begin(self) -> Iterator[Event]:
         """The events that open it."""
@@ -43,14 +45,15 @@ class TextItem:
         yield ResponseOutputItemAddedEvent, "output_item.added", {"output_index": self._index, "item": message}
         yield ResponseContentPartAddedEvent, "content_part.added", {"part": self._part(), **self._place}
 
-    def add(self, text: str) -> Iterator[Event]:
-        """The event of more text."""
+    def add(self, text: str, logprobs: Sequence[ChatCompletionTokenLogprob] = ()) -> Iterator[Event]:
+        """The event of more text, whose tokens have these log-probabilities."""
         self._text += text
-        yield ResponseTextDeltaEvent, "output_text.delta", {"delta": text, "logprobs": [], **self._place}
+        self._logprobs += logprobs
+        yield ResponseTextDeltaEvent, "output_text.delta", {"delta": text, "logprobs": list(logprobs), **self._place}
 
     def end(self, status: str) -> Iterator[Event]:
         """The events that close it."""
-        done = {"text": self._text, "logprobs": [], **self._place}
+        done = {"text": self._text, "logprobs": self._logprobs, **self._place}
         yield ResponseTextDoneEvent, "output_text.done", done
         yield ResponseContentPartDoneEvent, "content_part.done", {"part": self._part(), **self._place}
         item = {"output_index": self._index, "item": self.whole(status)}
@@ -62,7 +65,10 @@ class TextItem:
         return ResponseOutputMessage.model_construct(id=self._id, type="message", **fields)
 
     def _part(self) -> ResponseOutputText:
-        return ResponseOutputText(type="output_text", text=self._text, annotations=[])
+        # Chats' log-probabilities have the same fields.
+        return ResponseOutputText.model_construct(
+            type="output_text", text=self._text, annotations=[], logprobs=list(self._logprobs)
+        )
 
     @property
     def _place(self) -> dict[str, Any]:
@@ -115,8 +121,8 @@ class Output:
         self._items: list[TextItem | CallItem] = []
         self._status = "in_progress"
 
-    def add(self, found: Sequence[Item]) -> list[Event]:
-        """The events of what was read."""
+    def add(self, found: Sequence[Item], logprobs: Sequence[ChatCompletionTokenLogprob] = ()) -> list[Event]:
+        """The events of what was read. An answer with log-probabilities is one text."""
         events: list[Event] = []
         for item in found:
             if isinstance(item, CallBegin):
@@ -125,7 +131,9 @@ class Output:
                 events += self._items[-1].add(item.text)
             else:
                 events += [] if self._items else self._begin(TextItem(0))
-                events += self._items[-1].add(item)
+                text = self._items[-1]
+                assert isinstance(text, TextItem)
+                events += text.add(item, logprobs)
         return events
 
     def end(self, status: str) -> list[Event]:

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Discriminator, Field, Tag
 
 from speccompile.serve.base_fields import Fields
 from speccompile.serve.message_fields import OpenFields
-from speccompile.serve.tool_fields import FUNCTION_NAME, Function, Tool
+from speccompile.serve.tool_fields import (
+    FUNCTION_NAME,
+    AllowedToolChoice,
+    Function,
+    NamedToolChoice,
+    Tool,
+    ToolFields,
+)
 
 
-class FunctionTool(Fields):
+class FunctionTool(ToolFields):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -19,10 +26,6 @@ class FunctionTool(Fields):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
-    # For tools that the API's server searches or runs.
-    defer_loading: bool | None = None
-    output_schema: dict[str, Any] | None = None
-    allowed_callers: list[str] | None = None
 
     def as_chat(self) -> Tool:
         """The same tool of a chat."""
@@ -32,10 +35,17 @@ class FunctionTool(Fields):
         return Tool(type="function", function=function)
 
 
+def _no_custom(kind: str) -> str:
+    """Raises an error for a custom tool, which the client would run."""
+    if kind == "custom":
+        raise ValueError("custom tools are not supported; use a function with one parameter of type string")
+    return kind
+
+
 class OtherTool(OpenFields):
     """A tool that is no function, such as a web search. The model is not shown it."""
 
-    type: str
+    type: Annotated[str, AfterValidator(_no_custom)]
 
 
 def _kind(value: Any) -> str:
@@ -51,9 +61,9 @@ class NamedFunction(Fields):
     type: Literal["function"]
     name: str
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> NamedToolChoice:
         """The same choice of a chat."""
-        return {"type": "function", "function": {"name": self.name}}
+        return NamedToolChoice.model_validate({"type": "function", "function": {"name": self.name}})
 
 
 class AllowedFunctions(Fields):
@@ -63,10 +73,11 @@ class AllowedFunctions(Fields):
     mode: Literal["auto", "required"]
     tools: list[NamedFunction] = Field(min_length=1)
 
-    def as_chat(self) -> dict[str, Any]:
+    def as_chat(self) -> AllowedToolChoice:
         """The same choice of a chat."""
-        tools = [tool.as_chat() for tool in self.tools]
-        return {"type": "allowed_tools", "allowed_tools": {"mode": self.mode, "tools": tools}}
+        tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
+        allowed = {"mode": self.mode, "tools": tools}
+        return AllowedToolChoice.model_validate({"type": "allowed_tools", "allowed_tools": allowed})
 
 
 _CHOICES: dict[Any, type[NamedFunction | AllowedFunctions]] = {

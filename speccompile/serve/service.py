@@ -176,7 +176,10 @@ class Service:
         capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
         if prompts * body.n > capacity:
             param = "n" if body.n > 1 else "prompt"
-            message = f"{param}: more choices than one client may have in the slots and the queue ({capacity})"
+            message = (
+                f"{param}: more choices than one client may have in the slots and the queue ({capacity}); send fewer, "
+                "or start the server with a larger --max-waiting or --max-client-share"
+            )
             raise ApiError(message, param=param)
 
     def _check_characters(self, count: int, param: str) -> None:
@@ -189,7 +192,9 @@ class Service:
 
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
         """The result of a call that would hold up the event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, lambda: function(*arguments, **keywords))
+        # A partial has no frame, which an error could keep with the arguments.
+        call = functools.partial(function, *arguments, **keywords)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
         """``n`` continuations of each prompt, in order. All are submitted, or none.

@@ -10,9 +10,10 @@ from speccompile.errors import InvalidGuide, SpecCompileError
 from speccompile.guides import Guide
 from speccompile.guides.json_regex import any_of, literal
 from speccompile.serve.api_error import ApiError, engine_error
-from speccompile.serve.fields import Generation, ResponseFormat, StructuredOutputs
+from speccompile.serve.fields import Generation, ResponseFormat
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
+from speccompile.serve.sampling_fields import StructuredOutputs
 from speccompile.serve.service import Service
 from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import Field, model_validator
 
 from speccompile.serve.base_fields import Fields, wrong
 
@@ -15,7 +15,7 @@ class Reasoning(Fields):
     """``reasoning``, the form that the Responses API and OpenRouter give to the effort. Its other fields choose what an
     answer shows of a reasoning, which is apart from the answer in neither API here."""
 
-    model_config = ConfigDict(extra="ignore", strict=True)
+    ignores = ("a field of reasoning other than effort", "the chat template has no variable for it")
 
     effort: Effort | None = None
 
@@ -23,8 +23,7 @@ class Reasoning(Fields):
 class TemplateFields(Fields):
     """What a request gives to the template beside messages and tools."""
 
-    # The default depends on the next field.
-    add_generation_prompt: bool | None = None
+    add_generation_prompt: bool = True
     continue_final_message: bool = False
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict, max_length=64)
     reasoning_effort: Effort | None = None
@@ -33,7 +32,8 @@ class TemplateFields(Fields):
 
     @model_validator(mode="after")
     def _template_fields_agree(self) -> TemplateFields:
-        if self.continue_final_message and self.add_generation_prompt:
+        opens_answer = self.add_generation_prompt and "add_generation_prompt" in self.model_fields_set
+        if self.continue_final_message and opens_answer:
             raise wrong("continue_final_message", "give it or add_generation_prompt, not both")
         return self
 
@@ -46,8 +46,7 @@ class TemplateFields(Fields):
     @property
     def opens_answer(self) -> bool:
         """Whether the prompt ends with the beginning of a new message of the assistant."""
-        given = self.add_generation_prompt
-        return not self.continue_final_message if given is None else given
+        return self.add_generation_prompt and not self.continue_final_message
 
     def template_variables(self) -> list[tuple[str, dict[str, Any]]]:
         """Variables of the template, by the field that they are from. A field has an effect if the template has one of

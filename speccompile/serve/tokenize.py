@@ -1,4 +1,4 @@
-"""``/tokenize`` and ``/detokenize``, as vLLM has them."""
+"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,13 @@ from typing import Any
 
 from fastapi.responses import JSONResponse
 from starlette.responses import Response
+from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.prompts import chat_ids, text_ids
 from speccompile.serve.service import Service
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
+from speccompile.utils.mistral_common import is_mistral_common
 
 
 async def tokenize(service: Service, body: TokenizeBody) -> Response:
@@ -59,3 +61,13 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
             param = f"tokens[{index}]"
             raise ApiError(f"{param}: token ids are 0 .. {size - 1}, got {token}", param=param, code="invalid_value")
     return JSONResponse({"prompt": service.tokenizer.decode(body.tokens)})
+
+
+def tokenizer_info(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
+    """The names of special tokens and the chat template; null where the tokenizer has none. Clients such as lm-eval use
+    them with ``/tokenize`` in place of their own tokenizer."""
+    template: Any = None if is_mistral_common(tokenizer) else tokenizer.chat_template
+    # Some tokenizers have several templates by name.
+    template = template.get("default") if isinstance(template, dict) else template
+    names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
+    return {"tokenizer_class": type(tokenizer).__name__, **names, "chat_template": template}

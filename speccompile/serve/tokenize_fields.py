@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import model_validator
+from pydantic import Field, model_validator
 
-from speccompile.serve.base_fields import Fields, wrong
+from speccompile.serve.base_fields import Fields, TokenIds, wrong
 from speccompile.serve.fields import Message
 from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
@@ -16,7 +16,7 @@ class TokenizeBody(TemplateFields):
     model: str | None = None
     prompt: str | None = None
     messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    tools: list[Tool] = Field(default_factory=list)
     add_special_tokens: bool = True
     return_token_strs: bool = False
 
@@ -26,7 +26,7 @@ class TokenizeBody(TemplateFields):
             raise wrong("prompt", "give it or messages")
         if self.messages is None:
             for name in ("tools", *TemplateFields.model_fields):
-                if name in self.model_fields_set:
+                if getattr(self, name) != type(self).model_fields[name].get_default(call_default_factory=True):
                     raise wrong(name, "it needs messages")
         elif "add_special_tokens" in self.model_fields_set and self.add_special_tokens:
             raise wrong("add_special_tokens", "the chat template writes them; it needs prompt")
@@ -39,4 +39,4 @@ class DetokenizeBody(Fields):
     """Of ``/detokenize``, as vLLM has it."""
 
     model: str | None = None
-    tokens: list[int]
+    tokens: TokenIds

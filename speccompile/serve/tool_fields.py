@@ -11,7 +11,13 @@ from speccompile.serve.base_fields import Fields
 FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
-class Function(Fields):
+class ToolFields(Fields):
+    """Fields of a tool's definition. Clients add fields, such as ``cache_control``, which have no effect."""
+
+    ignores = ("a field of a tool that the API of chats does not have", "the model is not shown it")
+
+
+class Function(ToolFields):
     """The function of a tool."""
 
     name: str = Field(pattern=FUNCTION_NAME)
@@ -20,7 +26,7 @@ class Function(Fields):
     strict: bool | None = None
 
 
-class Tool(Fields):
+class Tool(ToolFields):
     """A tool that the model may call."""
 
     type: Literal["function"]

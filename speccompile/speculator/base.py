@@ -81,7 +81,7 @@ class SpeculatorBase:
                 reach=None if config.network is None else config.network.max_len,
                 drawn_options=config.drawn_options,
                 prompts_differ=any(shape.prompts_differ for shape in build.observed.recurrent.values()),
-                network_on_demand=config.mode.network_on_demand and config.max_draft_len > 0,
+                network_on_demand=config.mode.ready and config.mode.split and config.max_draft_len > 0,
             ),
             options=options.engine,
             host_draft=config.mode.host_draft if config.max_draft_len else None,

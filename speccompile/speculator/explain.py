@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from speccompile.adapters.buffers import PREFIX
@@ -35,7 +36,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
     )
     forwards = "by one forward" if config.mode.one_forward else "by as many forwards as the policy's draft length"
     drafts = f"made inside the step, {forwards}"
-    if config.mode.network_on_demand:
+    if config.mode.ready and config.mode.split:
         drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"
     elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"
@@ -120,10 +121,10 @@ def _dequantised(build: Build) -> str:
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
-    advice = "pretrained.load_quantized keeps integers, if they can be read exactly"
-    return (
-        f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded: {advice}"
-    )
+    # Values of FP8 and FP4 are no integers.
+    is_float = re.search("fp[48]", info.dequantised_from.lower())
+    advice = "" if is_float else ": pretrained.load_quantized keeps integers, if they can be read exactly"
+    return f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded{advice}"
 
 
 def _experts(build: Build) -> dict[str, str]:

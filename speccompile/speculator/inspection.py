@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from speccompile.compiler.pipelines import prefill_pipeline, tier_pipeline
+from speccompile.compiler.pipelines import step_pipeline
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
@@ -166,9 +166,9 @@ class Inspection(SpeculatorBase):
         if draft_len is not None:
             check_tier(draft_len, engine.draft_lens)
         if prefill is not None:
-            return prefill_pipeline(self._config, prefill, kind)
+            return step_pipeline(self._config, self._config.form(kind=kind, chunk=prefill))
         draft_len = max(self._config.tiers) if draft_len is None else draft_len
-        return tier_pipeline(self._config, draft_len, self._config.max_batch, kind)
+        return step_pipeline(self._config, self._config.form(draft_len, self._config.max_batch, kind))
 
     def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
         """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, Inductor's kernels

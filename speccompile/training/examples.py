@@ -4,27 +4,31 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
 from speccompile.hidden_states import SavedHiddenStates
-from speccompile.training.own_texts import OwnText, own_text, read_own_texts
-from speccompile.training.text_files import PATTERN, SavedTexts
+from speccompile.training.own_texts import OwnText, own_text, read_own_texts, text_of_fields
+from speccompile.training.text_files import PATTERN, TEXTS_SUFFIX, SavedTexts
 from speccompile.training.turn_files import is_json_lines
 
 #: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, the folder of either, or a JSON lines
 #: file of the user's own texts.
 Folder: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
-#: One of these, several folders or files of texts, or texts themselves.
-Data: TypeAlias = Folder | Sequence[str | Path | SavedTexts]
+#: One of these, several folders or files of texts, or own texts: strings, or mappings as in a JSON line.
+Data: TypeAlias = Folder | Iterable[str | Path | SavedTexts | Mapping[str, Any]]
 #: Texts that the user wrote, with their names.
 OwnTexts: TypeAlias = list[tuple[str, OwnText]]
+
+
+_LINE = '{"text": "..."}'
+_ACCEPTED = "give a folder, a *.jsonl file, several of these, or a list of texts"
 
 
 @dataclass(frozen=True)
@@ -96,7 +100,7 @@ class Examples(Sequence[Example]):
             reason = (
                 f"{len(self.items)} of them has tokens to learn from; at least two are needed, since one is held out"
             )
-            raise InvalidInput(name="the texts", reason=reason)
+            raise InvalidInput(name="the training data", reason=reason)
         chances = {item.name: _chance(item.name) for item in self.items}
         count = sum(chance < part for chance in chances.values())
         chosen = set(sorted(chances, key=lambda name: chances[name])[: min(max(count, 1), len(chances) - 1)])
@@ -111,7 +115,8 @@ def read_examples(
     """The examples of a folder, or of several, those without a token to learn from left out.
 
     Args:
-        data: a list of texts that are not paths is the user's own texts.
+        data: a list of texts or mappings is the user's own texts. A string is a text if it has white space and is not
+            the name of a file; alone it is a path.
         tokenizer: of the user's own texts.
         vocab: size of the target's vocabulary.
         max_len: of longer texts the beginning is used.
@@ -122,17 +127,18 @@ def read_examples(
             several classes or forms.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
-    parts = [data] if isinstance(data, Folder) else list(data)
-    opened = [_own_texts(parts, tokenizer)] if _are_texts(parts) else [_open(part, tokenizer) for part in parts]
+    opened = _opened(data, tokenizer)
     states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
     if states is not None and len(opened) > 1:
-        raise InvalidInput(name="the texts", reason="hidden states are trained on alone; give one folder of them")
+        raise InvalidInput(
+            name="the training data", reason="hidden states are trained on alone; give one folder of them"
+        )
     if not opened:
-        raise InvalidInput(name="the texts", reason="no folder is given")
+        raise InvalidInput(name="the training data", reason="no folder is given")
     targets = sorted({_target(part) for part in opened if not isinstance(part, list)})
     # The class, and the form that weights were rounded to; the digest between them is compared with the target's.
     if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) > 1:
-        raise InvalidInput(name="the texts", reason=f"they are by the targets {', '.join(targets)}")
+        raise InvalidInput(name="the training data", reason=f"they are by the targets {', '.join(targets)}")
     items = []
     for place, part in enumerate(opened):
         for name, ids, mask in _texts(part):
@@ -145,11 +151,11 @@ def read_examples(
                 items.append(Example(f"{place}:{name}" if place else name, ids, mask))
     if not items:
         reason = "no text has an answer of two tokens; use learn_from='all' if all tokens are the target's"
-        raise InvalidInput(name="the texts", reason=reason)
+        raise InvalidInput(name="the training data", reason=reason)
     greatest = max(int(item.input_ids.max()) for item in items)
     if greatest >= vocab:
         reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
-        raise InvalidInput(name="the texts", reason=f"{reason}; are they of another tokenizer?")
+        raise InvalidInput(name="the training data", reason=f"{reason}; are they of another tokenizer?")
     return Examples(tuple(items), tuple(targets), states)
 
 
@@ -174,12 +180,30 @@ def _texts(opened: SavedTexts | SavedHiddenStates | OwnTexts) -> Iterator[tuple[
             yield name, *opened.text(name)
 
 
-def _open(data: Folder, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts | SavedHiddenStates | OwnTexts:
+def _opened(data: Data, tokenizer: PreTrainedTokenizerBase | None) -> list[SavedTexts | SavedHiddenStates | OwnTexts]:
+    if isinstance(data, Folder):
+        return [_open(data, tokenizer)]
+    if not isinstance(data, Iterable):
+        raise InvalidInput(name="the training data", reason=f"they are a {type(data).__name__}; {_ACCEPTED}")
+    parts = list(data)
+    if any(isinstance(part, Mapping) or _is_text(part) for part in parts):
+        return [_own_texts(parts, tokenizer)]
+    return [_open(part, tokenizer) for part in parts]
+
+
+def _open(data: Any, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts | SavedHiddenStates | OwnTexts:
     if isinstance(data, SavedTexts | SavedHiddenStates):
         return data
+    if not isinstance(data, str | Path):
+        raise InvalidInput(name="the training data", reason=f"one of them is a {type(data).__name__}; {_ACCEPTED}")
     path = Path(data)
+    if not path.exists():
+        raise InvalidInput(name=f"the path {path}", reason="there is no such file or folder")
     if path.is_file() and is_json_lines(path):
         return [(str(number), text) for number, text in enumerate(read_own_texts(path, _needed(tokenizer)))]
+    if path.is_file() and path.suffix != TEXTS_SUFFIX:
+        reason = f"own texts are JSON lines, in a file named *.jsonl or *.jsonl.gz ({_LINE})"
+        raise InvalidInput(name=f"the file {path}", reason=reason)
     if path.is_file() or any(path.glob(PATTERN)):
         return SavedTexts(path)
     records = SavedHiddenStates(path)
@@ -189,28 +213,37 @@ def _open(data: Folder, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts
     return records
 
 
-def _are_texts(parts: Sequence[Folder]) -> bool:
-    """Whether these are texts and not paths. A path that does not exist is not taken for a text."""
-    return any(isinstance(part, str) and any(map(str.isspace, part)) and not os.path.exists(part) for part in parts)
+def _is_text(part: Any) -> bool:
+    """Whether a string is a text and not the name of a file or folder."""
+    return isinstance(part, str) and any(map(str.isspace, part)) and not _is_path(part)
 
 
-def _own_texts(parts: Sequence[Folder], tokenizer: PreTrainedTokenizerBase | None) -> OwnTexts:
+def _is_path(part: str) -> bool:
+    # The name of a file that does not exist is an error, not a text.
+    return os.path.exists(part) or is_json_lines(Path(part))
+
+
+def _own_texts(parts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None) -> OwnTexts:
     tokenizer, found = _needed(tokenizer), []
     for number, part in enumerate(parts):
-        if not isinstance(part, str):
-            raise InvalidInput(
-                name="the texts", reason=f"item {number} is a {type(part).__name__}, and others are texts"
-            )
+        if not isinstance(part, str | Mapping):
+            reason = f"item {number} is a {type(part).__name__}, and others are texts"
+            raise InvalidInput(name="the list of texts", reason=reason)
+        if isinstance(part, str) and _is_path(part):
+            reason = f"item {number} is the path {part}, and others are texts; give one kind"
+            raise InvalidInput(name="the list of texts", reason=reason)
         try:
-            found.append((str(number), own_text(part, tokenizer)))
+            text = own_text(part, tokenizer) if isinstance(part, str) else text_of_fields(part, tokenizer)
         except ValueError as error:
             raise InvalidInput(name=f"text {number}", reason=str(error)) from error
+        found.append((str(number), text))
     return found
 
 
 def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     if tokenizer is None:
-        raise InvalidInput(name="the texts", reason="they are not token ids yet; give the target's tokenizer=...")
+        reason = "own texts are not token ids yet; give the target's tokenizer=..."
+        raise InvalidInput(name="the training data", reason=reason)
     return tokenizer
 
 

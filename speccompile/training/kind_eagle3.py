@@ -33,6 +33,9 @@ class Training(HeadKind):
         if self.given is not None:
             return self.given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
+        if given is None and count <= 5:
+            reason = f"the usual three layers exist in targets of more than 5, and this one has {count}; name some"
+            raise InvalidOption(where="train_head", name="layers", value=None, reason=reason)
         taps = default_taps(count) if given is None else tuple(given)
         if taps[-1] >= count:
             reason = f"the target has the layers 0 .. {count - 1}"

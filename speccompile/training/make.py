@@ -121,7 +121,8 @@ def _digest(path: Path) -> str:
 
 def _bar(writer: TextWriter, options: TextOptions, *, shown: bool) -> tqdm[Any]:
     return tqdm(
-        total=options.tokens,
+        # Given prompts may end long before.
+        total=options.tokens if options.draws else None,
         initial=min(writer.tokens, options.tokens),
         unit="tok",
         unit_scale=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
-from speccompile.training.turn_files import read_lines
+from speccompile.training.turn_files import parse_line, read_lines
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnTe
     for number, line in enumerate(read_lines(path), start=1):
         if line.strip():
             try:
-                texts.append(_text(json.loads(line), tokenizer))
+                texts.append(text_of_fields(parse_line(line), tokenizer))
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
     if not texts:
@@ -63,8 +63,13 @@ def own_text(text: str, tokenizer: PreTrainedTokenizerBase) -> OwnText:
     return OwnText(ids, [1] * len(ids))
 
 
-def _text(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
-    if not isinstance(fields, dict):
+def text_of_fields(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
+    """The text of one JSON line: see :func:`read_own_texts`.
+
+    Raises:
+        ValueError: it is not such an object.
+    """
+    if not isinstance(fields, Mapping):
         raise ValueError("it is not a JSON object")
     name = None if fields.get("id") is None else str(fields["id"])
     for key in ("conversations", "messages"):
@@ -110,6 +115,11 @@ def _conversation(messages: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[li
     )
     if not (known and messages):
         raise ValueError("a conversation is a list of objects with 'role' and 'content'")
+    for number, message in enumerate(messages):
+        # Chat templates write any other value in Python's notation.
+        if not isinstance(message["content"], str):
+            found = type(message["content"]).__name__
+            raise ValueError(f"the content of message {number} must be a string, got {found}")
     ids = encoded(len(messages))
     mask = [0] * len(ids)
     for number, message in enumerate(messages):

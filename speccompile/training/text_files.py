@@ -23,7 +23,8 @@ import torch
 from speccompile.errors import CorruptTexts, InvalidInput, error_line
 
 FORMAT = 1
-PATTERN = "texts_*.npz"
+TEXTS_SUFFIX = ".npz"
+PATTERN = f"texts_*{TEXTS_SUFFIX}"
 
 
 @dataclass(frozen=True)
@@ -181,7 +182,7 @@ class SavedTexts:
         files = sorted(path.glob(PATTERN)) if path.is_dir() else [path] if path.is_file() else []
         if not files:
             raise InvalidInput(name=f"the path {path}", reason=f"there are no training texts ({PATTERN})")
-        if files == [path] and path.suffix != ".npz":
+        if files == [path] and path.suffix != TEXTS_SUFFIX:
             raise InvalidInput(name=f"the file {path}", reason=f"it is not a file of training texts ({PATTERN})")
         self.files = tuple(TextFile(file) for file in files)
         self.source = self.files[0].source

@@ -80,8 +80,9 @@ def train_head(
         target: in eval mode. Its weights are not changed.
         data: texts of :func:`make_texts`, hidden states of ``save_hidden_states``, or the folder of either; or several
             folders of texts. Own texts are a JSON lines file (``*.jsonl``) with ``text``, ``messages``,
-            ``conversations``, ``prompt`` or ``turns``, or a list of texts; they need ``tokenizer``. A head learns best
-            from texts that the target wrote.
+            ``conversations``, ``prompt`` or ``turns``, or a list of such mappings or of strings; they need
+            ``tokenizer``. A string in a list is a text if it has white space and names no file. A head learns best from
+            texts that the target wrote.
         output: a folder; created if it does not exist. It has the head's checkpoint, ``training.json`` with the
             acceptance by step, and in the folders ``checkpoints`` and ``states`` what the same call continues from,
             which may be deleted when the training has finished.
@@ -198,7 +199,7 @@ def _check_target(examples: Examples, teacher: Teacher) -> None:
         if not is_id_of(theirs, teacher.target):
             ours = target_id(teacher.target)
             reason = f"they are by the target {theirs}, and this is {ours}; let this target write texts (make_texts)"
-            raise InvalidInput(name="the texts", reason=reason)
+            raise InvalidInput(name="the training data", reason=reason)
     if examples.states is not None:
         layers = examples.states.about.layers if examples.states.about else ()
         if layers != teacher.taps:

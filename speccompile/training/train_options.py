@@ -162,7 +162,7 @@ class TrainOptions(Options):
             value = getattr(self, name)
             if value != self._field(name).default and not self._has(name):
                 kinds = " and ".join(OF_KINDS[name])
-                reason = f"it is an option of the kind {kinds}, and this is {self.kind}"
+                reason = f"only kind {kinds} has this option, and the kind is {self.kind}; leave it out"
                 raise InvalidOption(where=self.where, name=name, value=value, reason=reason)
 
     def _has(self, name: str) -> bool:

@@ -34,18 +34,30 @@ def is_json_lines(path: Path) -> bool:
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, whose name may end in ``.gz``.
+    """The lines of a UTF-8 file, whose name may end in ``.gz``. A byte order mark at its start is left out.
 
     Raises:
         InvalidInput: it cannot be read.
     """
     packed = path.suffix.lower() == ".gz"
     try:
-        with gzip.open(path, "rt", encoding="utf-8") if packed else path.open(encoding="utf-8") as file:
+        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
             # Not by splitlines(), which takes more characters than the newline for one.
             return file.read().split("\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
+
+
+def parse_line(line: str) -> Any:
+    """The value of a line of a file of JSON lines.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
+    try:
+        return json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'it is not JSON ({error}); each line must be an object such as {{"text": "..."}}') from error
 
 
 def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list[str]]:
@@ -56,7 +68,7 @@ def _conversations(lines: list[str], path: Path, as_json: bool) -> Iterator[list
             yield [line.strip()]
             continue
         try:
-            yield _turns(json.loads(line))
+            yield _turns(parse_line(line))
         except ValueError as error:
             raise InvalidInput(name=f"line {number} of the file {path}", reason=str(error)) from error
 

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
+import os
 from pathlib import Path
 
 from huggingface_hub import get_hf_file_metadata, hf_hub_url, model_info, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HFValidationError, HTTPError
 
 from speccompile.errors import PretrainedError, error_line
-from speccompile.utils.model_names import has_tokenizer, no_tokenizer
+from speccompile.utils.model_names import SMOLLM2, has_tokenizer, is_repository, no_tokenizer
 
+#: The file that PEFT's folders and repositories have.
+ADAPTER_CONFIG = "adapter_config.json"
 _FILE = "config.json"
+#: One of them is in the cache if a tokenizer is.
+TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", _FILE)
 _SECONDS = 10.0
 
 
@@ -37,28 +43,41 @@ def is_on_hub(repo_id: str, file: str) -> bool:
     return True
 
 
-def check_reachable(repo_id: str) -> None:
+def check_reachable(repo_id: str, *files: str) -> None:
     """Check that ``repo_id`` is in the cache of huggingface_hub, or that the hub answers.
+
+    Args:
+        files: one of them is in the cache if the repository is; without any, its config.
 
     Raises:
         PretrainedError: neither holds.
     """
-    if (error := unreachable(repo_id, _FILE)) is not None:
-        raise PretrainedError(
-            f"cannot load {repo_id!r}: there is no such folder, it is not in the cache of huggingface_hub, and the hub "
-            f"cannot be reached ({error_line(error)}).",
-            source=repo_id,
-            reason=f"the hub cannot be reached: {error_line(error)}",
-        ) from error
+    if (reason := unavailable(repo_id, *(files or (_FILE,)))) is not None:
+        meant = difflib.get_close_matches(repo_id.lower(), [SMOLLM2])
+        advice = f" Did you mean {SMOLLM2!r}?" if meant else ""
+        raise PretrainedError(f"cannot load {repo_id!r}: {reason}.{advice}", source=repo_id, reason=reason)
 
 
-def unreachable(repo_id: str, file: str) -> Exception | None:
-    """The error of a repository whose ``file`` is not in the cache of huggingface_hub while the hub does not answer;
-    else None. Whether the hub has it is not checked. A slow answer is left to huggingface_hub, which waits longer."""
-    if isinstance(try_to_load_from_cache(repo_id, file), str):
+def unavailable(source: str, *files: str) -> str | None:
+    """Why ``source`` is neither a folder nor leads to a repository with one of ``files``, found by one request; else
+    None."""
+    if os.path.isdir(source):
+        return None
+    if not is_repository(source):
+        return "there is no such folder"
+    if (error := _unreachable(source, *files)) is None:
+        return None
+    reason = "there is no such folder, it is not in the cache of huggingface_hub, and the hub cannot be reached"
+    return f"{reason} ({error_line(error)})"
+
+
+def _unreachable(repo_id: str, *files: str) -> Exception | None:
+    """The error of a repository with none of ``files`` in the cache of huggingface_hub while the hub does not answer;
+    else None. Whether the hub has them is not checked. A slow answer is left to huggingface_hub, which waits longer."""
+    if any(isinstance(try_to_load_from_cache(repo_id, file), str) for file in files):
         return None
     try:
-        get_hf_file_metadata(hf_hub_url(repo_id, file))
+        get_hf_file_metadata(hf_hub_url(repo_id, files[0]))
     except (HfHubHTTPError, EntryNotFoundError, FileMetadataError):
         # The hub has answered; the library that loads reports what is wrong with the repository.
         return None

@@ -28,11 +28,12 @@ FULL = os.strerror(errno.ENOSPC)
 
 @dataclass
 class _Replacement:
-    """``folder`` has links to the files of ``original``."""
+    """``folder`` is in the place of ``original``, to whose files it has links if it is ``linked``."""
 
     original: str
     folder: Path
     error: OSError
+    linked: bool
     warned: bool = False
 
     @property
@@ -43,9 +44,14 @@ class _Replacement:
 _replacements: list[_Replacement] = []
 
 
+def _replacement() -> _Replacement | None:
+    return _replacements[-1] if _replacements and _replacements[-1].in_use else None
+
+
 def replaced_inductor_folder() -> str | None:
     """The folder that was replaced, if one is."""
-    return _replacements[-1].original if _replacements and _replacements[-1].in_use else None
+    replacement = _replacement()
+    return None if replacement is None else replacement.original
 
 
 def make_inductor_folder_writable() -> None:
@@ -53,17 +59,20 @@ def make_inductor_folder_writable() -> None:
     try:
         _try(Path(inductor_cache_dir()))
     except OSError as error:
-        _replace(error)
+        _replace(error, linked=True)
 
 
 def replace_inductor_folder_after(failure: BaseException) -> bool:
-    """Replace the folder if it could not be written, as on a disk that has become full.
+    """Replace the folder by an empty one if it could not be written, as on a disk that has become full. A compiler
+    may have left parts of files there, and would write through links to them.
 
     Returns:
         Whether it was replaced, so that another attempt may succeed.
     """
-    error = write_error(failure)
-    return error is not None and replaced_inductor_folder() is None and _replace(error)
+    error, replacement = write_error(failure), _replacement()
+    if error is None or not (replacement is None or replacement.linked):
+        return False
+    return _replace(error, linked=False)
 
 
 def write_error(failure: BaseException) -> OSError | None:
@@ -81,18 +90,18 @@ def write_error(failure: BaseException) -> OSError | None:
 
 def warn_of_lost_kernels() -> None:
     """Warn once if the folder that replaces Inductor's has kernels that the original has not."""
-    for replacement in _replacements[-1:]:
-        if replacement.in_use and not replacement.warned:
-            if all(path.is_symlink() for path in replacement.folder.rglob("*.so")):
-                return
-            replacement.warned = True
-            reason = replacement.error.strerror
-            warn_caller(
-                f"Inductor's cache folder {replacement.original} cannot be written ({reason}), so its kernels last as "
-                f"long as this process, and every other one compiles them again. Set {VARIABLE} to a folder that can "
-                "be written, or to one that was filled by the same wrap",
-                Degraded,
-            )
+    replacement = _replacement()
+    if replacement is None or replacement.warned:
+        return
+    if all(path.is_symlink() for path in replacement.folder.rglob("*.so")):
+        return
+    replacement.warned = True
+    warn_caller(
+        f"Inductor's cache folder {replacement.original} cannot be written ({replacement.error.strerror}), so its "
+        f"kernels last as long as this process, and every other one compiles them again. Set {VARIABLE} to a folder "
+        "that can be written, or to one that was filled by the same wrap",
+        Degraded,
+    )
 
 
 def _try(folder: Path) -> None:
@@ -102,19 +111,20 @@ def _try(folder: Path) -> None:
         file.flush()
 
 
-def _replace(error: OSError) -> bool:
+def _replace(error: OSError, *, linked: bool) -> bool:
     # Torch has noted the folder there before it failed.
-    original = os.environ[VARIABLE]
+    original = replaced_inductor_folder() or os.environ[VARIABLE]
     try:
         folder = Path(tempfile.mkdtemp(prefix="speccompile-inductor-"))
         remove_with_process(folder)
-        with contextlib.suppress(OSError, shutil.Error):
-            # Locks are not opened through links.
-            locks = shutil.ignore_patterns("*.lock")
-            shutil.copytree(original, folder, ignore=locks, copy_function=os.symlink, dirs_exist_ok=True)
+        if linked:
+            with contextlib.suppress(OSError, shutil.Error):
+                # Locks are not opened through links.
+                locks = shutil.ignore_patterns("*.lock")
+                shutil.copytree(original, folder, ignore=locks, copy_function=os.symlink, dirs_exist_ok=True)
         _try(folder)
     except OSError:
         return False
-    _replacements.append(_Replacement(original, folder, error))
+    _replacements.append(_Replacement(original, folder, error, linked))
     os.environ[VARIABLE] = str(folder)
     return True

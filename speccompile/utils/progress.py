@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Iterator
 
 from speccompile.errors import InvalidOption
-from speccompile.utils.slow_progress import show_when_slow
+from speccompile.utils.slow_progress import show_work_of_library
 
 #: Called with a description and whether the work begins (True) or has ended (False).
 Progress = Callable[[str, bool], None]
@@ -44,13 +44,13 @@ def listening(progress: Progress | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def task(description: str) -> Iterator[None]:
-    """Work that may take seconds. Without a listener it is shown on a terminal, if it does."""
+    """Work that may take seconds. Without a listener it is shown on stderr, if it does."""
     report, started = _listener.get(), time.perf_counter()
-    shown = report is None and sys.stderr is not None and sys.stderr.isatty()
+    shown = report is None and sys.stderr is not None
     if report is not None:
         report(description, True)
     try:
-        with show_when_slow(description) if shown else contextlib.nullcontext():
+        with show_work_of_library(description) if shown else contextlib.nullcontext():
             yield
         logger.info("%s: %.2f s", description, time.perf_counter() - started)
     finally:

@@ -1,4 +1,4 @@
-"""Shows a step that takes longer than two seconds, on stderr."""
+"""Shows work that takes seconds, on stderr."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
+#: Work of commands, and work that a terminal shows, is announced after this time.
 _SLOW_SECONDS = 2.0
+#: Work of a library call whose stderr is no terminal: a notebook, or the log of a program.
+_SECONDS_IN_LOGS = 4.0
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
 """Called with what is about to happen; the context it returns lasts as long as that."""
@@ -17,7 +20,21 @@ Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
 
 @contextlib.contextmanager
 def show_when_slow(what: str) -> Iterator[None]:
-    """Show ``what`` on stderr while the context lasts, from the second second on."""
+    """Show ``what`` on stderr while the context lasts, from the second second on. Elsewhere than on a terminal it is a
+    line."""
+    with _shown(what, _SLOW_SECONDS):
+        yield
+
+
+@contextlib.contextmanager
+def show_work_of_library(what: str) -> Iterator[None]:
+    """Show ``what`` as :func:`show_when_slow` does. A line in the log of a program comes later."""
+    with _shown(what, _SECONDS_IN_LOGS):
+        yield
+
+
+@contextlib.contextmanager
+def _shown(what: str, seconds_in_logs: float) -> Iterator[None]:
     # Most programs never show anything.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -30,6 +47,8 @@ def show_when_slow(what: str) -> Iterator[None]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
+        # Drawing takes a core from the work.
+        refresh_per_second=2,
         redirect_stdout=False,
         redirect_stderr=False,
     )
@@ -41,7 +60,7 @@ def show_when_slow(what: str) -> Iterator[None]:
         else:
             console.print(f"{what} ...", markup=False, highlight=False, soft_wrap=True)
 
-    timer = threading.Timer(_SLOW_SECONDS, show)
+    timer = threading.Timer(_SLOW_SECONDS if console.is_terminal else seconds_in_logs, show)
     timer.daemon = True
     timer.start()
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -16,6 +17,7 @@ from speccompile import modes, wrap
 from speccompile.acceptance import RULES, Block
 from speccompile.errors import InvalidOption, PassError
 from speccompile.graph.state import K, N, StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.modes import registry
@@ -65,14 +67,11 @@ class Evenly(Mode):
     name: ClassVar[str] = "evenly"
     draft_probs: ClassVar[bool] = True
 
-    def state(self) -> list[StateSpec]:
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         return [StateSpec("dice", (N, K), torch.int64, high=4)]
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftEvenly(draft_len, False)]
-
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftEvenly(draft_len, probabilities)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftEvenly(form.drafts, form.probabilities)]
 
     def explain(self) -> str:
         return "one of four tokens"
@@ -85,8 +84,8 @@ class Certain(Evenly):
     name: ClassVar[str] = "certain"
     draft_probs: ClassVar[bool] = False
 
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return self.draft_passes(draft_len)
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftEvenly(form.drafts, False)]
 
 
 @dataclass(frozen=True)

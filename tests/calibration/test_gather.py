@@ -59,7 +59,13 @@ def test_texts_are_read_as_far_as_asked() -> None:
 
 
 @pytest.mark.parametrize(
-    ("texts", "says"), [([], "they have no tokens"), ([[]], "they have no tokens"), ([[5, 128]], "outside of 0 .. 127")]
+    ("texts", "says"),
+    [
+        ([], "they have no tokens"),
+        ([[]], "they have no tokens"),
+        ([[5, 128]], "outside of 0 .. 127"),
+        (["The sea is blue."], "give its token ids"),
+    ],
 )
 def test_texts_that_cannot_be_read(texts: Any, says: str) -> None:
     with raises(InvalidInput, reason=re.compile(re.escape(says))):

@@ -170,6 +170,9 @@ def test_generate_draws_as_its_options_say(monkeypatch: pytest.MonkeyPatch) -> N
     assert texts["1"] != texts["2"]
     wanted = {"temperature": 0.9, "top_p": 0.95, "top_k": 40, "seed": 1, "do_sample": True}
     assert given[0].items() >= wanted.items()
+    greedy = call("generate", "tiny", *QUICK, "--prompt", "abc", "--max-len", "64", "--temperature", "0")
+    assert greedy.exit_code == 0, greedy.stderr
+    assert given[-1].items() >= {"temperature": 0.0, "do_sample": True}.items()
     refused = call("generate", "tiny", *QUICK, "--prompt", "a", "--temperature", "-1")
     assert refused.exit_code == 2 and "Invalid value for '--temperature'" in refused.stderr
 
@@ -319,9 +322,10 @@ class Terminal(io.StringIO):
         return True
 
 
-def test_work_without_a_listener_is_shown_on_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_a_listener_is_shown_later_in_a_log(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("speccompile.utils.slow_progress._SLOW_SECONDS", 0.0)
-    for stderr, shown in ((Terminal(), True), (io.StringIO(), False)):
+    for stderr, seconds, shown in ((Terminal(), 9.0, True), (io.StringIO(), 9.0, False), (io.StringIO(), 0.0, True)):
+        monkeypatch.setattr("speccompile.utils.slow_progress._SECONDS_IN_LOGS", seconds)
         monkeypatch.setattr(sys, "stderr", stderr)
         with task("capture the model"):
             time.sleep(0.1)

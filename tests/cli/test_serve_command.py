@@ -58,6 +58,13 @@ def test_a_bound_port_is_found_before_the_model_is_loaded(monkeypatch: pytest.Mo
     assert f"127.0.0.1:{port} cannot be bound (Address already in use)" in " ".join(result.stderr.split())
 
 
+def test_an_adapter_that_does_not_exist_is_found_before_the_model_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.cli.serve.run", lambda *_, **__: pytest.fail("it loads the model"))
+    result = CliRunner().invoke(app, [*START, "--port", str(free_port()), "--lora-modules", "legal=./nowhere"])
+    assert result.exit_code == 2
+    assert "the adapter 'legal' (./nowhere) cannot be added: there is no such folder" in result.stderr
+
+
 def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:
     port = free_port()
     command = [sys.executable, "-m", "speccompile", *START, "--port", str(port), "--api-key", "secret", "--warm"]

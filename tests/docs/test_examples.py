@@ -7,6 +7,7 @@ import runpy
 from pathlib import Path
 
 import pytest
+import typer
 
 from speccompile.cli.models import encode, tiny_model, tiny_tokenizer
 from speccompile.modes import registry
@@ -57,6 +58,8 @@ def test_prompts_by_topic(tmp_path: Path) -> None:
     main = runpy.run_path(str(EXAMPLES / "prompts_by_topic.py"))["main"]
     for name in ("first.jsonl", "again.jsonl"):
         main(tmp_path / name, count=3000, seed=1)
+    with pytest.raises(typer.BadParameter, match=r"must end in \.jsonl"):
+        main(tmp_path / "first.txt", count=10, seed=1)
     prompts = [turns[0] for turns in read_turns(tmp_path / "first.jsonl")]
     assert 1000 < len(prompts) == len(set(prompts))
     assert not any("{" in prompt or "}" in prompt for prompt in prompts)
@@ -104,3 +107,13 @@ def test_serving(capsys: pytest.CaptureFixture[str]) -> None:
     # Streamed, and not one after the other.
     first = [line[:32] for line in lines[:20]]
     assert len(set(first)) > 1
+
+
+def test_custom_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
+    source = EXAMPLES / "custom_draft_model.py"
+    assert len(source.read_text().splitlines()) <= 60
+    # Checks the texts of a chain and of a tree itself, fused and split.
+    runpy.run_path(str(source))["main"]()
+    found = re.findall(r"fused=(\w+): same text; acceptance length ([\d.]+)", capsys.readouterr().out)
+    assert [fused for fused, _ in found] == ["True", "False"]
+    assert all(float(length) > 1.1 for _, length in found), "the drafter was to be right now and then"

@@ -358,21 +358,38 @@ def test_an_op_is_decomposed_only_inside_of_the_context() -> None:
     assert op not in table()
 
 
+@pytest.mark.parametrize("stored", [True, False])
 @pytest.mark.parametrize("replaced", [True, False])
-def test_a_body_is_compiled_again_in_another_folder(monkeypatch: pytest.MonkeyPatch, replaced: bool) -> None:
-    """Of a folder that cannot be written."""
-    compiled = SimpleNamespace(is_saveable=lambda: False)
-    outcomes = [LoweringError("No space left on device"), compiled]
+def test_a_body_is_made_again_in_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: bool, stored: bool
+) -> None:
+    """Of a folder that cannot be written: also loading a stored artifact writes into it."""
+    outcomes = [LoweringError("No space left on device"), SimpleNamespace(is_saveable=lambda: False)]
 
-    def compile_body(*_: object) -> object:
+    def make(*_: object) -> object:
         outcome = outcomes.pop(0)
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
-    monkeypatch.setattr(inductor, "_compile", compile_body)
+    monkeypatch.setattr(inductor, "_read" if stored else "_compile", make)
     monkeypatch.setattr(inductor, "replace_inductor_folder_after", lambda failure: replaced)
+    monkeypatch.setattr(inductor, "artifact_name", lambda body, device: "compiled/x.bin")
+    monkeypatch.setattr(inductor, "compiled_function", lambda artifact: (artifact, "code"))
+    monkeypatch.setattr(inductor, "_direct", lambda compiled, body: compiled)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     body: Any = SimpleNamespace(name="layer", layers=())
+    if stored:
+        CacheFolder().write("compiled/x.bin", b"data")
     with contextlib.nullcontext() if replaced else pytest.raises(LoweringError):
-        made: object = CompiledBodies(CacheFolder())._make("name", body, torch.device("cpu"))
-        assert made is compiled
+        assert CompiledBodies(CacheFolder())._load(body, CPU).code == "code"
+    assert len(outcomes) == (0 if replaced else 1)
+
+
+def test_the_folder_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(inductor.CompiledArtifact, "load", load)
+    with pytest.raises(LoweringError, match=f"Set TORCHINDUCTOR_CACHE_DIR .* {inductor.inductor_cache_dir()} cannot"):
+        inductor._read("compiled/x.bin", b"data")

@@ -68,7 +68,8 @@ def test_options_go_to_who_takes_them() -> None:
     assert isinstance(mode, Composed)
     suffix, ngram = mode.drafters
     assert (suffix.max_depth, ngram.max_ngram, mode.min_score) == (9, 2, 0.5)  # type: ignore[attr-defined]
-    assert len({spec.name for spec in mode.state()}) == len(mode.state())
+    state = mode.state(())
+    assert len({spec.name for spec in state}) == len(state)
 
 
 def test_the_text_is_that_of_transformers() -> None:

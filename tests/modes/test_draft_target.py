@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PretrainedConfig
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption, ModelInTraining, PretrainedError
@@ -128,14 +128,18 @@ def test_fused_and_split_draft_the_same(by_another: Speculator, split: Speculato
     assert split.tiers[3].drafter is not None and by_another.tiers[3].drafter is None
 
 
-def test_a_split_drafter_leaves_the_targets_executable_alone(split: Speculator) -> None:
-    for tier in [*split.tiers.values(), *split.engine.prefill_tiers.values()]:
-        assert tier.drafter is not None
-        assert "drafter_decoder_layer" not in tier.stages.last.python
-        drafts = tier.drafter.stages.last
-        assert "drafter_decoder_layer" in drafts.python
-        assert not any(name.startswith("decoder_layer") for name in drafts.op_counts)
-        assert not any(name.startswith(("k_", "v_", "model_")) for name in drafts.graph.ports)
+def test_a_split_drafter_drafts_in_executables_of_its_own(split: Speculator) -> None:
+    without_drafts = [tier for (draft_len, *_), tier in split.engine.tiers.items() if draft_len == 0]
+    assert all(tier.drafter is None for tier in [*without_drafts, *split.engine.prefill_tiers.values()])
+    for draft_len, tier in split.tiers.items():
+        # The step keeps the network warm, by one forward.
+        assert tier.stages.last.op_counts["drafter_decoder_layer"] == 1
+        if draft_len:
+            assert tier.drafter is not None
+            drafts = tier.drafter.stages.last
+            assert drafts.op_counts["drafter_decoder_layer"] == draft_len
+            assert not any(name.startswith("decoder_layer") for name in drafts.op_counts)
+            assert not any(name.startswith(("k_", "v_", "model_")) for name in drafts.graph.ports)
 
 
 def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
@@ -208,6 +212,18 @@ def test_what_cannot_draft_is_refused(model: LlamaForCausalLM, options: dict[str
 def test_a_draft_model_in_training_is_refused(model: LlamaForCausalLM) -> None:
     with raises(ModelInTraining, model="LlamaForCausalLM"):
         wrap(model, "draft_target", **SIZES, draft=tiny_llama().train())
+
+
+def test_a_repository_that_cannot_be_reached_is_asked_for_once(
+    model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_network(url: str) -> None:
+        raise OSError("no network")
+
+    monkeypatch.setattr("speccompile.utils.hub.get_hf_file_metadata", no_network)
+    monkeypatch.setattr(PretrainedConfig, "get_config_dict", lambda *_: pytest.fail("it is tried for half a minute"))
+    with raises(PretrainedError, source="nobody/nothing", reason=re.compile("the hub cannot be reached")):
+        wrap(model, "draft_target", draft="nobody/nothing", **SMALL)
 
 
 def test_no_such_folder(model: LlamaForCausalLM, tmp_path: Any) -> None:

@@ -13,10 +13,12 @@ from transformers import LlamaForCausalLM
 
 from speccompile import modes, wrap
 from speccompile.errors import InvalidOption, SpecCompileError
+from speccompile.graph.step_form import StepForm
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes import ReadyMode, registry
 from speccompile.modes.draft_target import DraftTarget
-from speccompile.modes.lookup_first import LookupFirst, first_drafts
+from speccompile.modes.lookup_first import LookupFirst
+from speccompile.passes.step.hand_over import stored_chain
 from speccompile.policies.base import Done, Ladder, Row, Upcoming
 from speccompile.policies.cost import Cost
 from speccompile.policies.costs import CostTable, TierCost
@@ -83,7 +85,7 @@ def drafts_of(alone: Speculator, text: list[int]) -> list[int]:
     while len(request.new_tokens) < 2:
         alone.engine.step()
     assert text[-1] == request.new_tokens[0]
-    drafts: list[int] = alone.arena["draft_tokens"][request.slot].tolist()
+    drafts: list[int] = alone.arena["stored_drafts"][request.slot].tolist()
     request.cancel()
     alone.engine.run()
     return drafts
@@ -103,16 +105,16 @@ def test_the_network_drafts_for_rows_without_a_lookup_and_runs_for_no_others(
         text, slot = PROMPTS[0] + request.new_tokens, request.slot
         if len(text) >= len(PROMPTS[0]) + NEW - K:
             break
-        arena["network_tokens"][slot] = -5
+        arena["stored_drafts"][slot] = -5
         before = request.stats.draft_tokens
         spec.engine.step()
         proposed = request.stats.draft_tokens - before
         if len(text) % 3 == 0:
             lookups += 1
-            assert proposed == 2 and arena["network_tokens"][slot].tolist() == [-5] * K
+            assert proposed == 2 and arena["stored_drafts"][slot].tolist() == [-5] * K
         else:
             networks += 1
-            assert proposed == K and arena["network_tokens"][slot].tolist() == drafts_of(alone, text)
+            assert proposed == K and arena["stored_drafts"][slot].tolist() == drafts_of(alone, text)
     request.cancel()
     spec.engine.run()
     assert lookups > 1 and networks > 3
@@ -160,7 +162,7 @@ def test_other_networks(model: LlamaForCausalLM, network: str) -> None:
 def test_a_split_network_is_kept_warm_by_the_step(model: LlamaForCausalLM) -> None:
     mode = modes.create(["ngram", "draft_target"], {"draft": model, "fused": False})
     assert isinstance(mode, LookupFirst) and isinstance(mode.network_mode, DraftTarget)
-    assert mode.network_mode.fused and "drafter_read" in mode.goals
+    assert mode.network_mode.fused and "drafter_read" in mode.after_commit(StepForm(0))[0].provides
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------
@@ -177,16 +179,17 @@ def test_a_lookup_is_certain_and_a_network_is_what_it_drew_from() -> None:
     i64, vocab = torch.int64, 5
     slots = torch.tensor([2, 0])
     stored = torch.rand((3, K, vocab))
-    drafts, lens, probs = first_drafts(
+    drafts, lens, probs = stored_chain(
         slots,
-        torch.tensor([[1, 2, 3], [0, 0, 0], [4, 3, 2]]),
-        torch.tensor([0, 0, 2]),
         torch.tensor([[3, 2, 1], [0, 0, 0], [1, 1, 1]]),
         torch.tensor([3, 3, 3]),
         torch.full((3,), 9, dtype=i64),
         torch.full((3,), 60, dtype=i64),
+        torch.tensor([[1, 2, 3], [0, 0, 0], [4, 3, 2]]),
+        torch.tensor([0, 0, 2]),
         stored,
         draft_len=2,
+        proposals=True,
     )
     assert drafts.tolist() == [[4, 3], [3, 2]] and lens.tolist() == [2, 2]
     assert probs[0].tolist() == [[0, 0, 0, 0, 1], [0, 0, 0, 1, 0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -26,8 +26,8 @@ class Counting(ReadyMode):
     name: ClassVar[str] = "counting"
     own_state: ClassVar[tuple[str, ...]] = ("asked",)
 
-    def state(self) -> list[StateSpec]:
-        return [*super().state(), StateSpec("asked", (N,), torch.int64, high=9)]
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        return [*super().state(tiers), StateSpec("asked", (N,), torch.int64, high=9)]
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int

@@ -188,7 +188,7 @@ def test_anchors_are_the_passes_of_the_tiers_that_are_built(model: LlamaForCausa
     """Also those of a drafter of trees that runs before the step; and none of chains where all drafts are trees."""
     options: dict[str, Any] = OPTIONS | {"tiers": (0, Tree.dynamic(4, 2, 2))}
     head = Eagle3Head.random(model, taps=(0, 0, 1))
-    for mode, given, anchor in (("eagle3", {"draft": head}, "store_tree"), ("suffix", {}, "read_tree")):
+    for mode, given, anchor in (("eagle3", {"draft": head}, "store_drafts"), ("suffix", {}, "read_tree")):
         assert planned(model, mode, passes=[own(after=anchor)], **given, **options).config.passes
     with refuses(InvalidOption, name="passes", reason=re.compile("'read_drafts', which is not among the passes")):
         planned(model, "suffix", passes=[own(after="read_drafts")], **options)

@@ -27,6 +27,7 @@ from speccompile.cli import app, generate, inspect
 from speccompile.cli.measure_weights import of_stored, perplexity
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError, UnsupportedCheckpoint
+from speccompile.modes.network import draft_models
 from speccompile.pretrained import loading
 from speccompile.utils import hub
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
@@ -194,8 +195,14 @@ def test_a_hub_that_cannot_be_reached_fails_at_once(monkeypatch: pytest.MonkeyPa
     lists(monkeypatch)
     loads: list[object] = []
     monkeypatch.setattr(loading.AutoModelForCausalLM, "from_pretrained", loads.append)
-    with raises(PretrainedError, source="nobody/nothing", reason=re.compile("^the hub cannot be reached: Connect")):
+    with raises(PretrainedError, source="nobody/nothing", reason=re.compile(r"the hub cannot be reached \(Connect")):
         pretrained.load("nobody/nothing")
+    assert loads == [], "transformers would retry for half a minute"
+    monkeypatch.setattr(loading.AutoTokenizer, "from_pretrained", loads.append)
+    with raises(PretrainedError, source="nobody/nothing", reason=re.compile(r"the hub cannot be reached \(Connect")):
+        pretrained.load_tokenizer("nobody/nothing")
+    monkeypatch.setattr(draft_models.PretrainedConfig, "get_config_dict", loads.append)
+    assert draft_models.draft_config("nobody/nothing") == {}
     assert loads == [], "transformers would retry for half a minute"
 
 
@@ -268,6 +275,9 @@ def test_what_is_in_the_cache_asks_no_hub(own_cache: Path, monkeypatch: pytest.M
     cached(own_cache, "nobody/cached", "config.json")
     at(closed_port(), monkeypatch)
     check_reachable("nobody/cached")
+    check_reachable("nobody/cached", "tokenizer.json", "config.json")
+    with pytest.raises(PretrainedError):
+        check_reachable("nobody/cached", "tokenizer.json")
     with pytest.raises(PretrainedError):
         check_reachable("nobody/nothing")
 

@@ -33,7 +33,7 @@ from transformers.utils import logging as hf_logging
 import speccompile
 from speccompile import pretrained
 from speccompile.errors import DeviceMemoryFull, PretrainedError
-from speccompile.pretrained import smollm2
+from speccompile.pretrained import loading, smollm2
 from speccompile.utils import paths, slow_progress
 from speccompile.utils.parameters import parameter_bytes
 from support.errors import raises
@@ -247,6 +247,15 @@ def test_a_model_without_a_language_model_is_refused_briefly(tiny_folder: Path) 
     ) as error:
         pretrained.load_model(str(tiny_folder))
     assert len(str(error.value)) < 400
+
+
+def test_slow_loading_is_announced(
+    tiny_folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slow_progress, "_SECONDS_IN_LOGS", 0.0)
+    monkeypatch.setattr(loading, "_loaded", lambda *_: time.sleep(0.1))
+    pretrained.load_model(str(tiny_folder))
+    assert capsys.readouterr().err == f"load {tiny_folder} ...\n"
 
 
 def test_load_in_another_dtype(tiny_folder: Path) -> None:

@@ -85,7 +85,9 @@ def test_the_text_is_that_of_the_dequantised_weights_and_the_report_names_the_fo
     ) as spec:
         expected = reference.generate(prompt, max_new_tokens=24, do_sample=False, pad_token_id=0)
         assert spec.generate(prompt, max_new_tokens=24).tolist() == expected.tolist()
-        assert re.search(r"stored as FP8 \(modelopt\) and dequantised to float32", spec.explain())
+        (weights,) = re.findall("^weights .*", spec.explain(), re.MULTILINE)
+        assert "stored as FP8 (modelopt) and dequantised to float32" in weights
+        assert "load_quantized" not in weights, "it would refuse them"
 
 
 def test_a_model_that_transformers_dequantised_is_known(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from speccompile.errors import InvalidOption, InvalidTrace
 from speccompile.report.names import short_names
 from speccompile.report.program_data import Node, Program
 from speccompile.utils.devices import MOVE
+from speccompile.utils.progress import listening
 from support.errors import raises
 from support.families import model_of
 from support.gpus import pretend_gpus
@@ -124,7 +125,10 @@ def test_prompts_are_decoded_at_each_tier() -> None:
 def test_decoding_leaves_the_policy_as_it_was() -> None:
     with speccompile.wrap(tiny_llama(), tiers=(0, 1), max_len=64, backend="eager", policy="ema") as spec:
         policy = spec.policy
-        report = spec.report(measure=False, prompts=[PROMPT], max_new_tokens=4)
+        shown: list[str] = []
+        with listening(lambda what, begins: shown.append(what) if begins else None):
+            report = spec.report(measure=False, prompts=[PROMPT], max_new_tokens=4)
+        assert shown[0] == "decode the prompts at each tier"
         assert spec.policy is policy
         assert report.tiers[-1].measured is None and report.tiers[-1].decoded is not None
         with raises(InvalidOption, name="measure"):

@@ -116,6 +116,10 @@ def test_unknown_names_stay_errors(spec: Speculator) -> None:
     for value in (3, None):
         with raises(UnknownOption, where="generate", names="max_new_token", similar=" Did you mean max_new_tokens?"):
             spec.generate(prompts(), max_new_token=value)
+    with raises(UnknownOption, where="generate", names="stop", similar=" Did you mean stop_strings?"):
+        spec.generate(prompts(), stop="a")
+    with raises(UnknownOption, where="submit", names="stop_strings", similar=" Did you mean stop?"):
+        spec.engine.submit([5], stop_strings="a")
     with raises(UnknownOption, where="generate", names="pixel_values", similar=""):
         spec.generate(prompts(), pixel_values=torch.ones(1))
 

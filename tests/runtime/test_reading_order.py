@@ -109,6 +109,16 @@ def test_the_piece_of_the_oldest_goes_to_the_client_with_the_fewest_slots(play: 
     assert chosen[7] is own, "of one address the chat without a slot"
 
 
+def test_a_client_with_few_slots_does_not_stop_the_long_prompts_of_another_one(play: Play) -> None:
+    for number in range(3):
+        play.running(client=("10.0.0.7", f"chat {number}"))
+    long = play.reading(400, first=1, client=("10.0.0.7", "chat 4"))
+    others = [play.submit(200, first=2 + number, client=("10.0.0.8", f"chat {number}")) for number in range(2)]
+    for number in range(16):
+        play.submit(8, first=4 + number, client=("10.0.0.7", f"short {number}"))
+    assert names(play.pieces(16)[3::4], a=long, b=others[0]) == "baba"
+
+
 def test_the_greatest_priority_goes_first_whatever_the_length(play: Play) -> None:
     low = play.submit(8, first=1, priority=-1)
     high, higher = play.submit(60, first=2), play.submit(100, first=3, priority=2**63 - 1)

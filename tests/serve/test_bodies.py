@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
@@ -149,6 +150,29 @@ def test_prompts_of_a_client_that_has_left_are_not_tokenized(client: Client, mon
         asyncio.run(leave())
     time.sleep(0.2)
     assert 1 <= len(seen) <= 4
+
+
+def test_a_refused_body_is_freed_with_its_request(client: Client) -> None:
+    """A cycle of an error and the frames that it was raised in waits for Python's collector of garbage."""
+    refused: list[tuple[str, dict[str, Any]]] = [
+        (COMPLETIONS, {"prompt": "a", "freed": 1}),
+        (COMPLETIONS, {"prompt": [5] * (serving.MAX_LEN + 1), "user": "freed"}),
+        (CHAT, {"messages": [USER, USER], "user": "freed"}),
+    ]
+    gc.collect()
+    gc.disable()
+    gc.set_debug(gc.DEBUG_SAVEALL)
+    try:
+        for path, body in refused:
+            client.refused(path, body)
+        gc.collect()
+        kinds = (ApiError, CompletionBody, ChatBody)
+        kept = [value for value in gc.garbage if isinstance(value, kinds) and "freed" in repr(value)]
+    finally:
+        gc.set_debug(0)
+        gc.garbage.clear()
+        gc.enable()
+    assert not kept
 
 
 @pytest.mark.parametrize("field", ["max_tokens", "top_k", "min_tokens", "num_draft_tokens", "priority", "seed"])

@@ -16,7 +16,8 @@ from speccompile.serve.ignored import log_ignored
 from speccompile.serve.infill import INFILL_FORMS, InfillForm, check_infill_ids, infill_form, infill_prompt
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.streams import event
-from speccompile.serve.template_fields import TemplateFields
+from speccompile.serve.template_fields import Reasoning, TemplateFields
+from speccompile.serve.tool_fields import Tool, ToolFields
 from support.serving import VOCAB, Client, tokenizer
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
@@ -58,10 +59,54 @@ def streamed(client: Client, path: str, fields: dict[str, Any]) -> str:
         ({"max_tokens": 8, "stream_options": {"include_usage": True}}, {"max_tokens": 8}),
         ({"max_tokens": 8, "function_call": "auto", "use_beam_search": False}, {"max_tokens": 8}),
         ({"max_tokens": 8, "reasoning_effort": "low", "verbosity": "high"}, {"max_tokens": 8}),
+        ({"max_tokens": 8, "stop_token_ids": [90.0]}, {"max_tokens": 8, "stop_token_ids": [90]}),
     ],
 )
 def test_a_value_stands_for_another(client: Client, path: str, fields: dict[str, Any], same: dict[str, Any]) -> None:
     assert whole(client, path, fields) == whole(client, path, same)
+
+
+def test_token_ids_may_be_written_with_a_fraction_of_zero(client: Client) -> None:
+    plain = client.complete([[5, 6], [7]], max_tokens=4)["choices"]
+    assert client.complete([[5.0, 6], [7.0]], max_tokens=4)["choices"] == plain
+    assert client.complete([5.0, 6.0], max_tokens=4)["choices"][0]["text"] == plain[0]["text"]
+    text = client.post("/detokenize", {"tokens": [5, 90]}).json()
+    assert client.post("/detokenize", {"tokens": [5.0, 90.0]}).json() == text
+    assert client.refused("/detokenize", {"tokens": [5, 6.5]})["param"] == "tokens[1]"
+
+
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_a_request_for_padding_changes_no_event_and_is_logged(
+    client: Client, caplog: pytest.LogCaptureFixture, path: str
+) -> None:
+    log_ignored.cache_clear()
+    fields = {"max_tokens": 8, "stream_options": {"include_obfuscation": True}}
+    assert streamed(client, path, fields) == streamed(client, path, {"max_tokens": 8})
+    assert any(message.startswith("stream_options.include_obfuscation is ignored") for message in caplog.messages)
+
+
+TOOL: dict[str, Any] = {"name": "f", "description": "a", "parameters": {"type": "object", "properties": {}}}
+EXTRA = {"cache_control": {"type": "ephemeral"}, "x-vendor": 1}
+
+
+@pytest.mark.parametrize(
+    "tool",
+    [
+        {"type": "function", "function": TOOL, **EXTRA},
+        {"type": "function", "function": TOOL, "strict": True},
+        {"type": "function", "function": TOOL | EXTRA},
+    ],
+)
+def test_a_field_that_tools_do_not_have_is_not_in_the_prompt_and_is_logged(
+    tool: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    log_ignored.cache_clear()
+    given, plain = Tool.model_validate(tool), Tool.model_validate({"type": "function", "function": TOOL})
+    assert [message.partition(" is ignored")[0] for message in caplog.messages] == [ToolFields.ignores[0]]
+    made, messages = with_template("{{ tools }}"), [Message(role="user", content="ab")]
+    made.chat_template += "{% for message in messages if message.tool_calls %}{% endfor %}<tool_call>"
+    ids = [chat_ids(made, messages, [item], TemplateFields()) for item in (given, plain)]
+    assert ids[0] == ids[1] and "'f'" in made.decode(ids[0])
 
 
 @pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
@@ -131,8 +176,7 @@ def with_template(template: str) -> PreTrainedTokenizerBase:
         ({}, "medium True"),
         ({"reasoning_effort": "high"}, "high True"),
         ({"reasoning_effort": "none"}, "none False"),
-        ({"reasoning": {"effort": "low", "summary": "auto"}}, "low True"),
-        ({"reasoning": {"max_tokens": 9}}, "medium True"),
+        ({"reasoning": {"effort": "low"}}, "low True"),
         ({"chat_template_kwargs": {"enable_thinking": False}}, "medium False"),
         ({"chat_template_kwargs": {"enable_thinking": True}, "reasoning_effort": "none"}, "none True"),
     ],
@@ -143,6 +187,18 @@ def test_the_template_has_the_variables_of_a_request(
     made = with_template("{{ reasoning_effort|default('medium') }} {{ enable_thinking|default(true) }}")
     ids = chat_ids(made, [Message(role="user", content="ab")], None, TemplateFields(**fields))
     assert made.decode(ids) == text and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    ("reasoning", "effort"), [({"effort": "low", "summary": "auto"}, "low"), ({"max_tokens": 9}, None)]
+)
+def test_other_fields_of_a_reasoning_are_logged(
+    reasoning: dict[str, Any], effort: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    log_ignored.cache_clear()
+    given = TemplateFields.model_validate({"reasoning": reasoning}).reasoning
+    assert given is not None and given.model_dump() == {"effort": effort}
+    assert [message.partition(",")[0] for message in caplog.messages] == [f"{Reasoning.ignores[0]} is ignored"]
 
 
 def test_a_variable_that_the_template_does_not_have_is_logged_once(caplog: pytest.LogCaptureFixture) -> None:

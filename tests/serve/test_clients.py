@@ -43,6 +43,8 @@ def test_one_client_cannot_fill_the_queue(client: Client, spec: Speculator, monk
     assert refused.status_code == 429 and int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error"]["code"] == "client_queue_full"
     assert too_many.json()["error"]["param"] == "n"
+    for answer in (refused, too_many):
+        assert "--max-waiting or --max-client-share" in answer.json()["error"]["message"]
 
 
 def test_each_of_several_keys_is_valid_and_a_client(spec: Speculator) -> None:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import logging
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -87,6 +90,24 @@ def test_the_rest_of_a_refused_body_is_not_read(address: str, begun: bytes, fore
     assert answer.startswith(f"HTTP/1.1 {status}") and "connection: close" in answer.lower()
     _, taken = answer_to(address, begun, forever=forever)
     assert taken < 20 * 2**20
+
+
+@pytest.mark.parametrize(
+    ("sent", "status", "code"),
+    [
+        (b"GET /" + b"v" * 3 * MOST_HEAD_BYTES, 431, "head_too_large"),
+        (b"no request\r\n\r\n", 400, "invalid_http"),
+        (CHUNKED + b"1\r\n \r\n" * 5000, 400, "invalid_http"),
+    ],
+)
+def test_a_request_that_does_not_reach_the_application_has_an_id(
+    address: str, caplog: pytest.LogCaptureFixture, sent: bytes, status: int, code: str
+) -> None:
+    with caplog.at_level(logging.INFO, "speccompile.serve"):
+        head, _, body = answer_to(address, sent)[0].partition("\r\n\r\n")
+    assert head.startswith(f"HTTP/1.1 {status} ") and json.loads(body)["error"]["code"] == code
+    request_id = re.search(r"^x-request-id: (\S+)\r?$", head, re.MULTILINE)
+    assert request_id is not None and f"{status}, {code}, id {request_id[1]}" in caplog.messages
 
 
 def test_a_connection_serves_one_request_after_another(address: str) -> None:

@@ -13,6 +13,7 @@ from support import serving
 from support.serving import Client, tokenizer
 
 COMPLETIONS = "/v1/completions"
+_READ = ["/", "/health", "/live", "/metrics", "/tokenizer_info", "/version", "/v1/models", "/v1/models/tiny"]
 
 
 @pytest.mark.parametrize("text", ["the é end 🙂", "<|user|>ab<|end|>", ""])
@@ -28,6 +29,23 @@ def test_an_id_that_is_not_in_the_vocabulary_is_refused(client: Client, token: i
     assert error["param"] == "tokens[1]" and f"got {token}" in error["message"]
 
 
+def test_special_tokens_and_the_template_are_those_of_the_tokenizer(client: Client) -> None:
+    info = client.get("/tokenizer_info").json()
+    assert info.pop("tokenizer_class") == type(tokenizer()).__name__
+    names = {"bos_token": None, "eos_token": "<|end|>", "pad_token": None, "unk_token": None}
+    assert info == names | {"chat_template": serving.TEMPLATE}
+
+
+@pytest.mark.parametrize(
+    ("templates", "shown"), [(None, None), ({"tool_use": "a", "default": "b"}, "b"), ({"tool_use": "a"}, None)]
+)
+def test_of_several_templates_the_default_is_shown(
+    client: Client, monkeypatch: pytest.MonkeyPatch, templates: dict[str, str] | None, shown: str | None
+) -> None:
+    monkeypatch.setattr(tokenizer(), "chat_template", templates)
+    assert client.get("/tokenizer_info").json()["chat_template"] == shown
+
+
 def test_the_version_is_that_of_the_package(client: Client) -> None:
     assert client.get("/version").json() == {"version": speccompile.__version__}
 
@@ -37,7 +55,7 @@ def test_a_ping_is_a_question_after_the_health(client: Client, method: str) -> N
     assert client.call(method, "/ping").status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/", "/health", "/live", "/metrics", "/version", "/v1/models", "/v1/models/tiny"])
+@pytest.mark.parametrize("path", _READ)
 def test_what_is_read_has_a_head(client: Client, path: str) -> None:
     assert client.call("HEAD", path).status_code == client.get(path).status_code == 200
 

@@ -95,7 +95,9 @@ def test_a_key_is_enough_and_a_site_may_ask_without_it_whether_it_may_send_it(sp
     key = {"Authorization": "Bearer secret"}
     assert status(client, Host="evil.example", Origin="https://evil.example", **key) == 200
     asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization,content-type"}
-    answer = client.call("OPTIONS", "/v1/completions", headers={"Origin": "https://app.example.net", **asked})
+    own = {"Origin": "https://app.example.net", "X-Request-ID": "a-1"}
+    answer = client.call("OPTIONS", "/v1/completions", headers=own | asked)
+    assert answer.headers["x-request-id"] == "a-1"
     assert answer.status_code == 200 and "authorization" in answer.headers["access-control-allow-headers"]
 
 

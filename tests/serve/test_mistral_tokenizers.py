@@ -12,6 +12,7 @@ from speccompile.serve.chat_template import call_syntax
 from speccompile.serve.fields import Message
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.template_fields import TemplateFields
+from speccompile.serve.tokenize import tokenizer_info
 from speccompile.serve.vocabulary import Vocabulary
 from support.mistral_tokenizer import MistralTokenizer, sentencepiece, tekken
 
@@ -28,6 +29,10 @@ def test_the_vocabulary_names_tokens(
 def test_a_conversation_is_written_without_a_template(monkeypatch: pytest.MonkeyPatch) -> None:
     message = Message(role="user", content="a")
     assert chat_ids(tekken(monkeypatch), [message], None, TemplateFields()) == [0, 2, 4, 3]
+
+
+def test_there_is_no_template_to_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert tokenizer_info(tekken(monkeypatch))["chat_template"] is None
 
 
 def test_what_the_library_does_not_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,15 +11,22 @@ import openai.types.responses.response_create_params as response_params
 import pytest
 
 from speccompile import Speculator
-from speccompile.serve.fields import MOST_STOPS, ChatBody, CompletionBody
+from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.refused import REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
+from speccompile.serve.sampling_fields import MOST_STOPS, Sampling
 from support import serving
 from support.serving import Client
 
-COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
+COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 USER = {"role": "user", "content": "ab"}
+#: The fields of each endpoint, and a small body.
+ENDPOINTS: dict[str, tuple[type[Sampling], dict[str, Any]]] = {
+    CHAT: (ChatBody, {"messages": [USER], "max_tokens": 1}),
+    COMPLETIONS: (CompletionBody, {"prompt": "ab", "max_tokens": 1}),
+    RESPONSES: (ResponsesBody, {"input": "ab", "max_output_tokens": 1}),
+}
 
 
 def called(arguments: str) -> dict[str, Any]:
@@ -40,13 +47,34 @@ def test_every_field_of_the_api_is_followed_or_known_by_name() -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_a_field_that_cannot_be_followed_is_refused_by_name(client: Client, name: str) -> None:
     neutral, reason = REFUSED[name]
-    path = COMPLETIONS if name in ("best_of", *ChatBody.model_fields) else CHAT
-    body: dict[str, Any] = {"prompt": "ab"} if path == COMPLETIONS else {"messages": [USER]}
+    path, body = next((path, body) for path, (kind, body) in ENDPOINTS.items() if name not in kind.model_fields)
     error = client.refused(path, body | {name: "something"})
     assert error["param"] == name and error["code"] == "unsupported_field" and reason in error["message"]
     for value in (*neutral, None):
-        answer = client.post(path, body | {name: value, "max_tokens": 1})
+        answer = client.post(path, body | {name: value})
         assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize("path", ENDPOINTS)
+def test_a_field_of_another_endpoint_passes_with_its_default(client: Client, path: str) -> None:
+    kind, body = ENDPOINTS[path]
+    others = {name: item for other, _ in ENDPOINTS.values() for name, item in other.model_fields.items()}
+    foreign = {name: item for name, item in others.items() if name not in {*kind.model_fields, *REFUSED, *IGNORED}}
+    defaults = {
+        name: item.get_default(call_default_factory=True) for name, item in foreign.items() if not item.is_required()
+    }
+    assert len(defaults) > 2
+    answer = client.post(path, body | defaults)
+    assert answer.status_code == 200, answer.text
+    for name in foreign:
+        error = client.refused(path, body | {name: "something"})
+        assert error["param"] == name and error["code"] == "unsupported_field" and "/v1/" in error["message"]
+
+
+def test_as_many_choices_may_be_compared_as_are_returned(client: Client) -> None:
+    assert len(client.complete("ab", n=2, best_of=2)["choices"]) == 2
+    assert client.refused(COMPLETIONS, {"prompt": "ab", "n": 2, "best_of": 3})["param"] == "best_of"
+    assert client.refused(COMPLETIONS, {"prompt": "ab", "best_of": True})["param"] == "best_of"
 
 
 @pytest.mark.parametrize("name", sorted(IGNORED))
@@ -83,6 +111,8 @@ def test_an_ignored_field_changes_no_answer_and_is_logged_once(
         ({"prompt": 7}, "prompt"),
         ({"prompt": []}, "prompt"),
         ({"prompt": [1, True]}, "prompt"),
+        ({"prompt": [1.0, 1.5]}, "prompt"),
+        ({"prompt": [[1.0, 1.5]]}, "prompt"),
         ({"prompt": [[]]}, "prompt"),
         ({"prompt": ""}, "prompt"),
         ({"prompt": [1, 999]}, "prompt"),
@@ -210,6 +240,7 @@ def test_what_a_tokenization_would_ignore_is_refused(client: Client) -> None:
     for body, param in (
         ({"prompt": "a", "tools": [tool]}, "tools"),
         ({"prompt": "a", "add_generation_prompt": False}, "add_generation_prompt"),
+        ({"prompt": "a", "chat_template_kwargs": {"a": 1}}, "chat_template_kwargs"),
         ({"messages": [USER], "add_special_tokens": True}, "add_special_tokens"),
         (
             {"messages": [{"role": "assistant", "tool_calls": [called("{}")]}], "continue_final_message": True},
@@ -218,6 +249,8 @@ def test_what_a_tokenization_would_ignore_is_refused(client: Client) -> None:
     ):
         assert client.refused("/tokenize", body)["param"] == param
     assert client.post("/tokenize", {"messages": [USER], "add_special_tokens": False}).status_code == 200
+    neutral = {"tools": [], "add_generation_prompt": True, "chat_template_kwargs": {}, "echo": False}
+    assert client.post("/tokenize", {"prompt": "a", **neutral}).status_code == 200
 
 
 def test_the_wrong_model_is_a_404(client: Client) -> None:

@@ -32,6 +32,8 @@ TOOLS: list[dict[str, Any]] = [
     }
     for name in ("weather", "now", "read", "write", "list", "run")
 ]
+CALL = {"type": "function_call", "call_id": "a", "name": "f"}
+PER_CHUNK = "stream_options.continuous_usage_stats"
 OUTPUT_TEXT = [{"type": "output_text", "text": "e", "annotations": [], "logprobs": []}]
 SCHEMA = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
 
@@ -52,6 +54,74 @@ def test_the_text_is_that_of_a_chat(client: Client, openai_client: openai.OpenAI
     assert answer.status == "incomplete" and answer.incomplete_details.reason == "max_output_tokens"
     assert (answer.usage.input_tokens, answer.usage.output_tokens) == (chat["usage"]["prompt_tokens"], 24)
     assert answer.metrics["speculative_decoding"]["num_spec_tokens"] == 3
+
+
+#: Fields that change the text of a chat.
+SAMPLING: dict[str, dict[str, Any]] = {
+    "seed": {"temperature": 1.2, "seed": 5},
+    "top_k": {"temperature": 1.2, "seed": 5, "top_k": 2},
+    "min_p": {"temperature": 1.2, "seed": 5, "min_p": 0.5},
+    "typical_p": {"temperature": 1.2, "seed": 5, "typical_p": 0.2},
+    "repetition_penalty": {"repetition_penalty": 9},
+    "presence_penalty": {"logit_bias": {"90": 3}, "presence_penalty": 2},
+    "frequency_penalty": {"logit_bias": {"90": 3}, "frequency_penalty": 2},
+    "logit_bias": {"logit_bias": {"90": 100}},
+    "stop": {"logit_bias": {"90": 100}, "stop": ["vvv", ""]},
+    "stop_token_ids": {"logit_bias": {"90": 100}, "stop_token_ids": [90]},
+    "min_tokens": {"logit_bias": {"90": 100}, "stop_token_ids": [90], "min_tokens": 3, "ignore_eos": True},
+    "skip_special_tokens": {"logit_bias": {"2": 100}, "skip_special_tokens": False},
+    "structured_outputs": {"structured_outputs": {"regex": "a{3}"}},
+    "add_generation_prompt": {"add_generation_prompt": False},
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_a_field_of_a_chat_has_its_effect(client: Client, name: str) -> None:
+    def text_of(fields: dict[str, Any]) -> str:
+        body = {"input": "the end", "max_output_tokens": 12, "temperature": 0, **fields}
+        answer = client.post(PATH, body)
+        assert answer.status_code == 200, answer.text
+        return "".join(item["content"][0]["text"] for item in answer.json()["output"])
+
+    fields = SAMPLING[name]
+    less = {key: value for key, value in fields.items() if key != name}
+    chat = client.chat("the end", **{"max_tokens": 12, **fields})
+    assert text_of(fields) == chat["choices"][0]["message"]["content"] != text_of(less)
+
+
+def test_drafts_and_template_variables_are_those_of_a_chat(client: Client) -> None:
+    body = {"input": "the end of the end of the", "max_output_tokens": 12, "temperature": 0, "n": 1}
+    for fields, drafts in (({"num_draft_tokens": 0}, False), ({}, True)):
+        answer = client.post(PATH, body | fields).json()
+        assert (answer["metrics"]["speculative_decoding"]["num_draft_tokens"] > 0) is drafts, answer
+    variables = {"chat_template_kwargs": {"a": 1}, "text": {"verbosity": "low"}, "reasoning": {"effort": "high"}}
+    chat = ResponsesBody.model_validate({"input": "a", **variables}).as_chat()
+    found = {name: value for _, named in chat.template_variables() for name, value in named.items()}
+    assert found == {"a": 1, "verbosity": "low", "reasoning_effort": "high", "enable_thinking": True}
+
+
+@pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"stop": "b"}])
+def test_log_probabilities_are_those_of_a_chat(
+    client: Client, openai_client: openai.OpenAI, fields: dict[str, Any]
+) -> None:
+    chat = client.chat("the end", max_tokens=9, logprobs=True, top_logprobs=2, **fields)
+    wanted = [(item["token"], item["logprob"]) for item in chat["choices"][0]["logprobs"]["content"]]
+    extra = {name: fields[name] for name in fields if name != "temperature"}
+    asked: dict[str, Any] = {
+        **{"model": MODEL, "input": "the end", "max_output_tokens": 9, "temperature": fields.get("temperature", 0)},
+        **{"include": ["message.output_text.logprobs"], "top_logprobs": 2, "extra_body": extra},
+    }
+    whole = openai_client.responses.create(**asked)
+    part = whole.output[0].content[0]
+    assert part.text == chat["choices"][0]["message"]["content"] and whole.top_logprobs == 2
+    assert [(item.token, item.logprob) for item in part.logprobs] == wanted
+    assert all(len(item.top_logprobs) == 2 and bytes(item.bytes) for item in part.logprobs if item.token)
+    events = list(openai_client.responses.create(**asked, stream=True))
+    deltas = [item for event in events if event.type == "response.output_text.delta" for item in event.logprobs]
+    assert [(item.token, item.logprob) for item in deltas] == wanted
+    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    (done,) = [event for event in events if event.type == "response.output_text.done"]
+    assert len(done.logprobs) == len(wanted)
 
 
 def test_instructions_and_earlier_answers_are_messages(client: Client, openai_client: openai.OpenAI) -> None:
@@ -222,10 +292,22 @@ def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: open
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
         ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
         ({"input": "a", "max_tokens": 3}, "max_tokens"),
+        ({"input": "a", "max_tokens": 16}, "max_tokens"),
+        ({"input": "a", "n": 2}, "n"),
+        ({"input": "a", "min_tokens": 9, "max_output_tokens": 8}, "min_tokens"),
+        ({"input": "a", "guided_regex": "a", "text": {"format": {"type": "json_object"}}}, "guided_regex"),
+        ({"input": "a", "logit_bias": {"999": 1}}, "logit_bias"),
+        ({"input": "a", "stop_token_ids": [999]}, "stop_token_ids[0]"),
+        ({"input": "a", "chat_template_kwargs": {"tokenize": True}}, "chat_template_kwargs.tokenize"),
+        ({"input": [{**CALL, "arguments": "{}"}], "continue_final_message": True}, "continue_final_message"),
+        ({"input": "a", "tools": [TOOLS[0], {"type": "custom", "name": "f"}]}, "tools[1].type"),
+        ({"input": "a", "tools": TOOLS[:1], "include": ["message.output_text.logprobs"]}, "include"),
+        ({"input": "a", "top_logprobs": 2}, "top_logprobs"),
+        ({"input": "a", "stream": True, "stream_options": {"continuous_usage_stats": True}}, PER_CHUNK),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
         ({"input": [{"type": "reasoning", "summary": []}]}, "input"),
         ({"input": [{"type": "function_call_output", "output": "a"}]}, "input[0].call_id"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "[]"}]}, "input[0].arguments"),
+        ({"input": [{**CALL, "arguments": "[]"}]}, "input[0].arguments"),
         ({"input": "a", "tool_choice": "required"}, "tool_choice"),
         ({"input": "a", "tools": TOOLS, "tool_choice": {"type": "function", "name": "f"}}, "tool_choice.name"),
         (
@@ -240,7 +322,6 @@ def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: open
             "tools[1].parameters",
         ),
         ({"input": "a", "tools": [TOOLS[0], TOOLS[0]]}, "tools"),
-        ({"input": "a", "include": ["message.output_text.logprobs"]}, "include"),
     ],
 )
 def test_what_is_refused_is_named(client: Client, fields: dict[str, Any], param: str) -> None:

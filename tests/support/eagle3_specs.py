@@ -95,5 +95,5 @@ def drafted_in_front(spec: Speculator, slot: int, draft_len: int) -> list[int]:
     assert front is not None
     front.run()
     arena["slots"].copy_(before)
-    tokens: list[int] = arena["draft_tokens"][slot, :draft_len].tolist()
+    tokens: list[int] = arena["stored_drafts"][slot, :draft_len].tolist()
     return tokens

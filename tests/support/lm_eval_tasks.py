@@ -39,13 +39,21 @@ def local_tasks(folder: Path, documents: list[dict[str, Any]]) -> tuple[dict[str
     return common | choose, common | write
 
 
-def results_of(model: LM, tasks: list[dict[str, Any]]) -> tuple[Any, Any]:
-    """The figures, and what ``model`` answered to each request, by task."""
+def rolling(task: dict[str, Any]) -> dict[str, Any]:
+    """``roll``: the perplexity of the whole texts of another task's documents."""
+    kept = {name: task[name] for name in ("dataset_path", "dataset_kwargs", "test_split")}
+    metrics = [{"metric": "word_perplexity"}, {"metric": "bits_per_byte"}]
+    form = {"output_type": "loglikelihood_rolling", "doc_to_text": "", "doc_to_target": "text", "metric_list": metrics}
+    return kept | form | {"task": "roll"}
+
+
+def results_of(model: LM, tasks: list[dict[str, Any]], **options: Any) -> tuple[Any, Any]:
+    """The figures, and what ``model`` answered to each request, by task; ``options`` of ``simple_evaluate``."""
     # lm-eval's own thousands of tasks would be read from their files, once for each call. It adds a description of the
     # machine to its results, for which it runs pip and other programs.
     manager = TaskManager(include_defaults=False)
     with mock.patch("lm_eval.evaluator.add_env_info", lambda results: None):
-        results = simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0)
+        results = simple_evaluate(model=model, tasks=tasks, task_manager=manager, bootstrap_iters=0, **options)
     assert results is not None
     answers = {
         task: [(sample["resps"], sample["filtered_resps"]) for sample in samples]

@@ -9,7 +9,7 @@ from transformers import PreTrainedModel
 
 from speccompile.compiler import frontend
 from speccompile.compiler.options import WrapOptions
-from speccompile.compiler.pipelines import tier_pipeline
+from speccompile.compiler.pipelines import step_pipeline
 from speccompile.compiler.plan import Plan, make_plan
 from speccompile.graph.keys import Kind
 from speccompile.graph.step_graph import StepGraph
@@ -28,7 +28,8 @@ def step_graph(model: PreTrainedModel, mode: str, draft_len: int, kind: Kind, **
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontend, "steps_of_kind", lambda *_: ({}, {}))
         built = frontend.build_stages(model, plan.info, plan.config)
-    graph, _ = tier_pipeline(built.config, draft_len, built.config.max_batch, kind).run(built.model.last.graph)
+    form = built.config.form(draft_len, built.config.max_batch, kind)
+    graph, _ = step_pipeline(built.config, form).run(built.model.last.graph)
     return graph
 
 

@@ -12,6 +12,7 @@ from torch import fx, nn
 from transformers import PreTrainedModel
 
 from speccompile.graph.layer_state import KVShape
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
@@ -131,16 +132,15 @@ class SmallHeadMode(Mode):
     head: Any = None
 
     name: ClassVar[str] = "small_head"
-    goals: ClassVar[Facts] = facts("head_read")
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork:
         own = ModelInfo("SmallHead", 1, info.vocab_size, 32, info.dtype, info.device)
         return HeadNetwork(self.head, own, max_len)
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [Draft(draft_len)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [Draft(form.drafts)]
 
-    def commit_passes(self) -> list[Pass]:
+    def after_commit(self, form: StepForm) -> list[Pass]:
         return [Read()]
 
     def explain(self) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -34,9 +35,9 @@ class Branching(ReadyMode):
     own_state: ClassVar[tuple[str, ...]] = ("known_texts",)
     drafts_trees: ClassVar[bool] = True
 
-    def state(self) -> list[StateSpec]:
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         spec = StateSpec("known_texts", (len(self.texts),), torch.int64, high=VOCAB, initial=self.texts)
-        return [*super().state(), spec]
+        return [*super().state(tiers), spec]
 
     def _right(self, tokens: torch.Tensor, length: torch.Tensor, known: torch.Tensor, depth: int) -> torch.Tensor:
         """The token that many places after the newest, ``[B]``; a wrong one now and then."""

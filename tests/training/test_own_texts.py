@@ -12,10 +12,12 @@ import pytest
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.cli.models import tiny_tokenizer
+from speccompile.cli.prompts import read_prompts
 from speccompile.errors import InvalidInput
 from speccompile.training import SavedTexts
 from speccompile.training.examples import Examples, read_examples
 from speccompile.training.own_texts import read_own_texts
+from speccompile.training.turn_files import read_turns
 from support.errors import raises
 
 TEXTS = ["The sea is blue.", "Two and two are four."]
@@ -66,9 +68,19 @@ def test_lines_of_json_are_read(tmp_path: Path, tokenizer: PreTrainedTokenizerBa
 
 
 def test_a_list_of_texts_is_read(tokenizer: PreTrainedTokenizerBase) -> None:
-    examples = read(TEXTS, tokenizer)
-    assert learnt(examples, tokenizer) == TEXTS
-    assert len({item.name for item in examples}) == 2
+    for given in (TEXTS, iter(TEXTS), [{"text": TEXTS[0]}, TEXTS[1]]):
+        examples = read(given, tokenizer)
+        assert learnt(examples, tokenizer) == TEXTS
+        assert len({item.name for item in examples}) == 2
+
+
+def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    path = tmp_path / "own.jsonl"
+    path.write_text(json.dumps({"text": TEXTS[0]}), encoding="utf-8-sig")
+    assert learnt(read(path, tokenizer), tokenizer) == TEXTS[:1]
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text(TEXTS[0], encoding="utf-8-sig")
+    assert read_turns(prompts) == [[TEXTS[0]]] and [prompt.text for prompt in read_prompts(prompts)] == TEXTS[:1]
 
 
 @pytest.mark.parametrize(
@@ -76,8 +88,15 @@ def test_a_list_of_texts_is_read(tokenizer: PreTrainedTokenizerBase) -> None:
     [
         ([*TEXTS, Path("x")], "item 2 is a PosixPath, and others are texts"),
         ([*TEXTS, ""], "the text is empty"),
-        ("no-such-folder", "there is no such folder"),
-        (["no-such-folder"], "there is no such folder"),
+        ([*TEXTS, __file__], f"item 2 is the path {re.escape(__file__)}, and others are texts"),
+        ([*TEXTS, "my texts.jsonl"], "item 2 is the path my texts.jsonl, and others are texts"),
+        (["my texts.jsonl"], "there is no such file or folder"),
+        ("no-such-folder", "there is no such file or folder"),
+        (["no-such-folder"], "there is no such file or folder"),
+        ("a text alone", "there is no such file or folder"),
+        (__file__, "own texts are JSON lines"),
+        (None, "they are a NoneType; give a folder"),
+        ([TALK], "one of them is a list; give a folder"),
         (".", r"neither training texts .* own texts are JSON lines"),
     ],
 )
@@ -87,13 +106,17 @@ def test_other_data_is_refused(tokenizer: PreTrainedTokenizerBase, data: Any, re
 
 
 def test_texts_need_a_tokenizer() -> None:
-    with raises(InvalidInput, name="the texts", reason=re.compile("give the target's tokenizer")):
+    with raises(InvalidInput, name="the training data", reason=re.compile("give the target's tokenizer")):
         read(TEXTS, None)
 
 
-def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path) -> None:
+def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     path = tmp_path / "own.txt"
     path.write_text("The sea is blue.")
+    with raises(InvalidInput, name=f"the file {path}", reason=re.compile("own texts are JSON lines")):
+        read(path, tokenizer)
+    with raises(InvalidInput, name=f"line 1 of the file {path}", reason=re.compile("it is not JSON .*each line must")):
+        read_own_texts(path, tokenizer)
     with raises(InvalidInput, name=f"the file {path}", reason=re.compile("not a file of training texts")):
         SavedTexts(path)
 
@@ -133,6 +156,8 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
         ({"messages": []}, "'role' and 'content'"),
         ({"messages": ["hi"]}, "'role' and 'content'"),
         ({"messages": 4}, "'role' and 'content'"),
+        ({"messages": [TALK[0], {"role": "assistant", "content": None}]}, "content of message 1 .* got NoneType"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, "message 0 .* got list"),
         ({"turns": []}, "a list of texts"),
         ({"turns": [4]}, "'turns' has is not a text"),
         ({"prompt": ["a"]}, "'prompt' has is not a text"),

@@ -116,7 +116,7 @@ def test_texts_of_several_folders(model: LlamaForCausalLM, texts: Path, trained:
     assert json.loads((found.folder / "training.json").read_text())["texts"]["number"] == 250
     other = write_texts(tmp_path / "other", model, greedy_texts(model, 5), target="another one")
     for wrong in ([texts, other], []):
-        with raises(InvalidInput, name="the texts"):
+        with raises(InvalidInput, name="the training data"):
             train_head(model, wrong, tmp_path / "none", quick())
 
 
@@ -169,11 +169,11 @@ def test_a_folder_of_other_texts_is_refused(model: LlamaForCausalLM, trained: Tr
 
 
 def test_texts_of_another_target_or_vocabulary_are_refused(texts: Path, tmp_path: Path) -> None:
-    with raises(InvalidInput, name="the texts"):
+    with raises(InvalidInput, name="the training data"):
         train_head(learnable(seed=1), texts, tmp_path / "head", quick(), progress=False)
     small = tiny_llama(layers=2, hidden=32, vocab=16)
     written = write_texts(tmp_path / "texts", learnable(), greedy_texts(learnable(), 5), target=target_id(small))
-    with raises(InvalidInput, name="the texts", reason=re.compile("the target's vocabulary ends at 15")):
+    with raises(InvalidInput, name="the training data", reason=re.compile("the target's vocabulary ends at 15")):
         train_head(small, written, tmp_path / "head", quick(), progress=False)
     assert not (tmp_path / "head").exists()
 
@@ -181,7 +181,7 @@ def test_texts_of_another_target_or_vocabulary_are_refused(texts: Path, tmp_path
 def test_texts_without_enough_to_learn_from_are_refused(model: LlamaForCausalLM, tmp_path: Path) -> None:
     for number, (count, prompt) in enumerate([(1, 3), (4, 31)]):
         folder = write_texts(tmp_path / str(number), model, greedy_texts(model, count), prompt=prompt)
-        with raises(InvalidInput, name="the texts"):
+        with raises(InvalidInput, name="the training data"):
             train_head(model, folder, tmp_path / "head", quick(), progress=False)
 
 
@@ -189,7 +189,7 @@ def test_texts_without_enough_to_learn_from_are_refused(model: LlamaForCausalLM,
     ("changes", "error"),
     [
         ({"layers": (0, 3)}, InvalidOption),
-        ({"layers": None}, InvalidHead),
+        ({"layers": None}, InvalidOption),
         ({"draft_vocab": VOCAB + 1}, InvalidOption),
     ],
 )

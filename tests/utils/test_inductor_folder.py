@@ -97,6 +97,17 @@ def test_a_disk_that_becomes_full_is_found_in_the_chain_of_errors(warm: Path, ca
     assert not replace_inductor_folder_after(failure), "another folder helps once"
 
 
+def test_after_a_failed_write_the_folder_has_no_links(read_only: Path) -> None:
+    """A compiler that the full disk stopped left parts of files, and would write through links to them."""
+    make_inductor_folder_writable()
+    linked = Path(os.environ[VARIABLE])
+    assert replace_inductor_folder_after(OSError(errno.ENOSPC, "No space left on device"))
+    folder = Path(os.environ[VARIABLE])
+    assert folder != linked and list(folder.iterdir()) == []
+    assert replaced_inductor_folder() == str(read_only)
+    assert not replace_inductor_folder_after(OSError(errno.ENOSPC, "No space left on device"))
+
+
 def test_where_nothing_can_be_written_the_folder_stays(warm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(folder: Path) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")

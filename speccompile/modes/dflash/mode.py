@@ -11,6 +11,7 @@ from typing import ClassVar, Literal
 
 from transformers import PreTrainedModel
 
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.dflash.checkpoints import load_dflash
 from speccompile.modes.dflash.head import DFlashHead, check_given
@@ -18,9 +19,8 @@ from speccompile.modes.dflash.network import DFlashNetwork
 from speccompile.modes.dflash.passes import DraftBlock, KeepContext
 from speccompile.modes.network.head_mode import HeadMode
 from speccompile.modes.network.network_mode import SplitMode
-from speccompile.modes.network.split import StoreDrafts
 from speccompile.passes.base import Pass
-from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tap_hidden import Tap
 
 
 @dataclass(frozen=True)
@@ -74,28 +74,17 @@ class DFlash(HeadMode, SplitMode):
         longest = min(most, max_len)
         return DFlashNetwork(self.draft.for_texts(longest), info, longest, self.draft_weights)
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [self._draft(draft_len)]
-
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [self._draft(draft_len, draws=True, probabilities=probabilities)]
-
-    def _draft(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> DraftBlock:
+    def drafting(self, form: StepForm) -> list[Pass]:
         config = self.draft.config
-        sizes = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
-        return DraftBlock(draft_len, draws, probabilities, **sizes)
+        return [DraftBlock(*form.chain, block_size=config.block_size, mask_token_id=config.mask_token_id)]
 
-    def mark_passes(self) -> list[Pass]:
+    @property
+    def taps(self) -> tuple[Tap, ...]:
         last = self.draft.layers_of_target - 1
-        return [MarkTaps(tuple(Tap(tap, post_norm=tap == last) for tap in self.draft.config.taps))]
+        return tuple(Tap(tap, post_norm=tap == last) for tap in self.draft.config.taps)
 
-    def commit_passes(self) -> list[Pass]:
-        return [LowerTaps(), KeepContext()]
-
-    def drafter_passes(self, draft_len: int, *, draws: bool, probabilities: bool) -> list[Pass]:
-        if not draft_len:
-            return []
-        return [self._draft(draft_len, draws=draws, probabilities=probabilities), StoreDrafts(probabilities)]
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        return [KeepContext()]
 
     def explain(self) -> str:
         if not isinstance(self.draft, DFlashHead):

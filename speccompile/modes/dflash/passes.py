@@ -17,7 +17,7 @@ from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
 from speccompile.modes.network.passes import at_most, drafter_of
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class KeepContext(Pass):
 
     name: ClassVar[str] = "keep_context"
     looks_for: ClassVar[str] = "what the target reads"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
     provides: ClassVar[Facts] = facts("drafter_read")
 

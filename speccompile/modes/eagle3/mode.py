@@ -12,6 +12,7 @@ from typing import ClassVar, Literal
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import EMBEDDING
@@ -19,14 +20,14 @@ from speccompile.modes.eagle3.config_files import check_target
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.eagle3.network import Eagle3Network
 from speccompile.modes.eagle3.parallel import DraftByMaskedHead
-from speccompile.modes.network.head_mode import RecurrentHead, SplitHead
+from speccompile.modes.network.head_mode import RecurrentHead
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap, default_taps
 
 
 @dataclass(frozen=True)
-class Eagle3OneModel(RecurrentHead):
-    """Drafts with an EAGLE-3 head inside of the step.
+class Eagle3(RecurrentHead):
+    """Drafts with an EAGLE-3 head, in executables of its own before the step's.
 
     Args:
         draft: an :class:`~speccompile.heads.Eagle3Head` in eval mode, in the target's dtype and on its device; or the
@@ -35,9 +36,10 @@ class Eagle3OneModel(RecurrentHead):
             the head was made for (``max_position_embeddings``).
         draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
+        fused: draft inside of the step.
     """
 
-    name: ClassVar[str] = "eagle3_one_model"
+    name: ClassVar[str] = "eagle3"
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     def check(self, info: ModelInfo) -> None:
@@ -46,7 +48,7 @@ class Eagle3OneModel(RecurrentHead):
             raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
         super().check(info)
 
-    def loaded(self, model: PreTrainedModel) -> Eagle3OneModel:
+    def loaded(self, model: PreTrainedModel) -> Eagle3:
         if not isinstance(self.draft, Eagle3Head):
             return replace(self, draft=load_eagle3(self.draft, model))
         head = self.draft
@@ -71,11 +73,9 @@ class Eagle3OneModel(RecurrentHead):
     def one_forward(self) -> bool:  # type: ignore[override]
         return isinstance(self.draft, Eagle3Head) and self.draft.config.mask_token_id is not None
 
-    def drafting(self, draft_len: int, *, draws: bool = False, probabilities: bool = False) -> Pass:
+    def chain(self, form: StepForm) -> Pass:
         mask = self.draft.config.mask_token_id
-        if mask is None:
-            return super().drafting(draft_len, draws=draws, probabilities=probabilities)
-        return DraftByMaskedHead(draft_len, draws, probabilities, mask_token_id=mask)
+        return super().chain(form) if mask is None else DraftByMaskedHead(*form.chain, mask_token_id=mask)
 
     @property
     def taps(self) -> tuple[Tap, ...]:
@@ -103,7 +103,9 @@ class Eagle3OneModel(RecurrentHead):
 
 
 @dataclass(frozen=True)
-class Eagle3(SplitHead, Eagle3OneModel):
-    """The same before the step."""
+class Eagle3OneModel(Eagle3):
+    """Drafts inside of the step, as TensorRT-LLM's mode of this name."""
 
-    name: ClassVar[str] = "eagle3"
+    fused: bool = True
+
+    name: ClassVar[str] = "eagle3_one_model"

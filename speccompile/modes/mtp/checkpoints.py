@@ -28,6 +28,7 @@ from speccompile.modes.network.made_for import check_made_for
 from speccompile.quantized.float8 import ROUNDING, SCALE_SUFFIXES, declared_block, dequantize
 from speccompile.quantized.source import Source
 from speccompile.utils.declared_quantization import CONFIG, declared_quantization
+from speccompile.utils.loading_bars import without_loading_bars
 
 INDEX = "model.safetensors.index.json"
 
@@ -157,7 +158,8 @@ def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrained
         weight_mapping=conversions, device_map={"": target.device}, dtype=target.dtype, ignore_mismatched_sizes=True
     )
     try:
-        info, _ = convert_and_load_state_dict_in_model(modules, dict(tensors), config)
+        with without_loading_bars():
+            info, _ = convert_and_load_state_dict_in_model(modules, dict(tensors), config)
     except Exception as error:
         raise InvalidHead(source=name, reason=f"transformers cannot fill its modules: {error_line(error)}") from error
     problems = [f"not known: {key}" for key in sorted(info.unexpected_keys)]

@@ -15,16 +15,21 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.mode import MtpMode
 from speccompile.modes.mtp.network import MtpNetwork
-from speccompile.modes.network.head_mode import RecurrentHead, SplitHead
+from speccompile.modes.network.head_mode import RecurrentHead
 
 
 @dataclass(frozen=True)
-class MtpEagleOneModel(MtpMode, RecurrentHead):
-    """Drafts with the first module inside of the step: it reads its own output from the second draft token on."""
+class MtpEagle(MtpMode, RecurrentHead):
+    """Drafts with the first module, which reads its own output from the second draft token on, in executables of its
+    own before the step's.
 
-    name: ClassVar[str] = "mtp_eagle_one_model"
+    Args:
+        fused: draft inside of the step.
+    """
 
-    def loaded(self, model: PreTrainedModel) -> MtpEagleOneModel:
+    name: ClassVar[str] = "mtp_eagle"
+
+    def loaded(self, model: PreTrainedModel) -> MtpEagle:
         mode = super().loaded(model)
         return replace(self, draft=mode.draft.first())
 
@@ -38,7 +43,9 @@ class MtpEagleOneModel(MtpMode, RecurrentHead):
 
 
 @dataclass(frozen=True)
-class MtpEagle(SplitHead, MtpEagleOneModel):
-    """The same before the step."""
+class MtpEagleOneModel(MtpEagle):
+    """Drafts inside of the step, as TensorRT-LLM's mode of this name."""
 
-    name: ClassVar[str] = "mtp_eagle"
+    fused: bool = True
+
+    name: ClassVar[str] = "mtp_eagle_one_model"

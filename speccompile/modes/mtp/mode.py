@@ -13,6 +13,7 @@ from typing import ClassVar, Literal, get_args
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.mtp.checkpoints import load_mtp
 from speccompile.modes.mtp.head import MtpHead
@@ -20,7 +21,7 @@ from speccompile.modes.mtp.network import Chain, MtpNetwork
 from speccompile.modes.mtp.passes import DraftByModules, KeepModulesWarm
 from speccompile.modes.network.head_mode import HeadMode
 from speccompile.passes.base import Pass
-from speccompile.passes.step.tap_hidden import LowerTaps, MarkTaps, Tap
+from speccompile.passes.step.tap_hidden import Tap
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class MtpMode(HeadMode):
         draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is
             ``max_len``.
         draft_weights: ``"int8"`` or ``"int4"`` rounds their linears; see
-            :class:`~speccompile.modes.network.NetworkMode`.
+            :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """
 
     weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"
@@ -85,17 +86,11 @@ class Mtp(MtpMode):
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
         return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain, self.draft_weights)
 
-    def draft_passes(self, draft_len: int) -> list[Pass]:
-        return [DraftByModules(draft_len, chain=self.chain)]
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftByModules(*form.chain, chain=self.chain)]
 
-    def sampled_draft_passes(self, draft_len: int, *, probabilities: bool) -> list[Pass]:
-        return [DraftByModules(draft_len, draws=True, probabilities=probabilities, chain=self.chain)]
-
-    def mark_passes(self) -> list[Pass]:
-        return [MarkTaps(self.taps)]
-
-    def commit_passes(self) -> list[Pass]:
-        return [LowerTaps(), KeepModulesWarm(self.chain)]
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        return [KeepModulesWarm(self.chain)]
 
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):

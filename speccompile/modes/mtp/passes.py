@@ -24,7 +24,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.mtp.network import READ_FROM, Chain
 from speccompile.modes.network.head_passes import NEWEST, tokens_after
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward, side_by_side
 
 
@@ -41,6 +41,7 @@ class KeepModulesWarm(Pass):
 
     name: ClassVar[str] = "keep_modules_warm"
     looks_for: ClassVar[str] = "what the target reads"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
     provides: ClassVar[Facts] = facts("drafter_read")
 

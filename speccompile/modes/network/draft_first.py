@@ -12,7 +12,7 @@ from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.head_passes import FIRST_DRAFT, NEWEST, gather_rows
 from speccompile.modes.network.passes import drafter_of, forward_drafter
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: State ``[N]``, which policies learn from.
 CONFIDENCE = "draft_confidence"
@@ -32,6 +32,7 @@ class DraftFirst(Pass):
 
     name: ClassVar[str] = "draft_first"
     looks_for: ClassVar[str] = "what the head left at the newest row"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("drafter_read")
     provides: ClassVar[Facts] = facts("drafted_first")
 

@@ -14,6 +14,8 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.network.checkpoint_files import read_tensors, renamed
 from speccompile.modes.network.head_kinds import unread_kind
 from speccompile.pretrained import load_model
+from speccompile.utils.declared_quantization import CONFIG
+from speccompile.utils.hub import unavailable
 from speccompile.utils.model_names import SMOLLM2, is_gguf
 
 _WHERE = "mode 'draft_target'"
@@ -40,8 +42,11 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
 
 
 def draft_config(name_or_path: str) -> dict[str, Any]:
-    """The config.json of a draft model or head by name; empty if there is none."""
+    """The config.json of a draft model or head by name; empty if there is none, or the hub cannot be reached."""
     if name_or_path == SMOLLM2 or name_or_path.startswith("self:") or is_gguf(name_or_path):
+        return {}
+    if unavailable(name_or_path, CONFIG) is not None:
+        # transformers would try for half a minute.
         return {}
     try:
         config, _ = PretrainedConfig.get_config_dict(name_or_path)

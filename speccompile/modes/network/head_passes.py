@@ -19,7 +19,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
 from speccompile.modes.network.head_network import NEWEST_ROW
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward
 
 NEWEST = f"{PREFIX}{NEWEST_ROW}"
@@ -38,6 +38,7 @@ class KeepHeadWarm(Pass):
 
     name: ClassVar[str] = "keep_head_warm"
     looks_for: ClassVar[str] = "what the target reads"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("target_inputs", "committed", "tapped")
     provides: ClassVar[Facts] = facts("drafter_read")
 

@@ -5,10 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from speccompile.graph.state import StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
-from speccompile.modes.ready_mode import proposal_state
 from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForm
 
 
@@ -47,14 +45,9 @@ class SplitMode(NetworkMode):
 
     fused: bool = False
 
-    splits: ClassVar[bool] = True
-
     @property
     def split(self) -> bool:
         return not self.fused
-
-    def state(self) -> list[StateSpec]:
-        return [*super().state(), *(proposal_state() if self.split else [])]
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

@@ -13,7 +13,7 @@ from speccompile.errors import PassError
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.other_vocabulary import known_tokens, over_target
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import DraftChain, Forward
 
 
@@ -107,6 +107,7 @@ class ReadAlong(Pass):
 
     name: ClassVar[str] = "read_along"
     looks_for: ClassVar[str] = "what the target reads"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("target_inputs", "committed")
     provides: ClassVar[Facts] = facts("drafter_read")
 

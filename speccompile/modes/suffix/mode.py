@@ -171,7 +171,7 @@ class Suffix(ReadyMode):
     def own_state(self) -> tuple[str, ...]:  # type: ignore[override]
         return self._search.state
 
-    def state(self) -> list[StateSpec]:
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         depth, search = self.max_depth, self._search
 
         # Examples hold zeros: what is not a trie would be walked for ever.
@@ -203,7 +203,7 @@ class Suffix(ReadyMode):
                 spec("suffix_earlier_index", 2, 2 * nodes),
                 spec("suffix_earlier_cursor", N, 1 + 2 * (depth + 1)),
             ]
-        return [*super().state(), *specs]
+        return [*super().state(tiers), *specs]
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int

@@ -21,6 +21,7 @@ import torch
 from filelock import FileLock
 
 from speccompile.utils.forks import in_child
+from speccompile.utils.inductor_folder import write_error
 from speccompile.utils.instruction_sets import instruction_sets, try_vectors
 from speccompile.utils.paths import cache_dir
 from speccompile.utils.storage import spare_dir
@@ -183,8 +184,10 @@ def _library_in(folder: Path, library: str) -> Path:
     pick_vec_isa()
     try:
         return _library(folder, library)
-    except OSError as error:
-        spare = spare_dir(folder.parent, error)
+    except Exception as error:
+        # The compiler is another process: of a disk that is full it writes a message.
+        unwritten = error if isinstance(error, OSError) else write_error(error)
+        spare = None if unwritten is None else spare_dir(folder.parent, unwritten)
         if spare is None:
             raise
         return _library(spare / folder.name, library)

@@ -9,7 +9,7 @@ import torch
 
 import speccompile.ops.choose  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.choose_native import choose_native
 from speccompile.sampling.pipeline import PROCESSORS, registered_processors
 from speccompile.sampling.threshold import ThresholdProcessor
@@ -24,6 +24,7 @@ class ChooseSampling(Pass):
 
     name: ClassVar[str] = "choose_sampling"
     looks_for: ClassVar[str] = "speccompile::choose"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("accepted")
     provides: ClassVar[Facts] = facts("sampling_chosen")
     # A rule may choose in its own way.

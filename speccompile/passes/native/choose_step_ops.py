@@ -14,7 +14,7 @@ from speccompile.ops.prediction import NAME as PREDICTION
 from speccompile.ops.suffix import SCHEMAS
 from speccompile.ops.suffix import TREE as SUFFIX_TREE
 from speccompile.ops.tree import SCHEMAS as TREE_SCHEMAS
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.choose_native import choose_native
 
 
@@ -38,6 +38,7 @@ class ChooseCommit(_ChooseNative):
 
     name: ClassVar[str] = "choose_commit"
     looks_for: ClassVar[str] = "the op that commits"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("committed")
     provides: ClassVar[Facts] = facts("commit_chosen")
     ops: ClassVar[tuple[str, ...]] = ("accept_commit_",)
@@ -49,6 +50,7 @@ class ChooseTreeOps(_ChooseNative):
 
     name: ClassVar[str] = "choose_tree_ops"
     looks_for: ClassVar[str] = "an op of trees"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("tree")
     provides: ClassVar[Facts] = facts("tree_ops_chosen")
     ops: ClassVar[tuple[str, ...]] = (*TREE_SCHEMAS, "likeliest")
@@ -60,6 +62,7 @@ class ChooseDrafting(_ChooseNative):
 
     name: ClassVar[str] = "choose_drafting"
     looks_for: ClassVar[str] = "an op of a drafter"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("proposed")
     provides: ClassVar[Facts] = facts("drafting_chosen")
     ops: ClassVar[tuple[str, ...]] = ("match_ngram", NGRAM_TREE, PREDICTION, *SCHEMAS, SUFFIX_TREE)

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 STEP_OPS = "step_ops"
 #: The fact that each launch costs time, so that what stands outside of the layers is joined.
@@ -23,6 +23,7 @@ class UseStepOps(Pass):
 
     name: ClassVar[str] = "use_step_ops"
     looks_for: ClassVar[str] = "a step"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts(STEP_OPS)
     optional: ClassVar[bool] = True

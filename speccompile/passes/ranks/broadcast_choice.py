@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
 
 #: Values of a step that say what is emitted. A tree has its accepted path besides.
@@ -35,6 +35,7 @@ class BroadcastChoice(Pass):
 
     name: ClassVar[str] = "broadcast_choice"
     looks_for: ClassVar[str] = "a choice by numbers of each rank's own"
+    region: ClassVar[PassRegion] = "choose"
     optional: ClassVar[bool] = True
     requires: ClassVar[Facts] = facts("step_logits", "accepted")
     provides: ClassVar[Facts] = facts("choice_equal")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: Values of a step that say what is verified, and their number of columns beside the drafts of a chain or a tree.
 VERIFIED = ("drafts", "row_draft_lens", "parents", "depths")
@@ -30,6 +30,7 @@ class BroadcastDrafts(Pass):
 
     name: ClassVar[str] = "broadcast_drafts"
     looks_for: ClassVar[str] = "drafts"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("drafts")
     provides: ClassVar[Facts] = facts("drafts_broadcast")
 

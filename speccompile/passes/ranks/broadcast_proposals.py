@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
 from speccompile.passes.step.independent_tree import CHOICES
 
@@ -33,6 +33,7 @@ class BroadcastProposals(Pass):
 
     name: ClassVar[str] = "broadcast_proposals"
     looks_for: ClassVar[str] = "proposals from hidden states"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("proposed")
     provides: ClassVar[Facts] = facts("proposals_broadcast")
 

@@ -11,7 +11,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import TOKENS, gumbel_of
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_choice import gathered_of
 
 aten = torch.ops.aten
@@ -38,6 +38,7 @@ class ChooseFromShards(Pass):
 
     name: ClassVar[str] = "choose_from_shards"
     looks_for: ClassVar[str] = "a choice among gathered logits"
+    region: ClassVar[PassRegion] = "choose"
     optional: ClassVar[bool] = True
     requires: ClassVar[Facts] = facts("step_logits", "accepted")
     provides: ClassVar[Facts] = facts("chosen_from_shards")

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 _TABLES = ("guide_width", "guide_classes", "guide_moves")
 
@@ -20,6 +20,7 @@ class AdvanceGuide(Pass):
 
     name: ClassVar[str] = "advance_guide"
     looks_for: ClassVar[str] = "committed tokens"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("committed")
     provides: ClassVar[Facts] = facts("guide_advanced")
 
@@ -37,6 +38,7 @@ class TruncateDrafts(Pass):
 
     name: ClassVar[str] = "truncate_drafts"
     looks_for: ClassVar[str] = "the proposals of a ready drafter"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("guide_advanced", "proposed")
     provides: ClassVar[Facts] = facts("drafts_truncated")
 
@@ -52,6 +54,7 @@ class TruncateTree(Pass):
 
     name: ClassVar[str] = "truncate_tree"
     looks_for: ClassVar[str] = "the tree that a ready drafter proposed"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("guide_advanced", "tree_proposed")
     provides: ClassVar[Facts] = facts("tree_truncated")
 

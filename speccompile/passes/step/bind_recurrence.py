@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.layer_state import ABSORBED
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -27,6 +27,7 @@ class BindRecurrence(Pass):
 
     name: ClassVar[str] = "bind_recurrence"
     looks_for: ClassVar[str] = "the inputs row_absorbed, row_settled and row_prompt"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("target_inputs")
     provides: ClassVar[Facts] = facts("recurrence_bound")
 

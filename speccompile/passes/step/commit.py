@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.commit import commit
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.step_ops import uses_step_ops
 from speccompile.passes.step.tap_hidden import marked
 
@@ -28,6 +28,7 @@ class Commit(Pass):
 
     name: ClassVar[str] = "commit"
     looks_for: ClassVar[str] = "accepted tokens"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("accepted")
     provides: ClassVar[Facts] = facts("committed")
 

@@ -11,7 +11,8 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.graph.tree import STORED
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
 from speccompile.passes.step.use_filters import filter_state, uses_filters
@@ -39,6 +40,7 @@ class DraftChain(Pass):
     probabilities: bool = False
     begin: int = field(default=0, kw_only=True)
 
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("outlined", "rows")
     provides: ClassVar[Facts] = facts("drafts")
 
@@ -75,7 +77,7 @@ class DraftChain(Pass):
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
             begun = length
         if self.begin:
-            stored = graph.insert(stored_drafts, graph.state("draft_tokens"), slots, before=start, count=self.begin)
+            stored = graph.insert(stored_drafts, graph.state(STORED[0]), slots, before=start, count=self.begin)
             token, position = graph.insert(last_draft, stored, position, before=start)
             if self.draws:
                 context, length = graph.insert(append_token, context, length, stored, before=start)

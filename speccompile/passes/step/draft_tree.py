@@ -18,7 +18,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.errors import InvalidTiers
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import text_so_far
 from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.ranked_tree import ranked
@@ -68,6 +68,7 @@ class DraftTree(Pass):
     tree: Tree
     draws: bool = False
 
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("outlined", "rows")
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class NoDrafts(Pass):
 
     name: ClassVar[str] = "no_drafts"
     looks_for: ClassVar[str] = "a step"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     # Of none there is nothing to take away.
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited")
@@ -35,6 +36,7 @@ class ReadDrafts(Pass):
 
     name: ClassVar[str] = "read_drafts"
     looks_for: ClassVar[str] = "the proposals of a ready drafter"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafts")
 
@@ -57,6 +59,7 @@ class LimitDrafts(Pass):
 
     name: ClassVar[str] = "limit_drafts"
     looks_for: ClassVar[str] = "drafts"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows", "drafts")
     provides: ClassVar[Facts] = facts("drafts_limited")
 

@@ -13,7 +13,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.ops.noise import TOKENS
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 
@@ -24,6 +24,7 @@ class DrawnAccept(Pass):
 
     name: ClassVar[str] = "drawn_accept"
     looks_for: ClassVar[str] = "logits and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("accepted", "agreement")
 
@@ -43,6 +44,7 @@ class TreeDrawnAccept(Pass):
 
     name: ClassVar[str] = "tree_drawn_accept"
     looks_for: ClassVar[str] = "logits and a tree of drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
     provides: ClassVar[Facts] = facts("accepted", "path")
 

@@ -10,7 +10,7 @@ from torch import fx
 
 import speccompile.ops.choose  # noqa: F401  defines the op
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class GreedyAccept(Pass):
 
     name: ClassVar[str] = "greedy_accept"
     looks_for: ClassVar[str] = "logits and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("accepted", "agreement")
 

@@ -15,7 +15,7 @@ from speccompile.errors import InvalidTiers
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.tree_drafts import fit, set_tree
 from speccompile.passes.step.tree_expansions import numbers
@@ -44,6 +44,7 @@ class ReadIndependentTree(Pass):
 
     name: ClassVar[str] = "read_independent_tree"
     looks_for: ClassVar[str] = "the choices of a ready drafter"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
 

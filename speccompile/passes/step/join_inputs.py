@@ -10,7 +10,7 @@ from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the op
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts, ReadDrafts
 from speccompile.passes.step.verify_inputs import VerifyInputs
 
@@ -29,6 +29,7 @@ class JoinInputs(Pass):
 
     name: ClassVar[str] = "join_inputs"
     looks_for: ClassVar[str] = "tokens to read that come from state"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("target_inputs", "committed")
     provides: ClassVar[Facts] = facts("inputs_joined")
     optional: ClassVar[bool] = True

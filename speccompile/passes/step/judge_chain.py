@@ -11,7 +11,7 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 def tree_outcome_state() -> list[StateSpec]:
@@ -29,6 +29,7 @@ class JudgeChain(Pass):
 
     name: ClassVar[str] = "judge_chain"
     looks_for: ClassVar[str] = "an accepted path"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("drafts", "tree", "accepted", "path")
     provides: ClassVar[Facts] = facts("chain_judged")
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class LastLogits(Pass):
 
     name: ClassVar[str] = "last_logits"
     looks_for: ClassVar[str] = "an lm_head that reads a hidden state"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("logits", "last_index")
     provides: ClassVar[Facts] = facts("step_logits")
     invalidates: ClassVar[Facts] = facts("logits")

@@ -13,7 +13,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.last_logits import lm_head_readers
 from speccompile.passes.step.rows import first_rows
 from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
@@ -33,6 +33,7 @@ class BindMixedRows(Pass):
 
     name: ClassVar[str] = "bind_mixed_rows"
     looks_for: ClassVar[str] = "the input row_slots"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("rows", "prompt_rows")
 
@@ -69,6 +70,7 @@ class MixedInputs(Pass):
 
     name: ClassVar[str] = "mixed_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids, and an lm_head that reads a hidden state"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "prompt_rows", "drafts", "drafts_limited")
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
     invalidates: ClassVar[Facts] = facts("logits")

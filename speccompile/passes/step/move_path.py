@@ -10,7 +10,7 @@ import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.tap_hidden import MARK
 
 #: Names of the target's KV.
@@ -30,6 +30,7 @@ class MovePath(Pass):
 
     name: ClassVar[str] = "move_path"
     looks_for: ClassVar[str] = "the KV of an accepted path"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("accepted", "path")
     provides: ClassVar[Facts] = facts("path_moved")
 
@@ -49,6 +50,7 @@ class FollowPath(Pass):
 
     name: ClassVar[str] = "follow_path"
     looks_for: ClassVar[str] = "what the target has read"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("target_inputs", "path", "committed")
     provides: ClassVar[Facts] = facts("path_followed")
 

@@ -12,7 +12,7 @@ from torch import fx
 
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.step_ops import FEW_LAUNCHES, uses_step_ops
 from speccompile.passes.step.drafts import useful_lens
 
@@ -46,6 +46,7 @@ class Propose(Pass):
 
     name: ClassVar[str] = "propose"
     looks_for: ClassVar[str] = "committed tokens"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("committed")
     provides: ClassVar[Facts] = facts("proposed")
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.propose import Part, ProposeFunction, checked, tracing
 
 
@@ -29,6 +29,7 @@ class ProposeTree(Pass):
 
     name: ClassVar[str] = "propose_tree"
     looks_for: ClassVar[str] = "committed tokens"
+    region: ClassVar[PassRegion] = "propose"
     requires: ClassVar[Facts] = facts("committed", "proposed")
     provides: ClassVar[Facts] = facts("tree_proposed")
 

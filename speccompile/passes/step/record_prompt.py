@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.record_scores import logprobs_of
 
 
@@ -24,6 +24,7 @@ class RecordPrompt(Pass):
 
     name: ClassVar[str] = "record_prompt"
     looks_for: ClassVar[str] = "the hidden states of a chunk"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "last_index")
     provides: ClassVar[Facts] = facts("prompt_recorded")
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -18,6 +18,7 @@ class RecordLogprobs(Pass):
 
     name: ClassVar[str] = "record_logprobs"
     looks_for: ClassVar[str] = "logits and chosen tokens"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "accepted")
     provides: ClassVar[Facts] = facts("logprobs_recorded")
 
@@ -34,6 +35,7 @@ class RecordScores(Pass):
 
     name: ClassVar[str] = "record_scores"
     looks_for: ClassVar[str] = "logits and scores"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "scores")
     provides: ClassVar[Facts] = facts("scores_recorded")
 

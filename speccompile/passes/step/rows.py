@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class BindRows(Pass):
 
     name: ClassVar[str] = "bind_rows"
     looks_for: ClassVar[str] = "the input row_slots"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("rows")
 

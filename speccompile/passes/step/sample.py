@@ -10,7 +10,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph, TracedProcessor
 from speccompile.ops.noise import DRAFTS, TOKENS
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 from speccompile.sampling.base import Processor
@@ -34,6 +34,7 @@ class ProcessLogits(Pass):
 
     name: ClassVar[str] = "process_logits"
     looks_for: ClassVar[str] = "logits and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("scores")
 
@@ -61,6 +62,7 @@ class ExactAccept(Pass):
 
     name: ClassVar[str] = "exact_accept"
     looks_for: ClassVar[str] = "scores and drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("scores", "drafts")
     provides: ClassVar[Facts] = facts("accepted", "agreement")
 

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.errors import AnchorError
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.tap_hidden import MarkTaps, take_marks
 
 
@@ -36,6 +36,7 @@ class SaveHidden(Pass):
 
     name: ClassVar[str] = "save_hidden"
     looks_for: ClassVar[str] = "marked hidden states"
+    region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts("saved_marked", "target_inputs")
     provides: ClassVar[Facts] = facts("hidden_saved")
     invalidates: ClassVar[Facts] = facts("saved_marked")

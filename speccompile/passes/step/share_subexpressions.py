@@ -16,7 +16,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of, written
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class ShareSubexpressions(Pass):
 
     name: ClassVar[str] = "share_subexpressions"
     looks_for: ClassVar[str] = "equal ops"
+    region: ClassVar[PassRegion] = "model"
     provides: ClassVar[Facts] = facts("subexpressions_shared")
     optional: ClassVar[bool] = True
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.tap_hidden import marked
 
 
@@ -20,6 +20,7 @@ class SkipLogits(Pass):
 
     name: ClassVar[str] = "skip_logits"
     looks_for: ClassVar[str] = "an lm_head after the last decoder layer"
+    region: ClassVar[PassRegion] = "commit"
     requires: ClassVar[Facts] = facts("target_inputs", "logits")
     provides: ClassVar[Facts] = facts("committed")
     invalidates: ClassVar[Facts] = facts("logits")

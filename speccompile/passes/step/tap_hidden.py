@@ -14,7 +14,7 @@ from torch import fx
 
 from speccompile.errors import AnchorError, InvalidHead
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import layer_input
 
 #: What the names of marks begin with.
@@ -52,6 +52,7 @@ class MarkTaps(Pass):
     name: ClassVar[str] = "mark_taps"
     prefix: ClassVar[str] = "tap"
     looks_for: ClassVar[str] = "decoder layers to tap"
+    region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts("captured", "logits")
     provides: ClassVar[Facts] = facts("taps_marked")
 
@@ -71,6 +72,7 @@ class LowerTaps(Pass):
 
     name: ClassVar[str] = "lower_taps"
     looks_for: ClassVar[str] = "marked hidden states"
+    region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts("taps_marked", "committed")
     provides: ClassVar[Facts] = facts("tapped")
     invalidates: ClassVar[Facts] = facts("taps_marked")

@@ -12,7 +12,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.ops.tree import child_of
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import append_token, text_so_far
 from speccompile.passes.step.sample import draw, process
 
@@ -27,6 +27,7 @@ class TreeGreedyAccept(Pass):
 
     name: ClassVar[str] = "tree_greedy_accept"
     looks_for: ClassVar[str] = "logits and a tree of drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
     provides: ClassVar[Facts] = facts("accepted", "path")
 
@@ -57,6 +58,7 @@ class TreeExactAccept(Pass):
 
     name: ClassVar[str] = "tree_exact_accept"
     looks_for: ClassVar[str] = "logits and a tree of drafts"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
     provides: ClassVar[Facts] = facts("accepted", "path", "path_scores")
 
@@ -95,6 +97,7 @@ class JoinScores(Pass):
 
     name: ClassVar[str] = "join_scores"
     looks_for: ClassVar[str] = "the scores of the nodes on an accepted path"
+    region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("path_scores")
     provides: ClassVar[Facts] = facts("scores")
 

@@ -12,7 +12,7 @@ from torch import fx
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL, Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
 from speccompile.passes.step.tree_expansions import numbers, places_of_nodes
 
@@ -26,6 +26,7 @@ class ReadTree(Pass):
 
     name: ClassVar[str] = "read_tree"
     looks_for: ClassVar[str] = "the proposals of a ready drafter"
+    region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
 

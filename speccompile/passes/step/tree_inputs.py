@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
 from speccompile.passes.target.tree_bodies import call_tree_bodies
 
@@ -23,6 +23,7 @@ class TreeInputs(Pass):
 
     name: ClassVar[str] = "tree_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "tree_bodies", "rows", "tree", "drafts", "drafts_limited")
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
 

@@ -8,7 +8,7 @@ from typing import ClassVar
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.sampling.filters import FILTERS
 
 FILTERS_ONLY = "filters_only"
@@ -20,6 +20,7 @@ class UseFilters(Pass):
 
     name: ClassVar[str] = "use_filters"
     looks_for: ClassVar[str] = "a step"
+    region: ClassVar[PassRegion] = "choose"
     provides: ClassVar[Facts] = facts(FILTERS_ONLY)
     optional: ClassVar[bool] = True
 

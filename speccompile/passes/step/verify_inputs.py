@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class VerifyInputs(Pass):
 
     name: ClassVar[str] = "verify_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "rows", "drafts", "drafts_limited")
     # Every position of the verify width is judged, so the logits are those of the step as they are.
     provides: ClassVar[Facts] = facts("target_inputs", "step_logits")
@@ -63,6 +64,7 @@ class PrefillInputs(Pass):
 
     name: ClassVar[str] = "prefill_inputs"
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
+    region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "rows", "drafts")
     provides: ClassVar[Facts] = facts("target_inputs", "last_index")
 

@@ -13,7 +13,7 @@ import speccompile.ops.lora  # noqa: F401  defines the ops
 from speccompile.adapters.buffers import OF_SLOT, AdaptedLinear, AdapterBuffers, ranks_of, scales_of
 from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph, Values
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 aten = torch.ops.aten
 
@@ -40,6 +40,7 @@ class AddAdapters(Pass):
 
     name: ClassVar[str] = "add_adapters"
     looks_for: ClassVar[str] = "linears of decoder layers"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("adapters_added")
 

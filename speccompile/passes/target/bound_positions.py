@@ -12,7 +12,7 @@ from torch import fx
 from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.counted_positions import lookup
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 aten = torch.ops.aten
 
@@ -27,6 +27,7 @@ class BoundPositions(Pass):
 
     name: ClassVar[str] = "bound_positions"
     looks_for: ClassVar[str] = "tables indexed by position"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("positions_bounded")
     optional: ClassVar[bool] = True

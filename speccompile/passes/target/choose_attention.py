@@ -9,7 +9,7 @@ import torch
 
 import speccompile.ops.native  # noqa: F401  defines an op
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class ChooseAttention(Pass):
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "speccompile::attention"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("attention_chosen")
 
@@ -42,6 +43,7 @@ class KeepAttention(Pass):
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "the model's own attention"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("attention_chosen")
     optional: ClassVar[bool] = True
@@ -56,6 +58,7 @@ class NoAttention(Pass):
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "attention"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("attention_chosen")
     optional: ClassVar[bool] = True

@@ -13,7 +13,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.choose_native import choose_native
 from speccompile.utils.torch_private import OpOverload
 
@@ -30,6 +30,7 @@ class ChooseExperts(Pass):
 
     name: ClassVar[str] = "choose_experts"
     looks_for: ClassVar[str] = "speccompile::expert_linear"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("experts_chosen")
 

@@ -13,7 +13,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 aten = torch.ops.aten
 
@@ -27,6 +27,7 @@ class KeepLinears(Pass):
 
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("linears_chosen")
     optional: ClassVar[bool] = True
@@ -49,6 +50,7 @@ class PackLinears(Pass):
 
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("linears_packed")
     # A model may have all of its weights in other forms (experts, say).

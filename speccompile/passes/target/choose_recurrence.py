@@ -9,7 +9,7 @@ import torch
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.choose_native import choose_native
 
 RECURRENCES = ("causal_conv_", "gated_delta_rule_", "selective_scan_")
@@ -23,6 +23,7 @@ class ChooseRecurrence(Pass):
 
     name: ClassVar[str] = "choose_recurrence"
     looks_for: ClassVar[str] = "recurrences"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("recurrences_chosen")
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.forms import FORMS
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.utils.torch_private import OpOverload
 
 #: Of one linear, and of several.
@@ -23,6 +23,7 @@ class JoinLinears(Pass):
 
     name: ClassVar[str] = "join_linears"
     looks_for: ClassVar[str] = "packed linears that read the same input"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("linears_packed")
     provides: ClassVar[Facts] = facts("linears_chosen")
     # Some models have all of them fused already.

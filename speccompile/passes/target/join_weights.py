@@ -14,7 +14,7 @@ from torch import fx
 
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.utils.devices import traits_of
 from speccompile.utils.joined_weights import JoinedWeights
 
@@ -30,6 +30,7 @@ class JoinWeights(Pass):
 
     name: ClassVar[str] = "join_weights"
     looks_for: ClassVar[str] = "linears that read the same input"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("linears_chosen")
     provides: ClassVar[Facts] = facts("weights_joined")
     # Some models have all of them fused already.

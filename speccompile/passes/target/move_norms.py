@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import AHEAD, NORMED, layer_input
 
 aten = torch.ops.aten
@@ -39,6 +39,7 @@ class MoveNorms(Pass):
 
     name: ClassVar[str] = "move_norms"
     looks_for: ClassVar[str] = "norms at the start of layers"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("linears_chosen")
     provides: ClassVar[Facts] = facts("norms_moved")
     # Layers may begin with something else.

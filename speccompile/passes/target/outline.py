@@ -20,7 +20,7 @@ from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import written
 from speccompile.ops.cpu.forms import FORMS
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.local_sizes import factors, keep_sizes_local
 
 #: Mark of the nodes of a layer that compute the norm which the next layer begins with, and what its result is called.
@@ -38,6 +38,7 @@ class OutlineLayers(Pass):
 
     name: ClassVar[str] = "outline"
     looks_for: ClassVar[str] = "decoder layers"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured", "attention_chosen", "linears_chosen")
     provides: ClassVar[Facts] = facts("outlined")
 

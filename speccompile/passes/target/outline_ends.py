@@ -14,7 +14,7 @@ from torch import fx
 from speccompile.graph.body import Body, Part
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import views_of, written
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.native.step_ops import FEW_LAUNCHES
 from speccompile.passes.target.outline import call_of, dims_of, input_name, key_of, result_of
 from speccompile.utils.torch_private import OpOverload
@@ -34,6 +34,7 @@ class OutlineEnds(Pass):
 
     name: ClassVar[str] = "outline_ends"
     looks_for: ClassVar[str] = "ops around the decoder layers"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("outlined")
     provides: ClassVar[Facts] = facts(FEW_LAUNCHES)
     optional: ClassVar[bool] = True

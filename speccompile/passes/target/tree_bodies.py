@@ -13,7 +13,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.errors import AnchorError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import call_of
 
 #: What the names of such bodies end with.
@@ -29,6 +29,7 @@ class AddTreeBodies(Pass):
 
     name: ClassVar[str] = "add_tree_bodies"
     looks_for: ClassVar[str] = "bodies of decoder layers"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("outlined", "attention_chosen")
     provides: ClassVar[Facts] = facts("tree_bodies")
 

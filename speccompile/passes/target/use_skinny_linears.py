@@ -10,7 +10,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.skinny_linear import SKINNY_DTYPES
-from speccompile.passes.base import Changes, Facts, Pass, facts
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 aten = torch.ops.aten
 
@@ -21,6 +21,7 @@ class UseSkinnyLinears(Pass):
 
     name: ClassVar[str] = "use_skinny_linears"
     looks_for: ClassVar[str] = "linears in half precision"
+    region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("linears_chosen")
     provides: ClassVar[Facts] = facts("skinny_linears")
     # The weights of a model may be in float32, or rounded.

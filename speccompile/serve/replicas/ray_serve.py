@@ -27,7 +27,7 @@ from speccompile.serve.service import Service
 #: How Ray reports that the replica which had a call is gone.
 LOST = (RayActorError, WorkerCrashedError, NodeDiedError, ReplicaUnavailableError)
 #: Paths that any replica answers. Metrics and the page are those of one server, so replicas do not have them.
-PATHS = ("/v1/", "/tokenize", "/detokenize", "/version", "/health", "/ping")
+PATHS = ("/v1/", "/tokenize", "/tokenizer_info", "/detokenize", "/version", "/health", "/ping")
 
 
 def ray_app(

@@ -55,7 +55,8 @@ class _Relayed(PartedResponse):
 
     def __init__(self, head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> None:
         super().__init__(_passed_on(head, first, rest, lost), head.status)
-        self.raw_headers = head.headers
+        # Ray's proxy adds this one to all answers.
+        self.raw_headers = [item for item in head.headers if item[0] != b"x-request-id"]
         self._rest = rest
 
     async def _send(self, send: Send) -> None:

@@ -56,7 +56,7 @@ def seen(spec: Speculator, prompt: list[int]) -> tuple[list[int], Seen]:
             first, chance = int(spec.arena["first_draft"][slot]), float(spec.arena["draft_confidence"][slot])
         spec.engine.step()
         if drafting and not request.finished:
-            found[text] = spec.arena["draft_tokens"][slot].tolist(), first, chance
+            found[text] = spec.arena["stored_drafts"][slot].tolist(), first, chance
     return request.new_tokens, found
 
 

@@ -153,10 +153,10 @@ def test_a_stopped_drafter_runs_no_further(pair: tuple[Speculator, Speculator]) 
     request = admitted(segments.engine, random_prompt(9), max_new_tokens=30)
     policy.seen.clear()
     policy.at[:] = [1]
-    segments.arena["draft_tokens"][request.slot] = 99
+    segments.arena["stored_drafts"][request.slot] = 99
     segments.engine.step()
     assert segments.engine.tier.draft_len == 1
-    assert segments.arena["draft_tokens"][request.slot, 1:].tolist() == [99] * 3
+    assert segments.arena["stored_drafts"][request.slot, 1:].tolist() == [99] * 3
     ((drafted, (row,)),) = policy.seen
     assert drafted == 1 and row.scores == (pytest.approx(float(segments.arena["draft_chances"][request.slot, 0])),)
     policy.seen.clear()

@@ -165,9 +165,10 @@ def test_heads_that_are_no_numbers_draft_nothing(model: LlamaForCausalLM) -> Non
         assert texts[0] == texts[1] == texts[2]
 
 
-def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("fused", [True, False], ids=["fused", "split"])
+def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM, fused: bool) -> None:
     """It reads shorter texts than the target."""
-    options = SIZES | {"tiers": (0, DYNAMIC), "max_batch": 1, "draft_max_len": 40}
+    options = SIZES | {"tiers": (0, DYNAMIC), "max_batch": 1, "draft_max_len": 40, "fused": fused}
     with wrap(model, "draft_target", draft=model, **options) as spec:
         texts = []
         for shape in (0, DYNAMIC):
@@ -176,14 +177,9 @@ def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM) -> N
         assert texts[0] == texts[1] and spec.stats.accepted_tokens > 4
 
 
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [({"fused": False}, "before the step"), ({"mask_token_id": 5}, "at once")],
-    ids=["split", "at_once"],
-)
-def test_what_drafts_chains_alone(model: LlamaForCausalLM, options: dict[str, Any], reason: str) -> None:
-    with raises(InvalidTiers, reason=re.compile(reason)):
-        wrap(model, "draft_target", draft=random_drafter(), **SIZES | options)
+def test_a_drafter_that_drafts_all_tokens_at_once_drafts_chains(model: LlamaForCausalLM) -> None:
+    with raises(InvalidTiers, reason=re.compile("at once")):
+        wrap(model, "draft_target", draft=random_drafter(), mask_token_id=5, **SIZES)
 
 
 def test_medusa_trees_are_no_deeper_than_its_heads(model: LlamaForCausalLM) -> None:

@@ -159,3 +159,21 @@ def test_a_read_only_folder_is_used_if_the_library_is_there(
     monkeypatch.setattr(library, "FileLock", refused)
     assert library.load_cpu_ops() is None
     assert [Path(path).parents[1].name for path in loaded] == ["cache" if warm else "spare"]
+
+
+@pytest.mark.usefixtures("anew")
+def test_on_a_full_disk_the_library_is_built_in_another_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler, which is another process, only writes a message."""
+    loaded: list[str] = []
+
+    def build(name: str, isa: object, target: Path) -> None:
+        if target.is_relative_to(tmp_path / "cache"):
+            raise RuntimeError("Command:\ng++\n\nOutput:\nFatal error: ops.o: No space left on device\n")
+        target.write_bytes(b"whole")
+
+    monkeypatch.setattr(library, "cache_dir", lambda: tmp_path / "cache")
+    monkeypatch.setattr(library, "spare_dir", lambda folder, error: tmp_path / error.strerror)
+    monkeypatch.setattr(library, "_build", build)
+    monkeypatch.setattr(library, "_load", loaded.append)
+    assert library.load_cpu_ops() is None
+    assert [Path(path).parents[1].name for path in loaded] == ["No space left on device"]

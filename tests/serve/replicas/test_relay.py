@@ -75,6 +75,12 @@ def test_an_answer_is_passed_on() -> None:
     assert replicas.closed == 1
 
 
+def test_the_id_of_a_request_is_left_to_the_proxy() -> None:
+    head = Head(200, [*JSON.headers, (b"x-request-id", b"a")])
+    response = asyncio.run(relay(CALL, Replicas([head, b"null"]).ask, (Died,)))
+    assert response.raw_headers == JSON.headers
+
+
 @pytest.mark.parametrize("before", [[], [EVENTS], [JSON]], ids=["nothing", "a stream's head", "a head"])
 def test_another_replica_answers(before: list[Any]) -> None:
     replicas = Replicas([*before, Died()], [*before, Died()], [EVENTS, b"a"])

@@ -185,7 +185,7 @@ def test_captures_are_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
         (["lama", "llama", "GPT-NeoX"], "no causal-LM family 'lama', 'GPT-NeoX'. Close: llama, "),
         (["telepathy"], "A family is named by the model_type of its config."),
         (["llama", "--backend", "magic"], "unknown backend 'magic'"),
-        (["llama", "--json", "no/such/folder/rows.json"], "it cannot be written (No such file or directory)"),
+        (["llama", "--json", "no/such/folder/rows.json"], "there is no folder 'no/such/folder'; create it"),
     ],
 )
 def test_it_refuses_in_one_line_before_anything_runs(

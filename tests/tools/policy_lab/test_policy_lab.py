@@ -231,7 +231,7 @@ def test_a_plot_is_a_png(tmp_path: Path) -> None:
 def test_a_plot_that_cannot_be_written(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     result = lab("always", "--policy", "fixed:7", "--plot", str(tmp_path / "none" / "plot.png"))
-    assert result.exit_code == 2 and "it cannot be written (No such file" in result.stderr
+    assert result.exit_code == 2 and "there is no folder" in result.stderr
 
 
 def test_no_more_rows_are_replayed_than_costs_are_known_of(tmp_path: Path) -> None:

@@ -1,0 +1,39 @@
+"""The user's files: checks that name the option of a command. Imports as in ``commands.py``."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from speccompile.errors import InvalidOption
+
+
+def check_output_file(option: str, path: Path | None) -> None:
+    """Check that a file can be written there, before the work whose result it holds.
+
+    Raises:
+        InvalidOption: its folder does not exist, or cannot be written to.
+    """
+    if path is None:
+        return
+    folder = path.parent
+    if not folder.is_dir():
+        raise _invalid(option, path, f"there is no folder {str(folder)!r}; create it, or give another path")
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _invalid(option, path, "it cannot be written (permission denied); give another path")
+
+
+def read_text(option: str, path: Path) -> str:
+    """The text of a UTF-8 file.
+
+    Raises:
+        InvalidOption: it cannot be read, or is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise _invalid(option, path, f"it cannot be read as UTF-8 text ({error})") from error
+
+
+def _invalid(option: str, path: Path, reason: str) -> InvalidOption:
+    return InvalidOption(where="the command line", name=option, value=str(path), reason=reason)

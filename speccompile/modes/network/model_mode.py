@@ -1,0 +1,26 @@
+"""Modes whose drafter is a language model with the target's vocabulary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from speccompile.graph.step_form import StepForm
+from speccompile.modes.network.draft_tree import DraftTreeByNetwork
+from speccompile.modes.network.network_mode import SplitMode
+from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
+from speccompile.passes.base import Pass
+
+
+@dataclass(frozen=True)
+class DraftModelMode(SplitMode):
+    """Drafts with a language model, chains and trees. A subclass defines :meth:`~speccompile.modes.base.Mode.network`,
+    which returns a :class:`~speccompile.modes.network.draft_model.DraftModel`."""
+
+    drafts_trees: ClassVar[bool] = True
+
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftByNetwork(*form.chain) if form.tree is None else DraftTreeByNetwork(form.tree, form.draws)]
+
+    def after_commit(self, form: StepForm) -> list[Pass]:
+        return [ReadAlong()]

@@ -1,0 +1,224 @@
+"""Drafts that pass through the arena, from a drafter's executable to the target's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch.nn.functional import one_hot, pad
+
+from speccompile.graph.state import K, N, StateSpec, V
+from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import STORED, Tree
+from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
+from speccompile.passes.step.drafts import proposed_drafts, set_drafts
+from speccompile.passes.step.tree_drafts import fit, set_tree
+
+#: State of trees, int64 ``[N, K]``: parents and depths of the stored drafts. They are in the form of the tier.
+STORED_TREE = ("stored_parents", "stored_depths")
+#: State ``[N, K, V]``, float32; in a step's graph ``draft_probs`` are its rows'.
+PROBABILITIES = "stored_draft_probs"
+
+
+def hand_over_state(tiers: Sequence[int], *, probabilities: bool) -> list[StateSpec]:
+    """State in which the drafts of each slot wait for the target's executable.
+
+    Args:
+        tiers: shapes of drafts.
+        probabilities: what drafts were drawn from is stored, too.
+    """
+    i64, (drafts, lens) = torch.int64, STORED
+    trees = any(isinstance(shape, Tree) for shape in tiers)
+    return [
+        StateSpec(drafts, (N, K), i64, low=0, high=2),
+        StateSpec(lens, (N,), i64, high=K + 1),
+        *[StateSpec(name, (N, K), i64, low=0, high=1) for name in STORED_TREE if trees],
+        *[StateSpec(PROBABILITIES, (N, K, V), torch.float32)] * probabilities,
+    ]
+
+
+@dataclass(frozen=True)
+class StoreDrafts(Pass):
+    """Stores what drafting has named: drafts and their lengths, and, if it named any, parents and depths of a tree and
+    the probabilities that drafts were drawn from.
+
+    Args:
+        begin: drafts that are stored already.
+    """
+
+    begin: int = 0
+
+    name: ClassVar[str] = "store_drafts"
+    looks_for: ClassVar[str] = "drafts"
+    region: ClassVar[PassRegion] = "draft"
+    requires: ClassVar[Facts] = facts("rows", "drafts")
+    provides: ClassVar[Facts] = facts("drafts_stored")
+
+    def run(self, graph: StepGraph) -> Changes:
+        values, start = graph.values, graph.anchors.start
+        drafts, lens = (graph.state(name) for name in STORED)
+        if "tree" in graph.facts:
+            given = [values[name] for name in ("slots", "drafts", "parents", "depths", "row_draft_lens")]
+            state = [drafts, *(graph.state(name) for name in STORED_TREE), lens]
+            graph.insert(store_tree, *given, *state, before=start)
+            return Changes(len(state))
+        kept = {"drafts": drafts, "row_draft_lens": lens}
+        kept |= {"draft_probs": graph.state(PROBABILITIES)} if "draft_probs" in values else {}
+        nodes = (values["slots"], *(values[name] for name in kept), *kept.values())
+        graph.insert(store, *nodes, before=start, begin=self.begin)
+        return Changes(len(kept))
+
+
+@dataclass(frozen=True)
+class ReadStored(Pass):
+    """Reads a chain that :class:`StoreDrafts` has stored.
+
+    Args:
+        probabilities: also what the drafts were drawn from; a proposal is certain of its drafts.
+        proposals: a row's proposal (of a ready drafter) comes first, where it has one.
+    """
+
+    shape: int
+    probabilities: bool = False
+    proposals: bool = False
+
+    name: ClassVar[str] = "read_stored"
+    looks_for: ClassVar[str] = "what the drafter's executable stored"
+    region: ClassVar[PassRegion] = "draft"
+    requires: ClassVar[Facts] = facts("rows")
+    provides: ClassVar[Facts] = facts("drafts")
+
+    def run(self, graph: StepGraph) -> Changes:
+        slots, start = graph.values["slots"], graph.anchors.start
+        names = [*STORED, "length", "limit", *["draft_tokens", "draft_lens"] * self.proposals]
+        state = [graph.state(name) for name in [*names, *[PROBABILITIES] * self.probabilities]]
+        drafts, lens, *probabilities = graph.insert(
+            stored_chain, slots, *state, before=start, draft_len=self.shape, proposals=self.proposals
+        )
+        set_drafts(graph, drafts, lens)
+        for node in probabilities:
+            graph.name_value("draft_probs", node)
+        return Changes(1, f"up to {self.shape} draft tokens from state")
+
+
+@dataclass(frozen=True)
+class ReadStoredTree(ReadStored):
+    """Reads a tree that :class:`StoreDrafts` has stored in a step of the same shape. A proposal is a tree of one
+    branch, without the drafts that are deeper than the shape."""
+
+    provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
+
+    def run(self, graph: StepGraph) -> Changes:
+        assert isinstance(self.shape, Tree)
+        drafts, lens = STORED
+        stored = [graph.state(name) for name in (drafts, *STORED_TREE, lens)]
+        slots, start = graph.values["slots"], graph.anchors.start
+        if self.proposals:
+            names = ("draft_tokens", "draft_lens", "length", "limit", "draft_limit")
+            state = [graph.state(name) for name in names]
+            found = graph.insert(first_tree, slots, *state, *stored, before=start, tree=self.shape)
+        else:
+            found = graph.insert(stored_tree, slots, *stored, before=start, nodes=int(self.shape))
+        set_tree(graph, *found)
+        return Changes(1, str(self.shape))
+
+
+def read_stored(shape: int, *, probabilities: bool = False, proposals: bool = False) -> ReadStored:
+    """The pass for drafts of that shape."""
+    form = ReadStoredTree if isinstance(shape, Tree) else ReadStored
+    return form(shape, probabilities, proposals)
+
+
+def store(slots: torch.Tensor, *tensors: torch.Tensor, begin: int = 0) -> None:
+    """Write values of rows, ``[B, ...]``, to state ``[N, ...]`` from index ``begin`` on: of ``tensors`` the first half
+    into the second."""
+    half = len(tensors) // 2
+    for value, state in zip(tensors[:half], tensors[half:], strict=True):
+        if value.ndim == 1:
+            state.index_put_((slots,), value)
+        else:
+            places = torch.arange(begin, begin + value.shape[1], device=slots.device)
+            state.index_put_((slots[:, None], places), value)
+
+
+def stored_chain(
+    slots: torch.Tensor,
+    stored_drafts: torch.Tensor,
+    stored_lens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    *others: torch.Tensor,
+    draft_len: int,
+    proposals: bool,
+) -> tuple[torch.Tensor, ...]:
+    """Drafts ``[B, K]``, -1 after a row's own draft length, those lengths ``[B]``, and distributions ``[B, K, V]`` if
+    they are stored.
+
+    Args:
+        slots: ``[B]``; the other tensors ``[N]`` or ``[N, Kmax]``.
+        others: proposals and their lengths, if there are ``proposals``, then stored distributions ``[N, Kmax, V]``.
+    """
+    found = proposed_drafts(stored_drafts, stored_lens, length, limit, slots, draft_len=draft_len)
+    stored_probs = [probs[slots, :draft_len] for probs in others[2 * proposals :]]
+    if not proposals:
+        return *found, *stored_probs
+    draft_tokens, draft_lens = others[:2]
+    proposed, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=draft_len)
+    has_proposal = (draft_lens[slots] > 0)[:, None]
+    chosen = torch.where(has_proposal, proposed, found[0]), torch.where(has_proposal[:, 0], lens, found[1])
+    if not stored_probs:
+        return chosen
+    drawn_from = stored_probs[0]
+    certain = one_hot(proposed.clamp(min=0), drawn_from.shape[-1]).to(drawn_from.dtype)
+    return *chosen, torch.where(has_proposal[:, :, None], certain, drawn_from)
+
+
+def store_tree(
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    lens: torch.Tensor,
+    *state: torch.Tensor,
+) -> None:
+    """Write drafts ``[B, nodes]``, parents and depths ``[B, 1 + nodes]``, those of the root left out, and lengths
+    ``[B]`` to ``state`` ``[N, ...]``. The rest of the state is filled with empty children of the root (-1), so that a
+    tier of any width reads a valid tree."""
+    rest = (0, state[0].shape[1] - drafts.shape[1])
+    parents, depths = pad(parents[:, 1:], rest), pad(depths[:, 1:], rest, value=1)
+    store(slots, pad(drafts, rest, value=-1), parents, depths, lens, *state)
+
+
+def stored_tree(slots: torch.Tensor, *state: torch.Tensor, nodes: int) -> tuple[torch.Tensor, ...]:
+    """The same values of the rows ``slots`` ``[B]``, with those of the root before them again."""
+    drafts, parents, depths = (part[slots, :nodes] for part in state[:3])
+    root = torch.zeros_like(slots)[:, None]
+    return drafts, torch.cat([root - 1, parents], 1), torch.cat([root, depths], 1), state[3][slots]
+
+
+def first_tree(
+    slots: torch.Tensor,
+    draft_tokens: torch.Tensor,
+    draft_lens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    draft_limit: torch.Tensor,
+    *stored: torch.Tensor,
+    tree: Tree,
+) -> tuple[torch.Tensor, ...]:
+    """A row's proposal in the form of :func:`speccompile.ops.tree.fit_tree`, or the stored tree where it has none.
+
+    Args:
+        slots: ``[B]``; the other tensors ``[N]`` or ``[N, Kmax]``.
+    """
+    longest = draft_tokens.shape[1]
+    proposed, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=longest)
+    one_branch = torch.arange(longest, device=slots.device).expand(proposed.shape)
+    of_proposal = fit(tree, proposed, one_branch, lens, draft_limit[slots])
+    found = stored_tree(slots, *stored, nodes=int(tree))
+    # Where neither has drafted, as in rows that hold no request, what is stored may be no tree.
+    take_stored = ((draft_lens[slots] == 0) & (found[3] > 0))[:, None]
+    chosen = [torch.where(take_stored, other, one) for one, other in zip(of_proposal[:3], found[:3], strict=True)]
+    return *chosen, torch.where(take_stored[:, 0], found[3], of_proposal[3])
