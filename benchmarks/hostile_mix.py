@@ -1,4 +1,4 @@
-"""What do hostile clients do to the others? Honest clients over HTTP, and beside them attacks by turns.
+"""Effect of hostile clients on others: honest clients over HTTP, and beside them attacks by turns.
 
 ``python -m benchmarks.hostile_mix --minutes 10``; see README.md beside this file. Exit code 1 if a text is wrong,
 ``/health`` is slow, memory grows, or an attack is answered by what it should not be.
@@ -101,7 +101,7 @@ async def _check_idle(mix: Mix, address: str) -> None:
 
 
 def faults_of_log(log: IO[bytes]) -> list[str]:
-    """What a log shows that no client should be able to cause."""
+    """Lines of a log that no client should be able to cause."""
     log.seek(0)
     lines = log.read().decode(errors="replace").splitlines()
     found = [f"log: {line}" for line in lines if line.startswith("Traceback") or " ERROR " in line]

@@ -1,4 +1,4 @@
-"""What is seen of a server beside hostile clients, what a sound server keeps, and both as tables."""
+"""Measurements of a server beside hostile clients, the bounds of a sound server, and both as tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hostile clients do to a server: each attack is one function with the decorator ``attack``."""
+"""Attacks on a server, each one function with the decorator ``attack``."""
 
 from __future__ import annotations
 

@@ -153,7 +153,7 @@ async def chunks_of_one_byte(target: Target) -> Outcome:
 
 @attack(*REFUSED)
 async def large_bodies_together(target: Target) -> Outcome:
-    """As many connections that hold all but the last byte of a large body as the server permits."""
+    """Hold as many connections as the server permits, each with all but the last byte of a large body."""
     body = repeated(b'{"messages": [1', b",1", b"]}")
 
     async def hold() -> None:

@@ -104,7 +104,7 @@ async def more_choices_than_fit(target: Target) -> Outcome:
 
 @attack(200, 400, 429)
 async def fills_the_queue(target: Target) -> Outcome:
-    """As many choices as one client may have, and one after another until none is accepted."""
+    """Ask for as many choices as one client may have, one after another until none is accepted."""
     bodies = [{"n": 40, "max_tokens": 20, "ignore_eos": True}] + [{"max_tokens": 100}] * 40
     outcomes = await asyncio.gather(*(_complete(target, **body) for body in bodies))
     return max(outcomes, key=str)
