@@ -27,7 +27,7 @@ class Hit:
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a sound server keeps.
+    """Bounds that a sound server keeps.
 
     Args:
         health: seconds of ``/health`` at p99.

@@ -55,9 +55,9 @@ class Rule(ABC):
         ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
 
     def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
-        """The same of a rule that :attr:`judges_trees`, in a step of that shape: they name ``target_tokens`` and
-        ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``; of the kind ``scored`` also what
-        :class:`~speccompile.passes.step.tree_accept.JoinScores` reads."""
+        """Passes of a rule that :attr:`judges_trees`, in a step of that shape, with the facts of :meth:`passes`: they
+        name ``target_tokens`` and ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``; of the kind ``scored``
+        also what :class:`~speccompile.passes.step.tree_accept.JoinScores` reads."""
         raise NotImplementedError(f"rule {self.name!r} has judges_trees, and needs tree_passes")
 
     def commit_passes(self) -> list[Pass]:

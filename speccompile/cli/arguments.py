@@ -151,7 +151,7 @@ def form_of(weights: str) -> Any:
     """The form for ``wrap`` by ``--weights``. With :data:`STORED` the checkpoint's weights take its place.
 
     Raises:
-        InvalidOption: there is no such form.
+        InvalidOption: the form is unknown.
     """
     if weights not in _FORMS:
         reason = f"choose from {', '.join(_FORMS)}"

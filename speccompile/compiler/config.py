@@ -169,7 +169,7 @@ class BuildConfig:
         return replace(form, probabilities=probabilities)
 
     def drafter_form(self, form: StepForm) -> StepForm:
-        """The same of the drafter's executable before a step."""
+        """The form of the drafter's executable before a step of ``form``."""
         return replace(form, begin=self.drafted_before(form.drafts)) if self.drafts_in_segments else form
 
     @property

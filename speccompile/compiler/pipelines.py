@@ -169,7 +169,8 @@ def _drafts(config: BuildConfig, form: StepForm) -> list[Pass]:
         drafts = mode.drafting(form)
     if form.tree is None:
         limited = any("drafts_limited" in item.provides for item in drafts)
-        drafts += [FillDrafts(form.drafts)] * config.rule.fills_drafts + [LimitDrafts()] * (not limited)
+        # The list is the mode's own, which may hold it.
+        drafts = [*drafts, *[FillDrafts(form.drafts)] * config.rule.fills_drafts, *[LimitDrafts()] * (not limited)]
     # Drafts of a network are the first rank's, its own or the target's layers. Others follow from tokens alone, which
     # are equal on all ranks.
     ranks, drafted = config.ranks, config.network is not None or mode.runs_target_layers

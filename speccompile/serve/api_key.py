@@ -1,4 +1,4 @@
-"""Which requests may use the server, and whose they are."""
+"""API keys: the check of each request, and the client that it belongs to."""
 
 from __future__ import annotations
 

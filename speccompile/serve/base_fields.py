@@ -79,7 +79,7 @@ def _whole(value: Any) -> Any:
 
 
 def whole_items(value: Any) -> Any:
-    """As :func:`_whole` for each item of a list, which may have millions; integers of any size pass."""
+    """Apply :func:`_whole` to each item of a list, which may have millions; integers of any size pass."""
     if not isinstance(value, list):
         return value
     return [int(item) if type(item) is float and item.is_integer() else item for item in value]

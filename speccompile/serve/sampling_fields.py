@@ -118,7 +118,7 @@ class Sampling(Fields):
     @property
     def own_form(self) -> str | None:
         """The endpoint's own field of what the answer must follow; None if the answer is free."""
-        raise NotImplementedError
+        return None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Sampling:

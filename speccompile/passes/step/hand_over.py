@@ -192,7 +192,8 @@ def store_tree(
 
 
 def stored_tree(slots: torch.Tensor, *state: torch.Tensor, nodes: int) -> tuple[torch.Tensor, ...]:
-    """The same values of the rows ``slots`` ``[B]``, with those of the root before them again."""
+    """Drafts, parents, depths and lengths of the rows ``slots`` ``[B]``, the root included, as :func:`store_tree` has
+    them."""
     drafts, parents, depths = (part[slots, :nodes] for part in state[:3])
     root = torch.zeros_like(slots)[:, None]
     return drafts, torch.cat([root - 1, parents], 1), torch.cat([root, depths], 1), state[3][slots]
