@@ -34,11 +34,16 @@ def counts_by_shape(
 ) -> list[int]:
     """Accepted and proposed draft tokens, and target passes.
 
-    Prompts come one by one: beside one that is being read, the time a step takes decides how much is drafted.
+    Prompts come one by one: beside one that is being read, the time a step takes decides how much is drafted. Each has
+    been read before: the first token of a known prompt is a step's, that of another one its prefill's.
     """
     spec.set_tier(shape)
-    spec.stats.reset()
+    counts = [0, 0, 0]
     for row, prompt in enumerate(prompts):
+        spec.engine.submit(prompt, max_new_tokens=1).result()
+        spec.stats.reset()
         spec.engine.submit(prompt, max_new_tokens=length, seed=row if options else None, **options).result()
-    stats = spec.stats
-    return [stats.accepted_tokens, stats.draft_tokens, stats.target_passes]
+        stats = spec.stats
+        of_prompt = (stats.accepted_tokens, stats.draft_tokens, stats.target_passes)
+        counts = [count + more for count, more in zip(counts, of_prompt, strict=True)]
+    return counts

@@ -281,7 +281,8 @@ def test_what_does_not_fit_is_refused(model: LlamaForCausalLM, head: DFlashHead)
     with raises(InvalidHead, reason=re.compile("another target")):
         dflash(tiny_llama(layers=4), head)
     with raises(InvalidHead, reason=re.compile(r"eval\(\)")):
-        dflash(model, head_of(model).train())
+        # A head's train() reaches what it shares with its target.
+        dflash(target := tiny_llama(layers=4), head_of(target).train())
     double = head_of(model)
     double.fc.double()
     with raises(InvalidHead, reason=re.compile("float64")):
