@@ -100,12 +100,18 @@ def test_drafts_and_template_variables_are_those_of_a_chat(client: Client) -> No
     assert found == {"a": 1, "verbosity": "low", "reasoning_effort": "high", "enable_thinking": True}
 
 
+def assert_are(found: list[Any], wanted: list[dict[str, Any]]) -> None:
+    """The last bits may differ: a prompt that is known by now is processed in other shapes."""
+    assert [item.token for item in found] == [item["token"] for item in wanted]
+    assert [item.logprob for item in found] == pytest.approx([item["logprob"] for item in wanted], abs=1e-5)
+
+
 @pytest.mark.parametrize("fields", [{}, {"temperature": 1.2, "seed": 5}, {"stop": "b"}])
 def test_log_probabilities_are_those_of_a_chat(
     client: Client, openai_client: openai.OpenAI, fields: dict[str, Any]
 ) -> None:
     chat = client.chat("the end", max_tokens=9, logprobs=True, top_logprobs=2, **fields)
-    wanted = [(item["token"], item["logprob"]) for item in chat["choices"][0]["logprobs"]["content"]]
+    wanted = chat["choices"][0]["logprobs"]["content"]
     extra = {name: fields[name] for name in fields if name != "temperature"}
     asked: dict[str, Any] = {
         **{"model": MODEL, "input": "the end", "max_output_tokens": 9, "temperature": fields.get("temperature", 0)},
@@ -114,12 +120,12 @@ def test_log_probabilities_are_those_of_a_chat(
     whole = openai_client.responses.create(**asked)
     part = whole.output[0].content[0]
     assert part.text == chat["choices"][0]["message"]["content"] and whole.top_logprobs == 2
-    assert [(item.token, item.logprob) for item in part.logprobs] == wanted
+    assert_are(part.logprobs, wanted)
     assert all(len(item.top_logprobs) == 2 and bytes(item.bytes) for item in part.logprobs if item.token)
     events = list(openai_client.responses.create(**asked, stream=True))
     deltas = [item for event in events if event.type == "response.output_text.delta" for item in event.logprobs]
-    assert [(item.token, item.logprob) for item in deltas] == wanted
-    assert events[-1].response.output[0].content[0].logprobs == part.logprobs
+    assert_are(deltas, wanted)
+    assert_are(events[-1].response.output[0].content[0].logprobs, wanted)
     (done,) = [event for event in events if event.type == "response.output_text.done"]
     assert len(done.logprobs) == len(wanted)
 
