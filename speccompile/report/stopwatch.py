@@ -38,7 +38,10 @@ def timing() -> Iterator[Laps]:
 
 
 def with_laps(source: str) -> str:
-    """Return the printed stage ``source`` with a lap after each statement of each function. Statement i of a function is the i-th call of its graph. Run it within :func:`timing`."""
+    """Return the printed stage ``source`` with a lap after each statement of each function. Run it in :func:`timing`.
+
+    Statement i of a function is the i-th call of its graph.
+    """
     module = ast.parse(source)
     for item in module.body:
         if isinstance(item, ast.FunctionDef) and item.name not in _NO_STEP:
