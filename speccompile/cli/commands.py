@@ -73,8 +73,8 @@ def main(
 def demo(
     new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
     prompts: Annotated[
+        Path | None,
         typer.Option(exists=True, dir_okay=False, help=f"Your prompts: {PROMPT_LINES}."),
-        typer.Option(exists=True, dir_okay=False, help=f"Prompts of your own: {PROMPT_LINES}."),
     ] = None,
     model: ModelOption = "smollm2",
     mode: Mode = DEFAULT_MODE,
