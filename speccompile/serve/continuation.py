@@ -44,6 +44,7 @@ class Continuation:
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
         """Yield the new text of each step.
+
         Raises:
             ApiError: the request failed, or was cancelled by the engine.
         """
