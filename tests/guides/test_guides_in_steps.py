@@ -318,7 +318,7 @@ def common_letters() -> Any:
 def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Speculator]) -> None:
     engine = specs["ngram"].engine
     for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
-        with raises(InvalidOption, name="guide", reason=re.compile("it must be a Guide")):
+        with raises(InvalidOption, name="guide", reason=re.compile("it has to be a Guide")):
             engine.submit([1], eos_token_id=[EOS], guide=wrong)
     with raises(InvalidOption, name="guide", reason=re.compile("this request has none: pass eos_token_id")):
         engine.submit([1], eos_token_id=[], guide=guides()["one"])
