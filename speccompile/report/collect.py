@@ -1,4 +1,4 @@
-"""From what was built to a report."""
+"""Collects a report from a build."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def collect(
     stats: Stats | None = None,
     trace: TraceReport | None = None,
 ) -> Report:
-    """The report of ``source``.
+    """Collect the report of ``source``.
 
     Args:
-        times, decoded: by draft length; None where nothing was measured or decoded.
-        bandwidth: bytes a second, of :func:`~speccompile.report.bandwidth.read_bandwidth`.
-        stats: of the requests so far.
+        times, decoded: by draft length; None if nothing was measured or decoded.
+        bandwidth: bytes per second, from :func:`~speccompile.report.bandwidth.read_bandwidth`.
+        stats: of all requests so far.
     """
     times, decoded = times or {}, decoded or {}
     shown = [draft_len for draft_len, rows in source.tiers if rows == source.rows]
@@ -84,7 +84,7 @@ def collect(
 
 
 def measured(source: Source) -> tuple[dict[int, StepTimes], float]:
-    """Steps of the tiers that are shown, and the bandwidth. No other step may run meanwhile."""
+    """Measure the steps of the reported tiers, and the bandwidth. No other step may run meanwhile."""
     arena = next(iter(source.executables.values())).arena
     tiers = {draft_len: tier for (draft_len, rows), tier in source.executables.items() if rows == source.rows}
     times = measure_steps(arena, tiers, source.config.backend, source.model.last.graph)
@@ -190,7 +190,7 @@ def _collective(call: CollectiveCall) -> Collective:
 
 
 def _host_ms(decoded: Decoded, step_ms: Mapping[str, float]) -> float:
-    """Milliseconds of a decoded step besides those of its executable. ``step_ms``: by the names of the tiers."""
+    """Milliseconds of a decoded step outside of its executable. ``step_ms``: by the names of the tiers."""
     steps = sum(decoded.tier_steps.values())
     inside = sum(count * step_ms[name] for name, count in decoded.tier_steps.items())
     return max(0.0, decoded.step_ms - inside / steps) if steps else 0.0

@@ -1,4 +1,4 @@
-"""What a report is made of: a build with its engine, or the stages alone where nothing was lowered."""
+"""Input of a report: a build with its engine, or only its stages if nothing was lowered."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from speccompile.runtime.engine import Engine
 
 @dataclass(frozen=True)
 class StepStages:
-    """Stages of a tier and of the drafters that run before it, in order."""
+    """Stages of a tier, and of the drafters that run before it, in order."""
 
     step: Stages
     drafters: tuple[Stages, ...] = ()
@@ -31,14 +31,14 @@ class StepStages:
 
 @dataclass(frozen=True)
 class Source:
-    """Everything that a report is made of.
+    """Input of a report.
 
     Args:
-        kind: of the executables that are shown.
-        tiers: by draft length and row count.
-        executables: the same, bound; empty where nothing was lowered.
-        backend: its name; None where nothing was lowered.
-        seconds: of each part of the build.
+        kind: kind of the executables to report.
+        tiers: stages by draft length and row count.
+        executables: bound tiers by the same keys; empty if nothing was lowered.
+        backend: name of the backend; None if nothing was lowered.
+        seconds: duration of each part of the build.
     """
 
     config: BuildConfig
@@ -59,11 +59,11 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """The row count of the tiers that are shown: the largest."""
+        """Row count of the reported tiers: the largest."""
         return max(rows for _, rows in self.tiers)
 
     def code(self, *graphs: StepGraph) -> dict[str, str]:
-        """The modules that call the kernels of compiled bodies."""
+        """Modules that call the kernels of compiled bodies."""
         found: dict[str, str] = {}
         for graph in graphs if self.backend else ():
             found |= self.config.backend.compiled_code(graph)
@@ -71,7 +71,7 @@ class Source:
 
 
 def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Mapping[str, str], kind: Kind) -> Source:
-    """Of what was built; ``kind`` is among the engine's executables."""
+    """Input from a build. ``kind`` must be among the engine's executables."""
     tiers = {(draft_len, rows): tier for (draft_len, rows, own), tier in engine.tiers.items() if own == kind}
     return Source(
         config=config,
@@ -96,7 +96,7 @@ def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Map
 
 
 def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> Source:
-    """Of stages that were not lowered."""
+    """Input from stages that were not lowered."""
     config = built.config
     steps = {name[:2]: step for name, step in built.tiers.items() if name[2] == kind}
     own = {name: step.drafter.stages for name, step in sorted(steps.items()) if step.drafter is not None}

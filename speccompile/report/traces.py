@@ -7,7 +7,7 @@ from speccompile.runtime.trace_reader import Trace
 
 
 def trace_report(trace: Trace, name: str) -> TraceReport:
-    """The steps of ``trace``, which the report calls ``name``."""
+    """Steps of ``trace`` under the name ``name``."""
     steps = tuple(
         TraceStep(step.draft_len, step.requests, step.proposed, step.accepted, step.emitted, step.milliseconds)
         for step in trace.steps

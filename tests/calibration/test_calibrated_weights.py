@@ -158,7 +158,7 @@ def test_a_damaged_file_is_refused(how: str, says: str, calibration: Calibration
 
 
 def test_a_calibration_of_another_model_is_refused(calibration: Calibration) -> None:
-    with raises(InvalidCalibration, reason=re.compile("it is one of LlamaForCausalLM v2:")):
+    with raises(InvalidCalibration, reason=re.compile("it belongs to LlamaForCausalLM v2:")):
         wrapped(tiny_llama(seed=1), weights="int4", calibration=calibration)
 
 

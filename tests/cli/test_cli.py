@@ -193,7 +193,7 @@ def test_generate_warns_when_the_text_is_cut() -> None:
         (["--tiers", "1,3"], "0 is missing"),
         (["--tiers", "0,x"], "'x' must be a draft length or a tree"),
         (["--tiers", "0,3,3"], "a draft length occurs twice"),
-        (["--policy", "fast"], "there is no policy 'fast'"),
+        (["--policy", "fast"], "'fast' is not the name of a policy"),
         (["--policy", "fixed:5"], "no tier with draft length 5"),
         (["--backend", "magic"], "unknown backend 'magic'"),
         (["--chat"], "the tokenizer has no chat template"),

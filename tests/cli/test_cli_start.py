@@ -73,9 +73,9 @@ COMMANDS = [
 ERRORS = [
     (["generate", "tiny"], "--prompt"),
     (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),
-    (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "there is no policy 'fast'"),
+    (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "'fast' is not the name of a policy"),
     (["generate", "tiny", "--prompt", "a", "--backend", "magic"], "unknown backend 'magic'"),
-    (["generate", "tiny", "--prompt", "a", "--policy", "fast"], "there is no policy 'fast'"),
+    (["generate", "tiny", "--prompt", "a", "--policy", "fast"], "'fast' is not the name of a policy"),
     (
         ["generate", "tiny", "--prompt", "a", "--device", "tpu"],
         "device 'tpu' cannot be used: speccompile has no kernels",

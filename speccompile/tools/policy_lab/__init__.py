@@ -1,4 +1,4 @@
-"""Policies without a model: record what a run did, or make records up, and replay them against any policy and costs."""
+"""Policies without a model: replay recorded or synthetic traces with any policy and any costs."""
 
 from speccompile.runtime.trace import Recorder
 from speccompile.runtime.trace_reader import Trace, read_trace

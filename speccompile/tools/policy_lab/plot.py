@@ -1,4 +1,4 @@
-"""Simulated runs as pictures."""
+"""Plots of simulated runs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from speccompile.errors import InvalidOption
 from speccompile.tools.policy_lab.simulate import Outcome
 
-#: Steps over which a speed is drawn.
+#: Number of steps over which a speed is averaged.
 WINDOW = 50
 
 
@@ -39,7 +39,7 @@ def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, Outcom
 
 
 def series(outcome: Outcome) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Seconds, and tokens per second and mean draft length of the steps up to them, a window of steps each."""
+    """Seconds, and tokens per second and mean draft length of the window of steps that ends there."""
     times, speed, draft_lens, before = [], [], [], 0.0
     for begin in range(0, outcome.steps, WINDOW):
         window = outcome.timeline[begin : begin + WINDOW]

@@ -133,7 +133,7 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
         (lambda lines: changed(lines, 1, accepted=[1]), "differ in length"),
         (lambda lines: changed(lines, 0, draft_lens=[]), "do not rise from 0"),
         (lambda lines: changed(lines, 0, draft_lens=[0, 7, 3, 1]), "do not rise from 0"),
-        (lambda lines: changed(lines, 0, costs=[[1, k, math.nan, 0.0] for k in TIERS]), "takes no time, or for ever"),
+        (lambda lines: changed(lines, 0, costs=[[1, k, math.nan, 0.0] for k in TIERS]), "must be positive and finite"),
         (lambda lines: changed(lines, 1, k=2), "contradict each other"),
         (lambda lines: changed(lines, 1, accepted=[-2, 0]), "contradict each other"),
         (lambda lines: changed(lines, 1, emitted=[10**9, 1]), "contradict each other"),
