@@ -67,7 +67,7 @@ class Positions:
         return means
 
 
-class Acceptance:
+class AcceptanceEstimator:
     """Estimates of all requests.
 
     Of drafts without scores, a request's own observations count beside those of all, lookups of a mode that also has a

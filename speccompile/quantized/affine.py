@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GROUPS, RANGES, GroupedWeight
 
 #: A float32 number with no more significant bits than this is multiplied exactly with an integer of ten bits.
@@ -12,7 +12,7 @@ SIGNIFICANT_BITS = 12
 
 
 def affine_weight(
-    source: Source,
+    source: TensorSource,
     values: torch.Tensor,
     zeros: torch.Tensor | None,
     scales: torch.Tensor,
@@ -64,7 +64,7 @@ def affine_weight(
     )
 
 
-def _kernel_group(source: Source, group: int, inputs: int) -> tuple[int, int]:
+def _kernel_group(source: TensorSource, group: int, inputs: int) -> tuple[int, int]:
     """The group size of kernels, and how many of those have one scale."""
     if group in GROUPS or group == inputs:
         return group, 1
@@ -75,7 +75,7 @@ def _kernel_group(source: Source, group: int, inputs: int) -> tuple[int, int]:
 
 
 def _without_zeros(
-    source: Source, values: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, bits: int
+    source: TensorSource, values: torch.Tensor, zeros: torch.Tensor | None, scales: torch.Tensor, bits: int
 ) -> tuple[torch.Tensor, torch.Tensor | None, int]:
     """Values as int8, minimums or none, and bits as kernels have them: of the forms that are exact the smallest."""
     values = values.to(torch.int16)
@@ -99,7 +99,7 @@ def _without_zeros(
     return _int8(source, (values.unflatten(1, (-1, group)) - zeros[..., None]).flatten(1), bits)
 
 
-def _int8(source: Source, values: torch.Tensor, bits: int) -> tuple[torch.Tensor, None, int]:
+def _int8(source: TensorSource, values: torch.Tensor, bits: int) -> tuple[torch.Tensor, None, int]:
     fitting = _kernel_bits(values, bits)
     if fitting is None:
         reason = "its zero points take its values out of 8 bits, and its scales of float32 are too precise to multiply"
@@ -124,7 +124,7 @@ def _exact(scales: torch.Tensor) -> bool:
     return not bool((scales.contiguous().view(torch.int32) & unused).any())
 
 
-def _order(source: Source, group_of_input: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
+def _order(source: TensorSource, group_of_input: torch.Tensor, inputs: int, groups: int) -> torch.Tensor | None:
     """The permutation that puts the inputs of each group beside one another; None where they are.
 
     Source: GPTQ's ``g_idx`` (AutoGPTQ, ``qlinear_cuda.py``).

@@ -14,7 +14,7 @@ import torch
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack
 from speccompile.quantized.files import SCALES, WORDS, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 TENSORS = ("qweight", "qzeros", "scales")
@@ -24,7 +24,7 @@ FIELD = torch.tensor([0, 4, 1, 5, 2, 6, 3, 7])
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
     """As :func:`speccompile.quantized.gptq.readers`."""
     layout = str(config.get("version") or config.get("format") or "gemm").lower()
@@ -37,7 +37,7 @@ def readers(
     return {f"{module}.weight": partial(_read, files, module, source.of(module)) for module in modules}, used, "AWQ 4"
 
 
-def _read(files: TensorFiles, module: str, source: Source) -> GroupedWeight:
+def _read(files: TensorFiles, module: str, source: TensorSource) -> GroupedWeight:
     words, zero_words = (files.get(f"{module}.{tensor}", WORDS) for tensor in TENSORS[:2])
     scales = files.get(f"{module}.{TENSORS[2]}", SCALES)
     if words.dim() != 2 or scales.dim() != 2 or tuple(zero_words.shape) != (scales.shape[0], words.shape[1]):

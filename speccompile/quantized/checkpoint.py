@@ -9,7 +9,7 @@ from typing import Generic, TypeVar
 import torch
 from transformers import PretrainedConfig
 
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import QuantizedWeights
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ class Checkpoint:
         config: of the model, without the quantisation.
     """
 
-    source: Source
+    source: TensorSource
     weights: QuantizedWeights
     others: Mapping[str, torch.Tensor]
     config: PretrainedConfig

@@ -16,7 +16,7 @@ import torch
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
 from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 #: ``mixed-precision``: each group of modules has its own format. ``dense``: weights that are not quantised.
@@ -32,7 +32,7 @@ Schemes = tuple[Mapping[str, Any], ...]
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
     """As :func:`speccompile.quantized.gptq.readers`."""
     check_config(config, source)
@@ -56,7 +56,7 @@ def readers(
     return weights, used, f"compressed-tensors {config.get('format', '')}".strip()
 
 
-def check_config(config: Mapping[str, Any], source: Source) -> None:
+def check_config(config: Mapping[str, Any], source: TensorSource) -> None:
     """Check what does not depend on the dtype of weights.
 
     Raises:
@@ -76,7 +76,7 @@ def check_config(config: Mapping[str, Any], source: Source) -> None:
         raise source.unsupported("it transforms activations as it goes (transform_config)")
 
 
-def _check_integers(config: Mapping[str, Any], source: Source) -> None:
+def _check_integers(config: Mapping[str, Any], source: TensorSource) -> None:
     groups = config.get("config_groups") or {}
     formats = {
         str(config.get("format", "dense")),
@@ -99,7 +99,7 @@ def _check_integers(config: Mapping[str, Any], source: Source) -> None:
         raise source.unsupported("it rounds its KV cache (kv_cache_scheme)")
 
 
-def _check_targets(targets: Any, name: str, source: Source) -> None:
+def _check_targets(targets: Any, name: str, source: TensorSource) -> None:
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise source.damaged(f"targets of its {name} must be a list of strings")
     for target in targets:
@@ -129,7 +129,7 @@ def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:
     return of_classes or tuple(group.get("weights") or {} for group in groups)
 
 
-def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
+def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> GroupedWeight:
     words, scales = files.get(f"{module}.weight_packed", WORDS), files.get(f"{module}.weight_scale", SCALES)
     shape = files.get(f"{module}.weight_shape", INTEGERS).flatten().tolist()
     if words.dim() != 2 or len(shape) != 2 or words.shape[0] != shape[0]:
@@ -149,7 +149,7 @@ def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Sour
     return affine_weight(source, values, zeros, scales, bits, _group_of_input(files, module))
 
 
-def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
+def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> GroupedWeight:
     values = files.get(f"{module}.weight")
     if values.dim() != 2:
         raise source.unsupported(f"its weight has {values.dim()} dimensions, and 2 are read")
@@ -160,14 +160,14 @@ def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Source
     return affine_weight(source, values, zeros, scales, 8, _group_of_input(files, module))
 
 
-def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> torch.Tensor | None:
+def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> torch.Tensor | None:
     zeros = files.get_if_any(f"{module}.weight_zero_point", INTEGERS)
     if zeros is None and schemes and not any(weights.get("symmetric", True) for weights in schemes):
         raise source.damaged("it has no weight_zero_point, and its group in the config is not symmetric")
     return zeros
 
 
-def _by_output(scales: torch.Tensor, outputs: int, source: Source) -> torch.Tensor:
+def _by_output(scales: torch.Tensor, outputs: int, source: TensorSource) -> torch.Tensor:
     """``[N, G]`` of that, of ``[N]``, or of one number for all."""
     if scales.numel() == 1:
         return scales.reshape(1, 1).expand(outputs, 1)
@@ -184,7 +184,7 @@ def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
     return None if found is None or bool((found == -1).all()) else found
 
 
-def _bits(columns: int, inputs: int, schemes: Schemes, source: Source) -> int:
+def _bits(columns: int, inputs: int, schemes: Schemes, source: TensorSource) -> int:
     """Bits of a value: of those in the module's schemes, the one that fills the words."""
     named = [weights.get("num_bits", 8) for weights in schemes]
     fitting = [bits for bits in range(2, 9) if bits in named and words_for(inputs, bits) == columns]

@@ -11,7 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from speccompile.errors import error_line
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 #: What safetensors calls the dtypes of tensors that are not quantised.
@@ -30,7 +30,7 @@ class TensorFiles:
         DamagedCheckpoint: a file is missing, cut off, or not what the index says.
     """
 
-    def __init__(self, folder: Path, source: Source) -> None:
+    def __init__(self, folder: Path, source: TensorSource) -> None:
         self._source = source
         self._files: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
@@ -72,7 +72,7 @@ class TensorFiles:
         return dtype
 
 
-def _paths(folder: Path, source: Source) -> list[Path]:
+def _paths(folder: Path, source: TensorSource) -> list[Path]:
     index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
         try:

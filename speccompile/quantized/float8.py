@@ -20,7 +20,7 @@ import torch
 from speccompile.quantized.checkpoint import OnLookup
 from speccompile.quantized.compressed_tensors import check_config
 from speccompile.quantized.files import FLOATS, SCALES, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 #: What safetensors calls the dtypes of weights.
 VALUES = ("F8_E4M3", "F8_E5M2")
@@ -59,7 +59,7 @@ def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[
             raises it if scales do not have the shape of a tensor, an output or a block.
         DamagedCheckpoint: no tensor is float8, or a file is cut off. A lookup raises it if a scale is not finite.
     """
-    source = Source(str(folder))
+    source = TensorSource(str(folder))
     if quantization.get("quant_method") == "compressed-tensors":
         check_config(quantization, source)
     files, block = TensorFiles(folder, source), declared_block(quantization, source)
@@ -79,7 +79,7 @@ def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[
     return OnLookup(readers), frozenset(weights)
 
 
-def _scale_of(name: str, files: TensorFiles, source: Source) -> str:
+def _scale_of(name: str, files: TensorFiles, source: TensorSource) -> str:
     found = [name + suffix for suffix in SCALE_SUFFIXES if name + suffix in files]
     if len(found) != 1:
         reason = (
@@ -89,11 +89,11 @@ def _scale_of(name: str, files: TensorFiles, source: Source) -> str:
     return found[0]
 
 
-def _read(files: TensorFiles, name: str, scale: str, block: Block | None, source: Source) -> torch.Tensor:
+def _read(files: TensorFiles, name: str, scale: str, block: Block | None, source: TensorSource) -> torch.Tensor:
     return dequantize(files.get(name), files.get(scale, (*SCALES, torch.float8_e8m0fnu)), block, source)
 
 
-def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, source: Source) -> torch.Tensor:
+def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, source: TensorSource) -> torch.Tensor:
     """The weight ``[..., N, K]`` of float8 ``values``, float32.
 
     Args:
@@ -110,7 +110,7 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, 
     return values.float() * _spread(scales, values.shape, block, source)
 
 
-def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source: Source) -> torch.Tensor:
+def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source: TensorSource) -> torch.Tensor:
     """``scales`` in a form that broadcasts to a weight ``[..., N, K]``. They are one number, one for each output or
     block."""
     if scales.numel() == 1:
@@ -130,7 +130,7 @@ def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source
     raise source.unsupported(f"it is {list(shape)} with scales of {list(scales.shape)}, and {expected} are read")
 
 
-def declared_block(quantization: Mapping[str, Any], source: Source) -> Block | None:
+def declared_block(quantization: Mapping[str, Any], source: TensorSource) -> Block | None:
     """Rows and columns that share a scale; None where the declared scheme has none.
 
     Raises:

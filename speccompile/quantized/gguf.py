@@ -27,7 +27,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.gguf_blocks import TYPES, unpack_blocks
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
@@ -45,7 +45,7 @@ def open_gguf(path: Path) -> Checkpoint:
             dimensions; or transformers does not read the architecture.
         DamagedCheckpoint: it is cut off, or not a GGUF file.
     """
-    source = Source(str(path))
+    source = TensorSource(str(path))
     with _damage(source):
         reader = GGUFReader(path)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -81,7 +81,7 @@ def open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(others), _plain(config))
 
 
-def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: Source) -> None:
+def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: TensorSource) -> None:
     if (dimensions, of_parameter) != (2, 2):
         raise source.unsupported("it holds the weights of several experts, or has another form in transformers")
     if kind not in TYPES:
@@ -90,7 +90,7 @@ def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter:
 
 
 def _read_blocks(
-    tensor: Any, kind: GGMLQuantizationType, processor: TensorProcessor, shape: tuple[int, ...], source: Source
+    tensor: Any, kind: GGMLQuantizationType, processor: TensorProcessor, shape: tuple[int, ...], source: TensorSource
 ) -> GroupedWeight:
     values, (scales, minimums) = unpack_blocks(tensor.data, kind)
     if not np.isfinite(scales).all() or (minimums is not None and not np.isfinite(minimums).all()):
@@ -111,7 +111,7 @@ def _read_blocks(
     )
 
 
-def _read_floats(tensor: Any, processor: TensorProcessor, source: Source) -> torch.Tensor:
+def _read_floats(tensor: Any, processor: TensorProcessor, source: TensorSource) -> torch.Tensor:
     values = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
     return torch.from_numpy(np.copy(processor.process(weights=values, name=source.tensor).weights))
 
@@ -122,7 +122,7 @@ def _plain(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def _check_whole(reader: GGUFReader, path: Path, source: Source) -> None:
+def _check_whole(reader: GGUFReader, path: Path, source: TensorSource) -> None:
     end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
     if end > path.stat().st_size:
         raise source.damaged(f"its tensors take {end} bytes, and it has {path.stat().st_size}")
@@ -131,7 +131,7 @@ def _check_whole(reader: GGUFReader, path: Path, source: Source) -> None:
 
 
 @contextlib.contextmanager
-def _damage(source: Source) -> Iterator[None]:
+def _damage(source: TensorSource) -> Iterator[None]:
     """What the reader raises of bytes that it cannot interpret, as an error of this package."""
     try:
         yield
@@ -140,7 +140,7 @@ def _damage(source: Source) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unread(source: Source) -> Iterator[None]:
+def _unread(source: TensorSource) -> Iterator[None]:
     """What transformers raises of an architecture that it does not read, as an error of this package."""
     try:
         yield

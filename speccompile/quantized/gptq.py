@@ -13,7 +13,7 @@ from typing import Any
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
 from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 #: Of the format ``gptq`` (version 1) zero points are stored less one.
@@ -23,7 +23,7 @@ TENSORS = ("qweight", "qzeros", "scales", "g_idx")
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
     """Readers by parameter name, the names of the tensors that they read, and what the format is called.
 
@@ -46,7 +46,9 @@ def readers(
     return weights, used, f"GPTQ {config.get('bits', '')}".strip()
 
 
-def _read(files: TensorFiles, module: str, config: Mapping[str, Any], layout: str, source: Source) -> GroupedWeight:
+def _read(
+    files: TensorFiles, module: str, config: Mapping[str, Any], layout: str, source: TensorSource
+) -> GroupedWeight:
     words, zero_words = files.get(f"{module}.qweight", WORDS), files.get(f"{module}.qzeros", WORDS)
     scales, group_of_input = files.get(f"{module}.scales", SCALES), files.get_if_any(f"{module}.g_idx", INTEGERS)
     if words.dim() != 2 or zero_words.dim() != 2 or scales.dim() != 2:
@@ -70,7 +72,7 @@ def _read(files: TensorFiles, module: str, config: Mapping[str, Any], layout: st
     )
 
 
-def _bits(rows: int, inputs: int | None, config: Mapping[str, Any], source: Source) -> int:
+def _bits(rows: int, inputs: int | None, config: Mapping[str, Any], source: TensorSource) -> int:
     """Bits of a value: modules may differ from the config (``dynamic`` of GPTQModel), but ``g_idx`` has the inputs."""
     bits = config.get("bits") if inputs is None else rows * 32 // inputs
     if bits not in BITS:

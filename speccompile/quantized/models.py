@@ -15,7 +15,7 @@ from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.float8 import ROUNDING, open_float8
 from speccompile.quantized.reading import open_checkpoint, plain_config
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.undeclared import check_scales
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
@@ -55,7 +55,7 @@ def load_float8(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
         UnsupportedCheckpoint, DamagedCheckpoint: as :func:`speccompile.quantized.float8.open_float8`; also if the model
             has tensors that the checkpoint lacks, or scales are left over.
     """
-    source, config = Source(str(folder)), plain_config(folder)
+    source, config = TensorSource(str(folder)), plain_config(folder)
     quantization = declared_quantization(folder)
     assert quantization is not None
     tensors, dequantised = open_float8(folder, quantization)
@@ -88,7 +88,7 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     return model, checkpoint.weights
 
 
-def _skeleton(config: PretrainedConfig, source: Source) -> PreTrainedModel:
+def _skeleton(config: PretrainedConfig, source: TensorSource) -> PreTrainedModel:
     """The model without memory."""
     try:
         with torch.device("meta"):
@@ -124,7 +124,7 @@ def _from_tensors(
     config: PretrainedConfig,
     state: dict[str, torch.Tensor],
     dtype: torch.dtype,
-    source: Source,
+    source: TensorSource,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
     """A model over ``state``, which has the names of a checkpoint, and what transformers reports of these."""
     loaded: tuple[PreTrainedModel, dict[str, Any]]
@@ -141,7 +141,9 @@ def _from_tensors(
     return model.eval(), found
 
 
-def _check_all(found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTrainedModel], source: Source) -> None:
+def _check_all(
+    found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTrainedModel], source: TensorSource
+) -> None:
     """transformers draws tensors that are missing or of another shape, and leaves out those that the model does not
     have."""
     for kind in kinds:

@@ -17,12 +17,12 @@ from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.files import FLOATS, TensorFiles
 from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.refused import refuse
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import CONFIG, CONFIG_NAMES, declared_quantization
 
 #: By ``quant_method``.
-READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], Source], Any]] = {
+READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], TensorSource], Any]] = {
     "gptq": gptq.readers,
     "awq": awq.readers,
     "compressed-tensors": compressed_tensors.readers,
@@ -91,7 +91,7 @@ def plain_config(folder: Path) -> PretrainedConfig:
     except Exception as error:
         # It computes with what a config holds, so that errors of any kind come of values that are not valid.
         reason = f"transformers does not read its config.json ({error_line(error)})"
-        raise Source(str(folder)).unsupported(reason) from error
+        raise TensorSource(str(folder)).unsupported(reason) from error
     for part in (config, config.get_text_config(decoder=True)):
         for name in CONFIG_NAMES:
             if hasattr(part, name):
@@ -100,7 +100,7 @@ def plain_config(folder: Path) -> PretrainedConfig:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    source = Source(str(folder))
+    source = TensorSource(str(folder))
     quantization = declared_quantization(folder)
     if quantization is None:
         advice = "Load it with speccompile.pretrained.load"

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from speccompile.quantized.float8 import MODELOPT
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 _FP8 = "its values are floating point of 8 bits (FP8), which are not multiples of a scale"
 _FP8_ADVICE = (
@@ -45,7 +45,7 @@ _FOREIGN = {
 _MODELOPT = {"NVFP4": _FP4, "FP8_PB_WO": f"{_FP8}, with scales of blocks"}
 
 
-def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: Source) -> NoReturn:
+def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: TensorSource) -> NoReturn:
     """Raise the error for a declared scheme that has no reader.
 
     Raises:

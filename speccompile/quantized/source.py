@@ -12,7 +12,7 @@ DEQUANTISE = (
 
 
 @dataclass(frozen=True)
-class Source:
+class TensorSource:
     """What is read: a file or a folder, and a tensor of it.
 
     Args:
@@ -23,8 +23,8 @@ class Source:
     path: str
     tensor: str = ""
 
-    def of(self, tensor: str) -> Source:
-        return Source(self.path, tensor)
+    def of(self, tensor: str) -> TensorSource:
+        return TensorSource(self.path, tensor)
 
     def unsupported(self, reason: str, advice: str = DEQUANTISE) -> UnsupportedCheckpoint:
         return UnsupportedCheckpoint(source=self.path, reason=self._placed(reason), advice=advice)

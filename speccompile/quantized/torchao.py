@@ -14,7 +14,7 @@ import torch
 
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.files import INTEGERS, SCALES, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 #: Kinds of tensors that are read, and what is known of the others.
@@ -28,7 +28,7 @@ OTHERS = {
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
     """As :func:`speccompile.quantized.gptq.readers`."""
     try:
@@ -54,7 +54,9 @@ def readers(
     return weights, used, "torchao"
 
 
-def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any], source: Source) -> GroupedWeight:
+def _read(
+    files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any], source: TensorSource
+) -> GroupedWeight:
     if unread := sorted(set(parts) - {"qdata", "scale", "zero_point"}):
         raise source.unsupported(f"its inputs are scaled by tensors that are stored ({', '.join(unread)})")
     if not {"qdata", "scale"} <= set(parts):

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from speccompile.quantized.files import FLOATS, INDEX, SINGLE, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 #: Last parts of the names of weights. Buffers of integers, such as masks and positions, have other names.
 _WEIGHT = re.compile(r"(?:.*\.)?(?:weight|\w+_proj)")
@@ -39,11 +39,11 @@ def stored_dtypes(folder: Path) -> dict[str, str]:
     """
     if not ((folder / SINGLE).is_file() or (folder / INDEX).is_file()):
         return {}
-    files = TensorFiles(folder, Source(str(folder)))
+    files = TensorFiles(folder, TensorSource(str(folder)))
     return {name: files.dtype(name) for name in files}
 
 
-def check_dtypes(stored: Mapping[str, str], source: Source) -> None:
+def check_dtypes(stored: Mapping[str, str], source: TensorSource) -> None:
     """Check that a checkpoint without a declared scheme has weights of floating point.
 
     Args:
@@ -60,7 +60,9 @@ def check_dtypes(stored: Mapping[str, str], source: Source) -> None:
             )
 
 
-def check_scales(unexpected: Collection[str], stored: Collection[str], model: PreTrainedModel, source: Source) -> None:
+def check_scales(
+    unexpected: Collection[str], stored: Collection[str], model: PreTrainedModel, source: TensorSource
+) -> None:
     """Check that no tensor that transformers left out scales a weight that it loaded.
 
     Args:

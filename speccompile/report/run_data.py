@@ -59,7 +59,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCounts:
     """Counts of the requests that the engine has run: per draft position, and steps and seconds by name of the tier."""
 
     acceptance_length: float

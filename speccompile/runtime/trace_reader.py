@@ -16,7 +16,7 @@ from speccompile.runtime.trace import FORMAT
 
 
 @dataclass(frozen=True)
-class Trace:
+class RecordedRun:
     """A recorded run.
 
     Args:
@@ -42,7 +42,7 @@ class Trace:
         return censored / total if total else 0.0
 
 
-def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> Trace:
+def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> RecordedRun:
     """Read what a :class:`~speccompile.runtime.trace.Recorder` wrote.
 
     Args:
@@ -81,7 +81,7 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
             f"it was recorded with tiers {list(own)}, and has no drafts after the first {max(own)}; "
             f"the largest tier asked for is {max(draft_lens)}"
         )
-    return Trace(own, steps, offered, ready, costs)
+    return RecordedRun(own, steps, offered, ready, costs)
 
 
 def _step(line: dict[str, Any], draft_lens: Collection[int]) -> Done:

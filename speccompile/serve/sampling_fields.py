@@ -57,7 +57,7 @@ class StructuredOutputs(Fields):
         return self
 
 
-class Prediction(Fields):
+class PredictionContent(Fields):
     """The text that the answer is expected to have."""
 
     type: Literal["content"]
@@ -97,7 +97,7 @@ class Sampling(Fields):
     user: str | None = Field(None, max_length=256)
     # The API's newer name of the user.
     safety_identifier: str | None = Field(None, max_length=256)
-    prediction: Prediction | None = None
+    prediction: PredictionContent | None = None
     # vLLM's names.
     top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
