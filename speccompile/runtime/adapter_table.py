@@ -9,9 +9,9 @@ from speccompile.adapters.buffers import AdapterBuffers, LoraPair, LoraPairs, wr
 from speccompile.adapters.loaded import Adapter
 from speccompile.errors import AdaptersFull, InvalidAdapter, InvalidOption, UnknownAdapter
 from speccompile.graph.arena import Arena
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 
 
@@ -26,10 +26,10 @@ class AdapterTable:
     """
 
     def __init__(
-        self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue, turns: Turns
+        self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue, loop: EngineLoop
     ) -> None:
         self.buffers = buffers
-        self._turns = turns
+        self._loop = loop
         self._arena = arena
         self._slots = slots
         self._waiting = waiting
@@ -85,9 +85,9 @@ class AdapterTable:
             AdaptersFull: no place is free.
             InsideStep: this is a callback of a step.
         """
-        self._turns.refuse_callback("add_adapter()")
+        self._loop.refuse_callback("add_adapter()")
         packed = self.check_room(name).packed(pairs)
-        with self._turns.own():
+        with self._loop.exclusive():
             # Another thread may have added one meanwhile.
             place = self._free_place(name, self.check_room(name).count)
             write_adapter(self._arena, place, packed)
@@ -104,8 +104,8 @@ class AdapterTable:
             UnknownAdapter: there is none of that name.
             InsideStep: this is a callback of a step.
         """
-        self._turns.refuse_callback("remove_adapter()")
-        with self._turns.own():
+        self._loop.refuse_callback("remove_adapter()")
+        with self._loop.exclusive():
             self._check_room("remove_adapter", name)
             del self._loaded[self._named(name).name]
 

@@ -10,7 +10,10 @@ from speccompile.runtime.request import Request
 
 @dataclass
 class AsyncReaders:
-    """The readers that wait, and their requests. Used under the lock of :class:`~speccompile.runtime.turns.Turns`."""
+    """The readers that wait, and their requests.
+
+    The lock of :class:`~speccompile.runtime.engine_loop.EngineLoop` guards it.
+    """
 
     _waiting: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = field(default_factory=dict)
 

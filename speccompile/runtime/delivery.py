@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from speccompile.errors import UndecidedLogits
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.stats import Stats
 
@@ -34,8 +34,8 @@ class Delivery:
         max_len: most tokens of a sequence.
     """
 
-    def __init__(self, departures: Departures, stats: Stats, max_len: int) -> None:
-        self._departures = departures
+    def __init__(self, retirement: Retirement, stats: Stats, max_len: int) -> None:
+        self._retirement = retirement
         self._stats = stats
         self._max_len = max_len
 
@@ -56,7 +56,7 @@ class Delivery:
         # Before the end, which a waiting thread may see at once.
         self._count(request, len(request.new_tokens) - had, judgement)
         if failure is not None:
-            self._departures.fail_one(request, failure)
+            self._retirement.fail_one(request, failure)
         if stops:
             request.end("stop")
         if not alive:
@@ -94,7 +94,7 @@ class Delivery:
         """End a request whose row the graph has ended, with the reason."""
         length, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
         if request.host_error is not None:
-            self._departures.fail_one(request, request.host_error)
+            self._retirement.fail_one(request, request.host_error)
         elif new and new[-1] in request.params.eos:
             request.end("eos")
         elif len(new) == request.params.max_new_tokens:

@@ -35,12 +35,12 @@ class Engine:
     It is composed of parts, one file each, which :mod:`speccompile.runtime.engine_parts` connects::
 
         Engine -- RequestSubmitter  creates and queues requests; RequestFactory reads their arguments
-               -- Turns             which thread steps; AsyncDriver steps for async readers
+               -- EngineLoop             which thread steps; AsyncDriver steps for async readers
                -- OnlineTraining    trains a draft head from the sequences of requests
                -- Shutdown          what it does when it is closed or dropped, and in a forked child
                -- AdapterTable      the LoRA adapters that are loaded
                    -- Scheduler     one step
-                       -- PromptReader, TierChoice, Policies, HostAnswers, Delivery, Departures
+                       -- PromptReader, TierChoice, Policies, HostCalls, Delivery, Retirement
                        -- TierTable, Batch, Slots, WaitingQueue
 
     Args:
@@ -63,7 +63,7 @@ class Engine:
         self.prompts = parts.prompts
         self.choice = parts.choice
         self.scheduler = parts.scheduler
-        self.turns = parts.turns
+        self.loop = parts.loop
         self.adapters = parts.adapters
         self.submitter = parts.submitter
         self.training = parts.training
@@ -121,7 +121,7 @@ class Engine:
     @property
     def closed(self) -> bool:
         """Whether the engine was closed."""
-        return self.turns.closed
+        return self.loop.closed
 
     @property
     def running(self) -> list[Request]:
@@ -263,7 +263,7 @@ class Engine:
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs, and no step is in progress."""
-        return self.turns.idle
+        return self.loop.idle
 
     def step(self) -> list[Request]:
         """One step: read waiting prompts within the budget, then run one tier over all rows; returns the requests that
@@ -272,18 +272,18 @@ class Engine:
         Raises:
             Closed, InsideStep.
         """
-        return self.turns.step()
+        return self.loop.step()
 
     def run(self) -> None:
         """Step until no request waits or runs."""
-        self.turns.run()
+        self.loop.run()
 
     def serve(self) -> None:
         """Step until :meth:`close`, and sleep while there is nothing to do. Returns only then, so run it in a
         thread: ``threading.Thread(target=spec.engine.serve).start()``. Without it, a thread that waits for a request
         steps.
         """
-        self.turns.serve()
+        self.loop.serve()
 
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
         """Build the executables of a kind, from any thread; for requests whose tokens are ``watched``, its mixed tiers
@@ -294,11 +294,11 @@ class Engine:
 
     def ended(self, request: Request) -> None:
         """Called when ``request`` has ended."""
-        self.turns.ended(request)
+        self.loop.ended(request)
 
     def abandoned(self, request: Request) -> None:
         """Called when nothing waits for ``request`` any longer."""
-        self.turns.abandoned(request)
+        self.loop.abandoned(request)
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
         """Run steps until ``request`` has more than ``seen`` new tokens or has ended, or ``timeout`` seconds have
@@ -308,7 +308,7 @@ class Engine:
             return request.finished or len(request.new_tokens) > seen
 
         if not done():
-            self.turns.turn(done, timeout)
+            self.loop.step_or_wait(done, timeout)
 
     async def wait_async(self, request: Request, seen: int) -> None:
         """Wait until ``request`` has more than ``seen`` new tokens or has ended; the event loop is not blocked."""

@@ -16,10 +16,10 @@ from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.engine_loop import EngineLoop
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.host_drafter import HostDrafter
-from speccompile.runtime.learning import OnlineTraining
+from speccompile.runtime.learning import HeadTraining
 from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
@@ -28,6 +28,7 @@ from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_submitter import RequestSubmitter
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.segmented_drafter import SegmentedDrafter
@@ -38,7 +39,6 @@ from speccompile.runtime.target import Target
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import clock_of
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
 
@@ -66,10 +66,10 @@ class EngineParts:
     prompts: PromptReader
     choice: TierChoice
     scheduler: Scheduler
-    turns: Turns
+    loop: EngineLoop
     adapters: AdapterTable
     submitter: RequestSubmitter
-    training: OnlineTraining
+    training: HeadTraining
     async_driver: AsyncDriver
     shutdown: Shutdown
 
@@ -136,9 +136,9 @@ def connect_parts(
         ready=traits.ready,
         measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
     )
-    departures = Departures(batch, slots, stats, saver)
-    delivery = Delivery(departures, stats, arena.layout.max_len)
-    answers = HostAnswers(arena, departures, None if host_draft is None else HostDrafter(host_draft, arena))
+    retirement = Retirement(batch, slots, stats, saver)
+    delivery = Delivery(retirement, stats, arena.layout.max_len)
+    host_calls = HostCalls(arena, retirement, None if host_draft is None else HostDrafter(host_draft, arena))
     # One clock for both, so that measurements arrive in the order of runs.
     clock = clock_of(arena.device)
     prompts = PromptReader(
@@ -147,9 +147,9 @@ def connect_parts(
         batch,
         slots,
         waiting,
-        departures,
+        retirement,
         delivery,
-        answers,
+        host_calls,
         outcomes,
         stats,
         PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
@@ -168,9 +168,9 @@ def connect_parts(
         prompts,
         choice,
         policies,
-        answers,
+        host_calls,
         delivery,
-        departures,
+        retirement,
         outcomes,
         stats,
         clock,
@@ -178,13 +178,13 @@ def connect_parts(
         clears_rejected=traits.reads_dead_places,
         drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )
-    turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
-    adapter_table = AdapterTable(adapters, arena, slots, waiting, turns)
-    async_driver, training = AsyncDriver(turns), OnlineTraining(arena, turns, departures)
+    loop = EngineLoop(scheduler, waiting, slots, retirement, arena.device, saves=saver is not None)
+    adapter_table = AdapterTable(adapters, arena, slots, waiting, loop)
+    async_driver, training = AsyncDriver(loop), HeadTraining(arena, loop, retirement)
     submitter = RequestSubmitter(
         RequestFactory(target, arena, adapter_table, saver, drawn_options=traits.drawn_options),
         table,
-        turns,
+        loop,
         slots,
         waiting,
         ranks,
@@ -207,10 +207,10 @@ def connect_parts(
         prompts=prompts,
         choice=choice,
         scheduler=scheduler,
-        turns=turns,
+        loop=loop,
         adapters=adapter_table,
         submitter=submitter,
         training=training,
         async_driver=async_driver,
-        shutdown=Shutdown(turns, async_driver, training, ranks, saver),
+        shutdown=Shutdown(loop, async_driver, training, ranks, saver),
     )

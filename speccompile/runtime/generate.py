@@ -197,7 +197,7 @@ def decode(
             if request.error is not None:
                 raise request.error
             if request.finish_reason == "cancelled":
-                raise engine.turns.closed_error()
+                raise engine.loop.closed_error()
     finally:
         for request in requests:
             request.cancel()
@@ -221,7 +221,7 @@ def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: i
         group = requests[queued : queued + (1 if queued else slots)]
         try:
             # A Ctrl-C that comes meanwhile is raised after it, when they are queued.
-            engine.turns.enqueue(group)
+            engine.loop.enqueue(group)
         except QueueFull:
             if not queued:
                 raise

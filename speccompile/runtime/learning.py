@@ -15,10 +15,10 @@ from transformers import PreTrainedModel
 from speccompile.graph.arena import Arena
 from speccompile.hidden_states.options import SavedRows
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.runtime.departures import Departures
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.target import Target
-from speccompile.runtime.turns import Turns
 
 #: Finish reasons of texts that are learnt from: what was decoded up to there is the target's.
 LEARNT = ("eos", "stop", "max_new_tokens", "max_len", "cancelled")
@@ -47,7 +47,7 @@ class ServedText:
 
 
 @dataclass(frozen=True)
-class Pupil:
+class TrainableHead:
     """What is trained.
 
     Args:
@@ -83,7 +83,7 @@ class Learner(Protocol):
 class Learning(Protocol):
     """The option ``learn`` of ``wrap``."""
 
-    def start(self, pupil: Pupil) -> Learner:
+    def start(self, trainable: TrainableHead) -> Learner:
         """Begin to train."""
 
 
@@ -112,16 +112,16 @@ class Collector:
         learner.collect(ServedText(ids, mask, tapped, final))
 
 
-class Adoption:
+class WeightUpdate:
     """Copies new weights into a head's tensors, and into the packed copies that executables read.
 
     Args:
         packs: of the head's weights.
     """
 
-    def __init__(self, head: nn.Module, packs: WeightPacks, target: Target, turns: Turns) -> None:
+    def __init__(self, head: nn.Module, packs: WeightPacks, target: Target, loop: EngineLoop) -> None:
         self._parameters = dict(head.named_parameters())
-        self._packs, self._target, self._turns = packs, target, turns
+        self._packs, self._target, self._loop = packs, target, loop
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> None:
         """Take ``values``, by name of the parameter. All that takes time is done before the turn."""
@@ -135,21 +135,21 @@ class Adoption:
             for old, new in pairs:
                 old.copy_(new)
 
-        with self._turns.own():
+        with self._loop.exclusive():
             self._target.change_drafter(copy)
 
 
-class OnlineTraining:
+class HeadTraining:
     """The training of a draft head while an engine serves.
 
     Attributes:
         learner: trains the head; None if nothing does.
     """
 
-    def __init__(self, arena: Arena, turns: Turns, departures: Departures) -> None:
+    def __init__(self, arena: Arena, loop: EngineLoop, retirement: Retirement) -> None:
         self._arena = arena
-        self._turns = turns
-        self._departures = departures
+        self._loop = loop
+        self._retirement = retirement
         self.learner: Learner | None = None
 
     def start(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
@@ -158,17 +158,17 @@ class OnlineTraining:
         Args:
             rows: what steps keep of each position.
         """
-        adopt, turns = Adoption(head, packs, target, self._turns), self._turns
-        self.learner = learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
-        self._departures.keeper = Collector(learner, rows, self._arena)
+        adopt, loop = WeightUpdate(head, packs, target, self._loop), self._loop
+        self.learner = learner = learning.start(TrainableHead(head, target.model, adopt, lambda: loop.idle))
+        self._retirement.keeper = Collector(learner, rows, self._arena)
 
     def close(self) -> None:
         """Train no more."""
         if self.learner is not None:
             # In a callback its thread may wait for the current step.
-            self.learner.close(wait=not self._turns.in_turn)
+            self.learner.close(wait=not self._loop.holds_lock)
 
     def after_fork(self) -> None:
         """In a forked child. The learner's thread is the parent's."""
         if self.learner is not None:
-            self.learner = self._departures.keeper = None
+            self.learner = self._retirement.keeper = None

@@ -8,12 +8,12 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcomes
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.reading_order import ReadingOrder
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_table import TierTable
@@ -39,9 +39,9 @@ class PromptReader:
         batch: Batch,
         slots: Slots,
         waiting: WaitingQueue,
-        departures: Departures,
+        retirement: Retirement,
         delivery: Delivery,
-        answers: HostAnswers,
+        host_calls: HostCalls,
         outcomes: Outcomes,
         stats: Stats,
         budget: PrefillBudget,
@@ -52,9 +52,9 @@ class PromptReader:
         self._batch = batch
         self._slots = slots
         self._waiting = waiting
-        self._departures = departures
+        self._retirement = retirement
         self._delivery = delivery
-        self._answers = answers
+        self._host_calls = host_calls
         self._outcomes = outcomes
         self._stats = stats
         self._clock = clock
@@ -138,7 +138,7 @@ class PromptReader:
             self._slots.take(request)
             request.listener.start()
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
             return False
         self._stats.prompt_tokens += request.stats.prompt_tokens
         self._stats.reused_tokens += request.stats.reused_tokens
@@ -163,13 +163,13 @@ class PromptReader:
             self._run_chunk(request, width, min(width, left))
             return width
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
             return 0
 
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
         arena, is_last = self._arena, request.cached + count == len(request.prompt)
         if is_last:
-            self._answers.ask(request)
+            self._host_calls.ask(request)
             if request.finished:
                 return
         self.point_at(request)
@@ -192,7 +192,7 @@ class PromptReader:
             request.proposal = self._columns.proposal(columns, request.slot)
             emitted, _, _, alive, *newest = (column[request.slot] for column in columns)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record)
-            self._departures.retire([request])
+            self._retirement.retire([request])
 
     @staticmethod
     def _count_read(request: Request, count: int) -> None:

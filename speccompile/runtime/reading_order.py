@@ -36,7 +36,7 @@ class ReadingOrder:
         self._oldest = -1
         self._passes = 0
         # The number of the newest turn of each client, in rising order.
-        self._turns: dict[tuple[str, ...], int] = {}
+        self._loop: dict[tuple[str, ...], int] = {}
         self._turn = 0
 
     def choose(self, readers: Sequence[Request], waiting: Sequence[Request]) -> Request | None:
@@ -68,10 +68,10 @@ class ReadingOrder:
             self._passes += 1
             return
         self._passes, self._turn = 0, self._turn + 1
-        self._turns.pop(_client(request), None)
-        self._turns[_client(request)] = self._turn
-        if len(self._turns) > MOST_CLIENTS:
-            del self._turns[next(iter(self._turns))]
+        self._loop.pop(_client(request), None)
+        self._loop[_client(request)] = self._turn
+        if len(self._loop) > MOST_CLIENTS:
+            del self._loop[next(iter(self._loop))]
 
     def _find_oldest(self, requests: Sequence[Request]) -> Request:
         slots = Counter(part for owner in self._slots.owned for part in _parts(owner))
@@ -79,7 +79,7 @@ class ReadingOrder:
         def seniority(request: Request) -> tuple[int, list[int], int]:
             # Its own slot is no reason to let others pass.
             taken = [slots[part] - (request.slot >= 0) for part in _parts(request)]
-            return self._turns.get(_client(request), 0), taken, request.number
+            return self._loop.get(_client(request), 0), taken, request.number
 
         return min(requests, key=seniority)
 

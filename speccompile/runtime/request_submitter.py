@@ -11,6 +11,7 @@ from transformers import StoppingCriteriaList
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.ranks.ranks import Ranks
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Driver, Request
@@ -18,7 +19,6 @@ from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 
 
@@ -50,7 +50,7 @@ class RequestSubmitter:
         self,
         factory: RequestFactory,
         table: TierTable,
-        turns: Turns,
+        loop: EngineLoop,
         slots: Slots,
         waiting: WaitingQueue,
         ranks: Ranks | None,
@@ -60,7 +60,7 @@ class RequestSubmitter:
     ) -> None:
         self._factory = factory
         self._table = table
-        self._turns = turns
+        self._loop = loop
         self._slots = slots
         self._waiting = waiting
         self._ranks = ranks
@@ -99,7 +99,7 @@ class RequestSubmitter:
             QueueFull, Closed: it is not queued, and its reserved record is free again.
         """
         try:
-            self._turns.enqueue([request])
+            self._loop.enqueue([request])
         except KeyboardInterrupt:
             # It is queued already, but the caller never receives it.
             request.cancel()
@@ -115,18 +115,18 @@ class RequestSubmitter:
 
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
         """As :meth:`~speccompile.runtime.engine.Engine.prepare`."""
-        with self._turns.while_building(alone=self._captured):
+        with self._loop.while_building(exclusive=self._captured):
             self._table.prepare(kind, watched=watched)
 
     def capacity(self) -> Capacity:
         """The current capacity. Another thread may change it at once."""
-        self._turns.end_abandoned()
-        self._turns.clean_up()
+        self._loop.end_abandoned()
+        self._loop.clean_up()
         free, waiting = self._slots.free, len(self._waiting)
         return Capacity(self._max_batch, free, waiting, max(0, self._waiting.limit + free - waiting))
 
     def _check_accepts(self) -> None:
-        self._turns.check_process()
+        self._loop.check_process()
         if self._ranks is not None:
             self._ranks.check_leads()
 

@@ -13,13 +13,13 @@ from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery, Judgement
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.policy_inputs import done_of
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.segmented_drafter import SegmentedDrafter
 from speccompile.runtime.slots import Slots
@@ -54,8 +54,8 @@ class Flight:
 
 
 class Scheduler:
-    """Runs steps, in one thread at a time (:class:`~speccompile.runtime.turns.Turns`). Every change of tier is one
-    assignment to :attr:`tier`.
+    """Runs steps, in one thread at a time (:class:`~speccompile.runtime.engine_loop.EngineLoop`). Every change of tier
+    is one assignment to :attr:`tier`.
 
     Args:
         outcomes: results of each run.
@@ -79,9 +79,9 @@ class Scheduler:
         prompts: PromptReader,
         choice: TierChoice,
         policies: Policies,
-        answers: HostAnswers,
+        host_calls: HostCalls,
         delivery: Delivery,
-        departures: Departures,
+        retirement: Retirement,
         outcomes: Outcomes,
         stats: Stats,
         clock: Clock,
@@ -97,9 +97,9 @@ class Scheduler:
         self._prompts = prompts
         self._choice = choice
         self._policies = policies
-        self._answers = answers
+        self._host_calls = host_calls
         self._delivery = delivery
-        self._departures = departures
+        self._retirement = retirement
         self._stats = stats
         self._clears_rejected = clears_rejected
         self._drafter = drafter
@@ -136,7 +136,7 @@ class Scheduler:
             # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
             self.failures += 1
-            self._departures.fail_all(self._in_step(), error)
+            self._retirement.fail_all(self._in_step(), error)
             return []
 
     def _in_step(self) -> list[Request]:
@@ -152,8 +152,8 @@ class Scheduler:
             self._collect(self.flights.popleft())
         for request in asking:
             if not request.finished:
-                self._answers.ask(request)
-        self._answers.draft(self._batch.rows)
+                self._host_calls.ask(request)
+        self._host_calls.draft(self._batch.rows)
 
     def _launch(self, rows: list[Request]) -> None:
         reader = self._prompts.along
@@ -193,7 +193,7 @@ class Scheduler:
             self._slots.save_checkpoint(row)
             return row.records.read(self._arena, row.slot, places) if row.params.outputs else {}
         except BaseException as error:
-            self._departures.fail_all([row], error)
+            self._retirement.fail_all([row], error)
             return {}
 
     def _collect(self, flight: Flight) -> None:
@@ -214,7 +214,7 @@ class Scheduler:
             record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
         self._stats.count_step_tokens()
-        self._departures.retire(flight.rows)
+        self._retirement.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:
         """Count a run, and report it to a policy that learns; ``chain`` is what became of that in a tree."""

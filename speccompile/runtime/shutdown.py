@@ -6,18 +6,18 @@ import weakref
 
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.async_driver import AsyncDriver
-from speccompile.runtime.learning import OnlineTraining
+from speccompile.runtime.engine_loop import EngineLoop
+from speccompile.runtime.learning import HeadTraining
 from speccompile.runtime.saver import Saver
-from speccompile.runtime.turns import Turns
 
 
 class Shutdown:
     """Ends what an engine runs beside its steps: threads, files, and other ranks."""
 
     def __init__(
-        self, turns: Turns, driver: AsyncDriver, training: OnlineTraining, ranks: Ranks | None, saver: Saver | None
+        self, loop: EngineLoop, driver: AsyncDriver, training: HeadTraining, ranks: Ranks | None, saver: Saver | None
     ) -> None:
-        self._turns = turns
+        self._loop = loop
         self._driver = driver
         self._training = training
         self._ranks = ranks
@@ -32,18 +32,18 @@ class Shutdown:
 
     def close(self) -> None:
         """As :meth:`speccompile.runtime.engine.Engine.close`."""
-        self._turns.close()
+        self._loop.close()
         if self._ranks is not None:
             self._ranks.close()
         self._training.close()
         # In a callback the current step may still end a request: then records are written when the interpreter ends.
-        if self._saver is not None and not self._turns.forked and not self._turns.in_turn:
+        if self._saver is not None and not self._loop.forked and not self._loop.holds_lock:
             self._dropped.detach()
             self._saver.writer.close()
 
     def after_fork(self) -> None:
         """In a forked child."""
-        self._turns.after_fork()
+        self._loop.after_fork()
         self._driver.after_fork()
         if self._ranks is not None:
             self._ranks.after_fork()

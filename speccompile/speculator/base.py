@@ -207,7 +207,7 @@ class SpeculatorBase:
             self._target.release()
         self._build = self._target = self._answer = None
         if engine is not None:
-            engine.turns.closed_error = error
+            engine.loop.closed_error = error
             engine.close()
             # Freed before the C library returns free memory to the system.
             del engine

@@ -86,7 +86,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             InsideStep: this is a callback of a step.
         """
         engine, target = self._open()
-        engine.turns.refuse_callback("add_adapter()")
+        engine.loop.refuse_callback("add_adapter()")
         engine.adapters.add(name, read_adapter(name, source, engine.adapters.check_room(name), target.model))
 
     def remove_adapter(self, name: str) -> None:
@@ -116,7 +116,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             InsideStep: this is a callback of a step.
             TrainingDiverged: the loss is not finite. The head stays as it was.
         """
-        self.engine.turns.refuse_callback("learn()")
+        self.engine.loop.refuse_callback("learn()")
         return self.learner.learn(read_count("learn", "steps", steps))
 
     def save_head(self, folder: str | os.PathLike[str]) -> None:
@@ -127,7 +127,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             InsideStep: this is a callback of a step.
             OSError: the folder cannot be written.
         """
-        self.engine.turns.refuse_callback("save_head()")
+        self.engine.loop.refuse_callback("save_head()")
         self.learner.save(Path(folder))
 
     def save_hidden_states(

@@ -7,7 +7,7 @@ import contextlib
 import torch
 
 
-def stream_of_turns(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def engine_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """The device's default stream, also where the calling thread has selected another stream or device.
 
     Threads take turns on the host, which orders nothing on the device: a step may write what the one before it still

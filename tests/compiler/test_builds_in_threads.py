@@ -137,7 +137,7 @@ def test_a_rebuild_waits_for_a_step_whose_callback_waits_for_a_build() -> None:
         def put(self, value: torch.Tensor) -> None:
             if not in_a_step.is_set():
                 in_a_step.set()
-                while not engine.turns.closed:
+                while not engine.loop.closed:
                     time.sleep(0.001)
                 with pytest.raises(Closed):
                     engine.submit(PROMPT, do_sample=True, seed=3)
@@ -173,7 +173,7 @@ def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
             if not seen:
                 seen.append(value)
                 rebuild.start()
-                while not engine.turns.closed:
+                while not engine.loop.closed:
                     time.sleep(0.001)
                 with raises(Rebuilt):
                     spec.generate(IDS)

@@ -17,7 +17,7 @@ class Keeper(Protocol):
         """Called once for ``request``, which still has its slot."""
 
 
-class Departures:
+class Retirement:
     """Ends requests. An error of one request ends that request alone.
 
     Attributes:

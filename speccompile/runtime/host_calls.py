@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from speccompile.graph.arena import Arena
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.sampling.allowed import ask
 
 
-class HostAnswers:
+class HostCalls:
     """Writes the host's answers into slots. An error ends that request alone.
 
     Args:
         drafter: drafts on the host; None if the mode has none.
     """
 
-    def __init__(self, arena: Arena, departures: Departures, drafter: HostDrafter | None) -> None:
+    def __init__(self, arena: Arena, retirement: Retirement, drafter: HostDrafter | None) -> None:
         self._arena = arena
-        self._departures = departures
+        self._retirement = retirement
         self._drafter = drafter
 
     def ask(self, request: Request) -> None:
@@ -35,7 +35,7 @@ class HostAnswers:
             allowed = ask(sampling.asks, sampling.row, sequence, layout.num_logits)
             self._arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
 
     def draft(self, rows: list[Request]) -> None:
         """Write the drafts of a drafter on the host."""
@@ -45,4 +45,4 @@ class HostAnswers:
             try:
                 self._drafter.propose(request)
             except BaseException as error:
-                self._departures.fail_all([request], error)
+                self._retirement.fail_all([request], error)

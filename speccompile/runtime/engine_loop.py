@@ -1,4 +1,4 @@
-"""Turns: which thread steps. One thread at a time takes a turn; others wait for its results."""
+"""EngineLoop: which thread steps. One thread at a time takes a turn; others wait for its results."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import torch
 
 from speccompile.errors import Closed, ForkedSpeculator, InsideStep
 from speccompile.runtime.async_readers import AsyncReaders
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
 from speccompile.utils.interrupts import deferred_interrupts
-from speccompile.utils.streams import stream_of_turns
+from speccompile.utils.streams import engine_stream
 from speccompile.utils.workers import release_workers
 
 
-class Turns:
+class EngineLoop:
     """Runs steps in the thread that needs one: a caller of :meth:`step`, a thread that waits for a request, a thread
     that serves, or the driver of async readers.
 
@@ -40,7 +40,7 @@ class Turns:
         scheduler: Scheduler,
         waiting: WaitingQueue,
         slots: Slots,
-        departures: Departures,
+        retirement: Retirement,
         device: torch.device,
         *,
         saves: bool,
@@ -48,7 +48,7 @@ class Turns:
         self._scheduler = scheduler
         self._waiting = waiting
         self._slots = slots
-        self._departures = departures
+        self._retirement = retirement
         self._device = device
         self._on_host = traits_of(device).host_memory
         self._saves = saves
@@ -58,8 +58,8 @@ class Turns:
         self.closed_error: type[Closed] = Closed
         self._lock = threading.Lock()
         self._owner: int | None = None
-        self._started_turns = 0
-        self._ended_turns = 0
+        self._acquired = 0
+        self._released = 0
         self._waiting_threads = 0
         # Threads that only step. While there are any, a thread that waits for a request takes no turns.
         self._servers: set[int] = set()
@@ -75,11 +75,11 @@ class Turns:
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs, and no step is in progress."""
-        started = self._started_turns
+        started = self._acquired
         if self._lock.locked():
             return False
         # A turn that begins meanwhile may hold a request that has left the queue and has no slot yet.
-        return self._is_empty and not self._lock.locked() and started == self._started_turns
+        return self._is_empty and not self._lock.locked() and started == self._acquired
 
     @property
     def _is_empty(self) -> bool:
@@ -95,20 +95,20 @@ class Turns:
         if self.closed:
             raise self.closed_error()
         self.refuse_callback("step()")
-        with self.own():
+        with self.exclusive():
             return [] if self.closed else self._scheduler.run_step()
 
     def run(self) -> None:
         """Step until no request waits or runs."""
         while not self.idle and not self.closed:
-            self.turn(lambda: self.idle or self.closed)
+            self.step_or_wait(lambda: self.idle or self.closed)
 
     def serve(self) -> None:
         """Step until it is closed. Sleeps while no request waits or runs."""
         self.refuse_callback("serve()")
         with self.serving():
             while not self.closed:
-                self.turn()
+                self.step_or_wait()
                 with self.changed:
                     self.changed.wait_for(lambda: self.closed or not self.idle)
 
@@ -123,25 +123,25 @@ class Turns:
             with self.changed:
                 self._servers.discard(me)
                 # Waiting threads step themselves from now on.
-                self._ended_turns += 1
+                self._released += 1
                 self.changed.notify_all()
 
-    def turn(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
+    def step_or_wait(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
         """Take a turn, or wait until another thread's turn has ended or the caller's condition ``done`` is true."""
         self.refuse_callback("waiting for a request")
-        turns = self._ended_turns
+        released = self._released
         mine = not self._servers or threading.get_ident() in self._servers
         if mine:
-            with self.own(blocking=False) as own:
-                if own:
+            with self.exclusive(blocking=False) as acquired:
+                if acquired:
                     if not self.closed:
                         self._scheduler.run_step()
                     return
         with self.changed:
             self._waiting_threads += mine
             try:
-                # The turn that made it true may have ended before ``turns`` was read, and the next may come late.
-                self.changed.wait_for(lambda: self._ended_turns != turns or done(), timeout)
+                # The turn that made it true may have ended before ``released`` was read, and the next may come late.
+                self.changed.wait_for(lambda: self._released != released or done(), timeout)
             finally:
                 self._waiting_threads -= mine
 
@@ -152,37 +152,37 @@ class Turns:
             ForkedSpeculator: this process cannot step.
         """
         self.check_process()
-        if self.in_turn:
+        if self.holds_lock:
             raise InsideStep(what=what)
 
     @property
-    def in_turn(self) -> bool:
+    def holds_lock(self) -> bool:
         """Whether the current turn is this thread's."""
         return self._owner == threading.get_ident()
 
     @contextlib.contextmanager
-    def own(self, *, blocking: bool = True) -> Iterator[bool]:
+    def exclusive(self, *, blocking: bool = True) -> Iterator[bool]:
         """Take the turn, and retire ended requests before and after it. Without ``blocking`` yields False if another
         thread has it."""
-        with deferred_interrupts(), stream_of_turns(self._device):
+        with deferred_interrupts(), engine_stream(self._device):
             if not self._lock.acquire(blocking):
                 yield False
                 return
-            self._started_turns += 1
+            self._acquired += 1
             self._owner = threading.get_ident()
             try:
                 self._retire_ended()
                 yield True
                 self._retire_ended()
             finally:
-                interrupt = self._departures.take_interrupt()
+                interrupt = self._retirement.take_interrupt()
                 if self._on_host and (self._waiting_threads or self._is_empty):
                     # The next turn may be another thread's.
                     release_workers()
                 self._owner = None
                 self._lock.release()
                 with self.changed:
-                    self._ended_turns += 1
+                    self._released += 1
                     self.changed.notify_all()
                     self._ended.extend(request for request in self.readers.wake() if request.end("cancelled"))
                 self.clean_up()
@@ -190,12 +190,12 @@ class Turns:
                 raise interrupt
 
     @contextlib.contextmanager
-    def while_building(self, *, alone: bool) -> Iterator[None]:
-        """The context of a build, in any thread. With ``alone`` no other thread steps meanwhile."""
-        alone = alone and not self.in_turn
-        with self.own() if alone else contextlib.nullcontext():
+    def while_building(self, *, exclusive: bool) -> Iterator[None]:
+        """The context of a build, in any thread. With ``exclusive`` no other thread steps meanwhile."""
+        exclusive = exclusive and not self.holds_lock
+        with self.exclusive() if exclusive else contextlib.nullcontext():
             yield
-        if not alone and self._on_host:
+        if not exclusive and self._on_host:
             # The next turn may be another thread's.
             release_workers()
 
@@ -235,7 +235,7 @@ class Turns:
     def clean_up(self) -> None:
         """Retire requests that ended outside of a step: now, or at the end of the current turn."""
         if self._ended:
-            with self.own(blocking=False):
+            with self.exclusive(blocking=False):
                 pass
 
     def _retire_ended(self) -> None:
@@ -246,7 +246,7 @@ class Turns:
                 self._ended.extend(request for request in left if request.end("cancelled"))
             if not self._ended:
                 return
-            self._departures.retire([self._ended.popleft()])
+            self._retirement.retire([self._ended.popleft()])
 
     # --- the end -------------------------------------------------------------------------------------
 
@@ -284,9 +284,9 @@ class Turns:
         with self.changed:
             self.closed = True
         # In a callback the current turn retires them when it ends.
-        if self.forked or self.in_turn:
+        if self.forked or self.holds_lock:
             return
-        with self.own():
+        with self.exclusive():
             pass
         me = threading.get_ident()
         with self.changed:
