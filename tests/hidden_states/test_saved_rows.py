@@ -184,7 +184,7 @@ def test_requests_that_end_by_themselves_are_saved(scripted: Speculator) -> None
     # Those two ids are free again.
     for name in ("cancelled", "failed"):
         engine.submit(prompt, max_new_tokens=2, record=name).result()
-    with raises(InvalidOption, name="record", reason=re.compile("there is a record of that id")):
+    with raises(InvalidOption, name="record", reason=re.compile("a record with that id is in")):
         engine.submit(prompt, max_new_tokens=2, record="failed")
     scripted.generate(ids.repeat(2, 1), torch.ones(2, 6), max_new_tokens=2)
     writer.flush()
