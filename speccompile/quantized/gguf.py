@@ -1,7 +1,7 @@
 """GGUF files: their tensors by the names of transformers' models, with rows in transformers' order.
 
-Source: ``modeling_gguf_pytorch_utils.py`` of transformers, whose mapping of names and whose processors this calls: they
-work on rows, so that they order rows of integers and of scales as they order rows of dequantised weights.
+Source: ``modeling_gguf_pytorch_utils.py`` of transformers. This module calls its mapping of names and its processors.
+The processors permute rows, and therefore permute rows of integers and of scales in the same way.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-#: Architectures whose processors do more to weights than put rows into another order.
+#: Architectures whose processors do not only permute the rows of weights.
 REORDERED = {"gpt2": "transposes weights", "bloom": "divides rows of attn_qkv among heads by the columns"}
 #: Tensors without a parameter: transformers computes rotary tables from the config.
 WITHOUT_PARAMETER = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a file.
+    """Open a GGUF file.
 
     Raises:
-        UnsupportedCheckpoint: a tensor is of a type that has no integers with scales, or belongs to no weight of two
+        UnsupportedCheckpoint: a tensor has a type without integers and scales, or does not belong to a weight of two
             dimensions; or transformers does not read the architecture.
-        DamagedCheckpoint: it is cut off, or not a GGUF file.
+        DamagedCheckpoint: the file is truncated, or not a GGUF file.
     """
     source = TensorSource(str(path))
     with _damage(source):
@@ -83,10 +83,10 @@ def open_gguf(path: Path) -> Checkpoint:
 
 def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: TensorSource) -> None:
     if (dimensions, of_parameter) != (2, 2):
-        raise source.unsupported("it holds the weights of several experts, or has another form in transformers")
+        raise source.unsupported("it holds the weights of several experts, or has another shape in transformers")
     if kind not in TYPES:
         readable = ", ".join(readable.name for readable in TYPES)
-        raise source.unsupported(f"it is of type {kind.name}, and {readable} are read")
+        raise source.unsupported(f"it is of type {kind.name}, and only {readable} are read")
 
 
 def _read_blocks(
@@ -125,14 +125,14 @@ def _plain(config: PretrainedConfig) -> PretrainedConfig:
 def _check_whole(reader: GGUFReader, path: Path, source: TensorSource) -> None:
     end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
     if end > path.stat().st_size:
-        raise source.damaged(f"its tensors take {end} bytes, and it has {path.stat().st_size}")
+        raise source.damaged(f"its tensors need {end} bytes, and it has {path.stat().st_size}")
     if "general.architecture" not in reader.fields:
-        raise source.damaged("it does not say which architecture it is of")
+        raise source.damaged("its header does not name an architecture")
 
 
 @contextlib.contextmanager
 def _damage(source: TensorSource) -> Iterator[None]:
-    """What the reader raises of bytes that it cannot interpret, as an error of this package."""
+    """Convert the reader's errors for bytes that it cannot interpret to an error of this package."""
     try:
         yield
     except (OSError, ValueError, LookupError, OverflowError, TypeError) as error:
@@ -141,7 +141,7 @@ def _damage(source: TensorSource) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unread(source: TensorSource) -> Iterator[None]:
-    """What transformers raises of an architecture that it does not read, as an error of this package."""
+    """Convert transformers' errors for an architecture that it does not read to an error of this package."""
     try:
         yield
     except (ValueError, KeyError, NotImplementedError) as error:

@@ -1,4 +1,4 @@
-"""A checkpoint that is being read, for its errors."""
+"""The checkpoint and tensor that are being read, as named in errors."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ DEQUANTISE = (
 
 @dataclass(frozen=True)
 class TensorSource:
-    """What is read: a file or a folder, and a tensor of it.
+    """A file or a folder that is being read, and one of its tensors.
 
     Args:
-        path: of the file or folder.
-        tensor: its name; empty for all of it.
+        path: path of the file or folder.
+        tensor: the tensor's name; empty for the checkpoint as a whole.
     """
 
     path: str
