@@ -1,4 +1,4 @@
-"""``spec.explain()``: what was built and why."""
+"""``spec.explain()``: a description of the build, with reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from speccompile.utils.devices import MOVE, traits_of, unused_gpu
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
-    """A few lines of plain text."""
+    """Describe the build in a few lines of plain text."""
     lines = explanation(config, build, engine)
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
 def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, str]:
-    """The same lines by name."""
+    """Return the lines of :func:`explain` by name."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(
@@ -85,7 +85,7 @@ def _idle_gpu(build: Build) -> dict[str, str]:
 
 
 def _counted(numbers: tuple[int, ...], noun: str) -> str:
-    """``1 row``, ``1, 2 and 4 rows``."""
+    """Format counts with a noun: ``1 row``, ``1, 2 and 4 rows``."""
     return f"{_list(numbers)} {noun}" + "s" * (numbers != (1,))
 
 
@@ -97,7 +97,7 @@ def _weights(build: Build) -> str:
     joined = f"; {build.model[JoinWeights.name].note}" if JoinWeights.name in build.model else ""
     if not packs:
         return "the model's own, in one copy" + joined
-    # Tied weights are packed once.
+    # Tied weights have one pack.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
     quantized = [pack for pack in packs if pack.format]
     others, left = len(packs) - len(quantized), packs.nbytes / 2**20
@@ -121,7 +121,7 @@ def _dequantised(build: Build) -> str:
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
-    # Values of FP8 and FP4 are no integers.
+    # Values of FP8 and FP4 are not integers.
     is_float = re.search("fp[48]", info.dequantised_from.lower())
     advice = "" if is_float else ": pretrained.load_quantized keeps integers, if they can be read exactly"
     return f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded{advice}"
@@ -219,7 +219,7 @@ def _policy(config: BuildConfig, engine: Engine) -> str:
 
 
 def _trees(config: BuildConfig) -> str:
-    """Each with its drawing, indented."""
+    """Draw each tree, indented."""
     return "".join("\n  " + tree.draw().replace("\n", "\n  ") for tree in config.trees).lstrip("\n ")
 
 
