@@ -8,25 +8,25 @@ import threading
 from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
 
-# How long the thread sleeps when all readers have read everything.
+# Seconds of sleep when all readers have read everything.
 IDLE_SECONDS = 0.01
 
 
 class AsyncDriver:
-    """Takes turns in a separate thread while async readers wait."""
+    """Steps in a separate thread while async readers wait."""
 
     def __init__(self, loop: EngineLoop) -> None:
         self._loop = loop
         self._thread: threading.Thread | None = None
 
     async def wait(self, request: Request, seen: int) -> None:
-        """Return when ``request`` has ended or has more than ``seen`` new tokens."""
+        """Wait until ``request`` has ended or has more than ``seen`` new tokens."""
         loop = self._loop
         loop.refuse_callback("waiting for a request")
         woken = asyncio.Event()
         try:
             with loop.changed:
-                # Under the lock under which readers are woken, so that no token is missed in between.
+                # Checked under the lock under which readers are woken, so no token is missed in between.
                 if request.finished or len(request.new_tokens) > seen:
                     return
                 loop.readers.add(woken, request, seen)
@@ -37,7 +37,7 @@ class AsyncDriver:
                 loop.readers.remove(woken)
 
     def after_fork(self) -> None:
-        """In a forked child, which has no such thread."""
+        """Adapt to a forked child, which does not have the thread."""
         self._thread = None
 
     def _ensure_thread(self) -> None:
@@ -56,7 +56,7 @@ class AsyncDriver:
                             loop.changed.wait(IDLE_SECONDS)
                     loop.step_or_wait()
         finally:
-            # A reader may have come meanwhile, or a callback made this thread exit.
+            # A reader may have been added meanwhile, or a callback ended this thread.
             with loop.changed:
                 self._thread = None
                 self._ensure_thread()

@@ -1,4 +1,4 @@
-"""EngineLoop: which thread steps. One thread at a time takes a turn; others wait for its results."""
+"""The engine's loop: it decides which thread steps. One thread at a time holds its lock; others wait for results."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class EngineLoop:
     that serves, or the driver of async readers.
 
     Args:
-        saves: hidden states are saved, to files of this process.
+        saves: whether hidden states are saved, to files of this process.
 
     Attributes:
-        changed: guards the state that threads share, and is notified when a turn has ended.
-        readers: of async callers.
-        closed_error: the class that is raised after :meth:`close`.
+        changed: guards the state that threads share. It is notified when the engine's lock is released.
+        readers: async callers that wait.
+        closed_error: the class of the error that is raised after :meth:`close`.
     """
 
     def __init__(
@@ -61,13 +61,13 @@ class EngineLoop:
         self._acquired = 0
         self._released = 0
         self._waiting_threads = 0
-        # Threads that only step. While there are any, a thread that waits for a request takes no turns.
+        # Threads that only step. While there are any, a thread that waits for a request does not step.
         self._servers: set[int] = set()
         # Requests that ended outside of a step and still have a slot, a row or a listener.
         self._ended: deque[Request] = deque()
-        # Requests whose last reader has left. Finalizers append to it.
+        # Requests whose last reader is gone. Finalizers append to it.
         self._abandoned: deque[Request] = deque()
-        # Why it cannot step in this process; empty if it can.
+        # The reason why this process cannot step; empty if it can.
         self._forked = ""
 
     # --- stepping ------------------------------------------------------------------------------------
@@ -78,7 +78,7 @@ class EngineLoop:
         started = self._acquired
         if self._lock.locked():
             return False
-        # A turn that begins meanwhile may hold a request that has left the queue and has no slot yet.
+        # A step that begins meanwhile may hold a request that has left the queue and has no slot yet.
         return self._is_empty and not self._lock.locked() and started == self._acquired
 
     @property
@@ -87,7 +87,7 @@ class EngineLoop:
         return not (self._slots.owned or len(self._waiting) or self._scheduler.flights)
 
     def step(self) -> list[Request]:
-        """One step; returns the requests that had a row.
+        """Run one step, and return the requests that had a row.
 
         Raises:
             Closed, InsideStep.
@@ -104,7 +104,7 @@ class EngineLoop:
             self.step_or_wait(lambda: self.idle or self.closed)
 
     def serve(self) -> None:
-        """Step until it is closed. Sleeps while no request waits or runs."""
+        """Step until the engine is closed. Sleep while no request waits or runs."""
         self.refuse_callback("serve()")
         with self.serving():
             while not self.closed:
@@ -114,7 +114,7 @@ class EngineLoop:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """In this context the current thread steps for all others."""
+        """In this context the current thread steps for all other threads."""
         me = threading.get_ident()
         self._servers.add(me)
         try:
@@ -127,7 +127,8 @@ class EngineLoop:
                 self.changed.notify_all()
 
     def step_or_wait(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
-        """Take a turn, or wait until another thread's turn has ended or the caller's condition ``done`` is true."""
+        """Run a step if no other thread holds the engine's lock. Otherwise wait until that thread releases it, or the
+        caller's condition ``done`` is true."""
         self.refuse_callback("waiting for a request")
         released = self._released
         mine = not self._servers or threading.get_ident() in self._servers
@@ -140,13 +141,14 @@ class EngineLoop:
         with self.changed:
             self._waiting_threads += mine
             try:
-                # The turn that made it true may have ended before ``released`` was read, and the next may come late.
+                # ``done`` may have become true before ``released`` was read, and the next release may come late.
                 self.changed.wait_for(lambda: self._released != released or done(), timeout)
             finally:
                 self._waiting_threads -= mine
 
     def refuse_callback(self, what: str) -> None:
-        """
+        """Check that this thread may wait for a step.
+
         Raises:
             InsideStep: this thread is in a step.
             ForkedSpeculator: this process cannot step.
@@ -157,13 +159,13 @@ class EngineLoop:
 
     @property
     def holds_lock(self) -> bool:
-        """Whether the current turn is this thread's."""
+        """Whether the current thread holds the engine's lock."""
         return self._owner == threading.get_ident()
 
     @contextlib.contextmanager
     def exclusive(self, *, blocking: bool = True) -> Iterator[bool]:
-        """Take the turn, and retire ended requests before and after it. Without ``blocking`` yields False if another
-        thread has it."""
+        """Hold the engine's lock, and retire ended requests at the beginning and the end. Without ``blocking`` yield
+        False if another thread holds it."""
         with deferred_interrupts(), engine_stream(self._device):
             if not self._lock.acquire(blocking):
                 yield False
@@ -177,7 +179,7 @@ class EngineLoop:
             finally:
                 interrupt = self._retirement.take_interrupt()
                 if self._on_host and (self._waiting_threads or self._is_empty):
-                    # The next turn may be another thread's.
+                    # The next step may run in another thread.
                     release_workers()
                 self._owner = None
                 self._lock.release()
@@ -196,13 +198,13 @@ class EngineLoop:
         with self.exclusive() if exclusive else contextlib.nullcontext():
             yield
         if not exclusive and self._on_host:
-            # The next turn may be another thread's.
+            # The next step may run in another thread.
             release_workers()
 
     # --- requests ------------------------------------------------------------------------------------
 
     def enqueue(self, requests: list[Request]) -> None:
-        """Queue all of them, or none.
+        """Queue all requests, or none.
 
         Raises:
             QueueFull, Closed.
@@ -215,17 +217,17 @@ class EngineLoop:
             self.changed.notify_all()
 
     def ended(self, request: Request) -> None:
-        """Note that ``request`` ended outside of a step."""
+        """Retire ``request``, which ended outside of a step."""
         self._waiting.remove(request)
         self._ended.append(request)
         self.clean_up()
 
     def abandoned(self, request: Request) -> None:
-        """Note that the last reader of ``request`` has left. Takes no lock, since finalizers call it."""
+        """Record that the last reader of ``request`` is gone. Finalizers call this, so it acquires no lock."""
         self._abandoned.append(request)
 
     def end_abandoned(self) -> None:
-        """Remove abandoned requests from the queue. The next turn releases their slots."""
+        """Remove abandoned requests from the queue. The next holder of the lock releases their slots."""
         while self._abandoned:
             request = self._abandoned.popleft()
             request.end("cancelled")
@@ -233,7 +235,7 @@ class EngineLoop:
             self._ended.append(request)
 
     def clean_up(self) -> None:
-        """Retire requests that ended outside of a step: now, or at the end of the current turn."""
+        """Retire requests that ended outside of a step: now, or when the current holder releases the lock."""
         if self._ended:
             with self.exclusive(blocking=False):
                 pass
@@ -251,7 +253,7 @@ class EngineLoop:
     # --- the end -------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """In a forked child, which has none of the threads that held locks, served or drove for readers."""
+        """Adapt to a forked child, which lacks the threads that held locks, served or stepped for readers."""
         if not self._on_host:
             self._forked = f"its state is on {self._device}, which a forked process cannot use"
         elif self._saves:
@@ -267,23 +269,24 @@ class EngineLoop:
 
     @property
     def forked(self) -> bool:
-        """Whether it cannot step in this process, which was forked."""
+        """Whether this process was forked and cannot step."""
         return bool(self._forked)
 
     def check_process(self) -> None:
-        """
+        """Check that this process can step.
+
         Raises:
-            ForkedSpeculator: it cannot step in this process.
+            ForkedSpeculator: it cannot, since it was forked.
         """
         if self._forked:
             raise ForkedSpeculator(reason=self._forked)
 
     def close(self) -> None:
-        """Cancel all requests, accept no more, and wait until other threads have left :meth:`serving`: one that still
-        runs when the interpreter ends may take the process down."""
+        """Cancel all requests, accept no more, and wait until other threads have left :meth:`serving`. A thread that
+        still runs when the interpreter ends could crash the process."""
         with self.changed:
             self.closed = True
-        # In a callback the current turn retires them when it ends.
+        # In a callback, the current step retires the requests when it ends.
         if self.forked or self.holds_lock:
             return
         with self.exclusive():

@@ -1,4 +1,4 @@
-"""The parts of an engine, and how they are connected."""
+"""The parts of an engine and their connections."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from speccompile.utils.devices import traits_of
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The connected parts. None of them refers to the engine: it would keep its tensors until Python's collector runs.
+    """The connected parts. No part refers to the engine, which would keep tensors alive until Python's collector runs.
 
     Attributes:
         prefix_reuse: whether ``slots`` reuse the KV of known prefixes.
@@ -75,7 +75,7 @@ class EngineParts:
 
 
 def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
-    """With a budget in tokens no step reads a prompt along."""
+    """Return no tiers: with a budget in tokens no step also processes a prompt."""
     return {}
 
 
@@ -83,8 +83,8 @@ def connect_parts(
     target: Target,
     arena: Arena,
     executables: Executables,
-    make: Callable[[Kind], Executables],
-    make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+    build: Callable[[Kind], Executables],
+    build_mixed: Callable[[Kind], Mapping[TierName, Tier]],
     policy: AnyPolicy,
     outcomes: Outcomes,
     *,
@@ -100,21 +100,21 @@ def connect_parts(
     Args:
         target: the wrapped model.
         arena: state of all slots.
-        executables: those of requests without special needs.
-        make: builds the executables of another kind, when the first request needs them.
-        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
+        executables: executables of requests without special needs.
+        build: builds the executables of another kind, when the first request needs them.
+        build_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
         policy: chooses the draft length of each step.
         outcomes: results of each run, for the host.
-        traits: what the executables require.
-        options: of the caller.
+        traits: requirements of the executables.
+        options: options of the caller.
         host_draft: a drafter on the host, called before each step.
         saver: saves hidden states of sequences; None if they are not saved.
         adapters: the arena's buffers of adapters; None if it has none.
-        ranks: of a sharded model, which run what this engine runs.
+        ranks: ranks of a sharded model, which repeat this engine's runs.
     """
     device = traits_of(arena.device)
     budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
-    table = TierTable(executables, make, make_mixed if budget is None else _no_mixed_tiers)
+    table = TierTable(executables, build, build_mixed if budget is None else _no_mixed_tiers)
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
@@ -126,7 +126,7 @@ def connect_parts(
         state_checkpoints=options.state_checkpoints,
         prompts_differ=traits.prompts_differ,
     )
-    # A longer chunk would pass over checkpoints.
+    # A longer chunk would skip checkpoints.
     widths = sorted({width for width, _ in table.prefill})
     if options.state_checkpoints is not None:
         widths = [width for width in widths if width <= options.state_checkpoints] or widths[:1]
@@ -139,7 +139,7 @@ def connect_parts(
     retirement = Retirement(batch, slots, stats, saver)
     delivery = Delivery(retirement, stats, arena.layout.max_len)
     host_calls = HostCalls(arena, retirement, None if host_draft is None else HostDrafter(host_draft, arena))
-    # One clock for both, so that measurements arrive in the order of runs.
+    # Both use one clock, so measurements arrive in the order of runs.
     clock = clock_of(arena.device)
     prompts = PromptReader(
         arena,
@@ -156,8 +156,8 @@ def connect_parts(
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)
-    # Results are read late only where the device runs beside the host, and where the next step needs nothing of them:
-    # a draft of the host, whether a network drafts, how certain it is, or what has to be cleared.
+    # Results are read one step late only if the device runs beside the host, and if the next step does not depend on
+    # them: on a draft of the host, on whether a network drafts, on its confidence, or on positions to be cleared.
     asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
     waits = asks or traits.reads_dead_places
     scheduler = Scheduler(

@@ -1,4 +1,4 @@
-"""What the host computes for a row before a step: allowed tokens, processors of the request, drafts."""
+"""Calls on the host before a step: allowed tokens, processors and drafts of a row."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from speccompile.sampling.allowed import ask
 
 
 class HostCalls:
-    """Writes the host's answers into slots. An error ends that request alone.
+    """Writes the results of calls on the host into slots. An error only ends its own request.
 
     Args:
-        drafter: drafts on the host; None if the mode has none.
+        drafter: a drafter on the host; None if the mode has none.
     """
 
     def __init__(self, arena: Arena, retirement: Retirement, drafter: HostDrafter | None) -> None:
@@ -22,7 +22,7 @@ class HostCalls:
         self._drafter = drafter
 
     def ask(self, request: Request) -> None:
-        """Write the allowed tokens of the next place, and the number of the processors that the step calls."""
+        """Write the allowed tokens of the next position, and the number of the processors that the step calls."""
         sampling = request.params.sampling
         if sampling is None:
             return
@@ -38,7 +38,7 @@ class HostCalls:
             self._retirement.fail_all([request], error)
 
     def draft(self, rows: list[Request]) -> None:
-        """Write the drafts of a drafter on the host."""
+        """Write the drafts of the drafter on the host."""
         if self._drafter is None:
             return
         for request in list(rows):

@@ -1,4 +1,4 @@
-"""What speculation did, as Prometheus reads it."""
+"""Statistics of speculation in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ TOTALS = {
 
 
 def prometheus_text(stats: Stats, *, running: int, waiting: int) -> str:
-    """All metrics in Prometheus' text format. Counters and histograms begin anew with ``stats.reset()``, as after a
-    restart.
+    """Return all metrics in Prometheus' text format. Counters and histograms start again with ``stats.reset()``, as
+    after a restart.
 
     Args:
-        running: requests that have a slot.
-        waiting: requests that have none yet.
+        running: number of requests that have a slot.
+        waiting: number of requests that have no slot yet.
 
     Raises:
         InvalidOption: prometheus_client is not installed.

@@ -1,4 +1,4 @@
-"""How requests come into the engine: what they run is built, they are created, and they are queued."""
+"""Submission of requests: their executables are built, and they are created and queued."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from speccompile.runtime.waiting import WaitingQueue
 
 @dataclass(frozen=True)
 class Capacity:
-    """The load of the engine, and its room for further requests.
+    """The load of the engine, and its capacity for further requests.
 
     Args:
-        slots: all of them; ``free_slots`` of them have no owner.
+        slots: number of all slots; ``free_slots`` of them have no owner.
         waiting: requests without a slot; ``room`` more would be accepted.
     """
 
@@ -41,9 +41,9 @@ class RequestSubmitter:
     """Creates requests in any thread, after the executables that they run are built, and queues them.
 
     Args:
-        ranks: of a sharded model; one of them accepts requests.
+        ranks: ranks of a sharded model; one of them accepts requests.
         max_batch: the number of slots.
-        captured: as of :class:`~speccompile.runtime.options.StepTraits`.
+        captured: see :class:`~speccompile.runtime.options.StepTraits`.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class RequestSubmitter:
         self._captured = captured
 
     def submit(self, driver: Driver, ids: Sequence[int] | torch.Tensor, options: SubmitOptions) -> Request:
-        """Create a request of the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
+        """Create a request from the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
 
         Args:
             driver: steps for the request.
 
         Raises:
-            QueueFull, Closed, UserError: as there.
+            QueueFull, Closed, UserError: the errors of that method.
         """
         self._check_accepts()
         return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options))
@@ -88,7 +88,8 @@ class RequestSubmitter:
         streamer: Streamer | None,
         criteria: StoppingCriteriaList,
     ) -> Request:
-        """Create a request of checked ``params``. It is not queued yet. Arguments as of :meth:`RequestFactory.make`."""
+        """Create a request from checked ``params``, without queueing it. Arguments are those of
+        :meth:`RequestFactory.make`."""
         self._check_accepts()
         return self._factory.make(driver, self._prepare_missing, prompt, params, shown, streamer, criteria)
 
@@ -101,7 +102,7 @@ class RequestSubmitter:
         try:
             self._loop.enqueue([request])
         except KeyboardInterrupt:
-            # It is queued already, but the caller never receives it.
+            # The request is already queued, but the caller never receives it.
             request.cancel()
             raise
         except BaseException:
@@ -110,16 +111,16 @@ class RequestSubmitter:
         return request
 
     def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
-        """As :meth:`RequestFactory.reserve_record`."""
+        """Call :meth:`RequestFactory.reserve_record`."""
         return self._factory.reserve_record(where, record)
 
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """As :meth:`~speccompile.runtime.engine.Engine.prepare`."""
+        """Build executables for :meth:`~speccompile.runtime.engine.Engine.prepare`."""
         with self._loop.while_building(exclusive=self._captured):
             self._table.prepare(kind, watched=watched)
 
     def capacity(self) -> Capacity:
-        """The current capacity. Another thread may change it at once."""
+        """Return the current capacity. Another thread may change it at once."""
         self._loop.end_abandoned()
         self._loop.clean_up()
         free, waiting = self._slots.free, len(self._waiting)

@@ -98,7 +98,7 @@ def test_bad_names_are_refused(spec: Speculator, adapted: PeftModel) -> None:
         spec.engine.submit(PROMPT, adapter=3)  # type: ignore[arg-type]
     with raises(InvalidOption, where="generate", name="adapter", reason=re.compile("each of the 1 prompts")):
         spec.generate(torch.tensor([PROMPT]), adapter=["one", "two"])
-    with raises(InvalidAdapter, name="one", reason=re.compile("one of that name is loaded")):
+    with raises(InvalidAdapter, name="one", reason=re.compile("an adapter of that name is loaded")):
         spec.add_adapter("one", adapted)
     with raises(InvalidOption, where="add_adapter", name="name", value=""):
         spec.add_adapter("", adapted)
