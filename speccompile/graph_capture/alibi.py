@@ -21,7 +21,7 @@ from speccompile.utils.devices import traits_of
 
 @contextlib.contextmanager
 def alibi_captured(model: nn.Module, route: Route) -> Iterator[None]:
-    """In this context layers with ALiBi call the attention op, if ``route`` is ``attention`` and the device has the
+    """Let layers with ALiBi call the attention op in this context, if ``route`` is ``attention`` and the device has the
     trait ``replaces_attention``. No other code may run ``model`` meanwhile."""
     layers = [layer for layer in model.modules() if type(layer).__name__ in FORWARDS] if route == "attention" else []
     layers = [layer for layer in layers if traits_of(next(layer.parameters()).device).replaces_attention]

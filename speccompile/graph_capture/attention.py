@@ -166,8 +166,8 @@ AttentionMaskInterface.register(IMPLEMENTATION["attention"], _recorded_mask)
 
 @contextlib.contextmanager
 def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
-    """In this context ``model`` computes attention by ``route``, and experts by the package's op. Its own settings are
-    restored afterwards."""
+    """Let ``model`` compute attention by ``route``, and experts by the package's op, in this context. Its own settings
+    are restored afterwards."""
     owned = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}
     before = {
@@ -205,7 +205,7 @@ def _captured_mask(own: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def running(run: Running) -> Iterator[Running]:
-    """In this context attention calls and masks belong to ``run``."""
+    """Assign attention calls and masks to ``run`` in this context."""
     _running.stack.append(run)
     try:
         yield run

@@ -169,13 +169,13 @@ class SlotCache(StepCache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        place = (self.slots.unsqueeze(1), self.positions)
+        where = (self.slots.unsqueeze(1), self.positions)
         key, value = self.keys[layer_idx], self.values[layer_idx]
         given = key_states, value_states
         if self._keeps_latents(layer_idx, key_states):
             key_states, value_states = cached_latents(*given)
-        key.index_put_(place, key_states.transpose(1, 2))
-        value.index_put_(place, value_states.transpose(1, 2))
+        key.index_put_(where, key_states.transpose(1, 2))
+        value.index_put_(where, value_states.transpose(1, 2))
         if self.gather:
             # Contiguous, as in transformers' own cache: some models create a view of the result.
             return key[self.slots].transpose(1, 2).contiguous(), value[self.slots].transpose(1, 2).contiguous()

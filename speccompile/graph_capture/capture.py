@@ -74,8 +74,8 @@ class Step(nn.Module):
         of_index = dict(zip(self.observed.index, index, strict=True))
         gather = route == "eager"
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
-        places = None if by_name else keys[0].shape[1]
-        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, places)
+        cache_len = None if by_name else keys[0].shape[1]
+        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, cache_len)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
             extra |= {cache_argument(self.model): cache}
             result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
@@ -107,15 +107,15 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
         CaptureError: the exported graph has an input that is not a port.
         AnchorError: an anchor that passes need was not found.
     """
-    rows, width, slots, places = example_sizes(model, _numbers(model), layout)
-    program = _export(model, info, observed, layout, (rows, width, slots, places))
+    rows, width, slots, cache_len = example_sizes(model, _numbers(model), layout)
+    program = _export(model, info, observed, layout, (rows, width, slots, cache_len))
     graph = program.graph_module.graph
     clean_graph(graph)
     paths = ModulePaths.of(model, prefix="model.")
     inputs = input_ports(layout, info.device, {"B": rows, "T": width})
     states = kv_names(list(observed.kv))
-    states |= {f"index_{place}": index_name(layer) for place, layer in enumerate(observed.index)}
-    states |= {f"recurrent_{place}": name for place, name in enumerate(recurrent_names(observed.recurrent))}
+    states |= {f"index_{number}": index_name(layer) for number, layer in enumerate(observed.index)}
+    states |= {f"recurrent_{number}": name for number, name in enumerate(recurrent_names(observed.recurrent))}
     ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
     if observed.index:
         share_choices(graph, paths)
@@ -149,10 +149,10 @@ def _export(
     model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout, sizes: tuple[int, int, int, int]
 ) -> torch.export.ExportedProgram:
     device = info.device
-    rows, width, slots, places = sizes
+    rows, width, slots, cache_len = sizes
 
     def example(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((slots, places, *size), dtype=dtype, device=device)
+        return torch.empty((slots, cache_len, *size), dtype=dtype, device=device)
 
     kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
     inputs = (
@@ -169,7 +169,7 @@ def _export(
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
     shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first, first)
-    place = ModuleTracker(model)
+    tracker = ModuleTracker(model)
     with (
         altering(model),
         captured_by(model, observed.route),
@@ -179,7 +179,7 @@ def _export(
         experts_captured(model),
         symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
-        place.followed(),
+        tracker.followed(),
     ):
         try:
             # torch prints the unfinished graph to stderr before it raises.
@@ -188,9 +188,9 @@ def _export(
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:
-            raise _untraceable(model, info, f"{place}computes sizes from data (an expert loop?)") from error
+            raise _untraceable(model, info, f"{tracker}computes sizes from data (an expert loop?)") from error
         except Exception as error:
-            raise _untraceable(model, info, f"{place}cannot be exported: {error_line(error)}") from error
+            raise _untraceable(model, info, f"{tracker}cannot be exported: {error_line(error)}") from error
     for node in program.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
             path, kind = (list(node.meta.get("nn_module_stack", {}).values()) or [("it", "")])[-1]

@@ -210,11 +210,11 @@ def _decoded(model: PreTrainedModel, text: torch.Tensor, only: dict[str, int]) -
     name = cache_argument(model)
     past = getattr(model(input_ids=text[:, :-steps], use_cache=True, **only), name)
     logits = []
-    for place in range(text.shape[1] - steps, text.shape[1]):
-        inputs = {"input_ids": text[:, place : place + 1], name: past}
+    for position in range(text.shape[1] - steps, text.shape[1]):
+        inputs = {"input_ids": text[:, position : position + 1], name: past}
         if accepts(model, "position_ids"):
             # Not every forward counts positions from the cache's length on.
-            inputs["position_ids"] = torch.tensor([[place]], device=text.device)
+            inputs["position_ids"] = torch.tensor([[position]], device=text.device)
         result = model(**inputs, use_cache=True)
         logits.append(result.logits[0, -1])
         past = getattr(result, name)
@@ -237,10 +237,10 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
             logits = run(*probe.inputs(graph, piece))[0]
         if piece.starts[0] < probe.lead:
             continue
-        for place, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
+        for index, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
             expected = probe.expected[row, start - probe.lead : start - probe.lead + piece.width]
             # The graph also has logits of token ids that the lm_head cannot choose.
-            found = _differences(logits[place, :, : expected.shape[-1]], expected)
+            found = _differences(logits[index, :, : expected.shape[-1]], expected)
             differences += found
             if max(found) > worst:
                 worst, where = max(found), f"in tokens {start} to {start + piece.width - 1}"

@@ -54,8 +54,8 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
 
 @contextlib.contextmanager
 def experts_captured(model: nn.Module) -> Iterator[None]:
-    """In this context modules of ``model`` with their own loops compute with the package's op. No other code may run
-    ``model``."""
+    """Let modules of ``model`` with their own loops compute with the package's op in this context. No other code may
+    run ``model``."""
     modules = [module for module in model.modules() if _forward_of(module) is not None]
     for module in modules:
         module.forward = MethodType(_forward_of(module), module)

@@ -180,9 +180,9 @@ def _setting_difference(
     """Return the first setting that differs. ``every`` has all values of the owner. A value that became a tensor
     (memory of a forward) is not compared."""
     for name, value in before.items():
-        place = f"{owner}.{name}".removeprefix(".")
+        setting = f"{owner}.{name}".removeprefix(".")
         if name in now and now[name] is not value and now[name] != value:
-            return f"{place} was {shown(value)} and is {shown(now[name])}"
+            return f"{setting} was {shown(value)} and is {shown(now[name])}"
         if name not in now and name not in every:
-            return f"{place}, which was {shown(value)}, was deleted"
+            return f"{setting}, which was {shown(value)}, was deleted"
     return None

@@ -75,7 +75,7 @@ class HeldTensors:
         by_address = {tensor.data_ptr(): tensor for tensor in read if tensor.numel()}
         found = [*_in_modules(model), *_in_hooks(hooks)]
         known = [(location, by_address[held.data_ptr()]) for location, held in found if held.data_ptr() in by_address]
-        self._places = [(location, tensor) for location, tensor in known if _is_same(location.read(), tensor)]
+        self._locations = [(location, tensor) for location, tensor in known if _is_same(location.read(), tensor)]
 
     def check(self) -> None:
         """Check that every location holds the captured tensor, or one with equal values.
@@ -83,7 +83,7 @@ class HeldTensors:
         Raises:
             ModelChanged: a location holds another tensor with other values.
         """
-        for location, tensor in self._places:
+        for location, tensor in self._locations:
             now = location.read()
             # A forward may rebuild a table with the same values.
             if not _is_same(now, tensor) and not _is_equal(now, tensor):

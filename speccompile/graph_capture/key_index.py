@@ -23,7 +23,7 @@ aten = torch.ops.aten
 
 @contextlib.contextmanager
 def symbolic_counts(model: nn.Module) -> Iterator[None]:
-    """In this context ``min`` of a symbolic size in the files of ``model`` is symbolic.
+    """Let ``min`` of a symbolic size be symbolic in the files of ``model``, in this context.
 
     Python's own ``min`` would compare the size with the constant, which would limit the capture to longer caches.
     """

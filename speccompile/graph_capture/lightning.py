@@ -25,8 +25,8 @@ ops = torch.ops.speccompile
 
 @contextlib.contextmanager
 def lightning_captured(model: nn.Module) -> Iterator[None]:
-    """In this context the lightning layers of ``model`` keep their state in the package's cache. No other code may run
-    ``model``."""
+    """Let the lightning layers of ``model`` keep their state in the package's cache in this context. No other code may
+    run ``model``."""
     layers = lightning_layers(model)
     for layer in layers:
         layer.forward = MethodType(_forward, layer)

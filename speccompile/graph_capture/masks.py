@@ -15,7 +15,7 @@ MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
 
 class UnsupportedByRoute(Exception):
-    """This route of capture cannot express a part of the model. The message names the part."""
+    """A part of the model that this route of capture cannot express. The message names it."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ def recognise(function: MaskFunction, local_size: int | None, device: torch.devi
     ``local_size`` (the size of a window or chunk) creates, and for distances up to 2**17.
     """
     borders = {2**power for power in range(18)} | {times * (local_size or 0) for times in range(1, 4)}
-    places = sorted({max(0, border + offset) for border in borders for offset in range(-2, 3)})
-    query = torch.tensor(places, device=device)[:, None]
-    key = torch.tensor(places, device=device)[None, :]
+    positions = sorted({max(0, border + offset) for border in borders for offset in range(-2, 3)})
+    query = torch.tensor(positions, device=device)[:, None]
+    key = torch.tensor(positions, device=device)[None, :]
     origin = torch.zeros((1, 1), dtype=torch.int64, device=device)
     try:
-        seen = function(origin, origin, query, key).expand(len(places), len(places))
+        seen = function(origin, origin, query, key).expand(len(positions), len(positions))
     except (IndexError, RuntimeError):
         return None  # it looks up positions in a table of this very sequence
     candidates = [Mask()]

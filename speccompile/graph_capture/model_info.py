@@ -179,7 +179,7 @@ def all_names(model: nn.Module) -> dict[str, list[str]]:
     return {name: names[id(tensor)] for name, tensor in tensors.items()}
 
 
-def tensor_places(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:
+def tensor_holders(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:
     """Return the dict that holds each parameter and buffer, and its key there, by each of their names."""
     return {
         f"{path}.{name}".removeprefix("."): (holder, name)

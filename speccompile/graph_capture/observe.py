@@ -113,20 +113,20 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
     cache = RecordingCache()
     run = Running(cache, positions, MaskLog())
-    place = ModuleTracker(model)
-    with altering(model), place.followed():
+    where = ModuleTracker(model)
+    with altering(model), where.followed():
         try:
             logits = _logits(model, info, route, run)
         except UnsupportedByRoute as unfit:
-            raise UnsupportedByRoute(f"{place}{unfit}") from unfit
+            raise UnsupportedByRoute(f"{where}{unfit}") from unfit
         except Exception as error:
             if model._is_stateful:
-                raise UnsupportedByRoute(f"{place}{RECURRENT}") from error
+                raise UnsupportedByRoute(f"{where}{RECURRENT}") from error
             if route == "attention":
-                raise UnsupportedByRoute(f"{place}does not attend through transformers' attention interface") from error
+                raise UnsupportedByRoute(f"{where}does not attend through transformers' attention interface") from error
             if failed := _own_failure(model, info):
-                raise UnsupportedByRoute(f"{place}also fails in its own forward, without a cache: {failed}") from error
-            raise UnsupportedByRoute(f"{place}does not run over a KV cache: {error_line(error)}") from error
+                raise UnsupportedByRoute(f"{where}also fails in its own forward, without a cache: {failed}") from error
+            raise UnsupportedByRoute(f"{where}does not run over a KV cache: {error_line(error)}") from error
     kv, recurrent = cache.observed, cache.recurrent
     cache.check_read()
     if not kv and not recurrent:

@@ -19,10 +19,10 @@ from speccompile.graph_capture.model_info import ModelInfo, named_tensors
 def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) -> dict[str, Port]:
     """Return the ports of a captured graph's inputs, at the example sizes B and T."""
     both, int64 = (sizes["B"], sizes["T"]), torch.int64
-    last_place = max(1, layout.cache_len - sizes["T"])
+    last_position = max(1, layout.cache_len - sizes["T"])
     return {
         "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
-        "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
+        "position_ids": Port("position_ids", "input", both, int64, device, high=last_position, distinct=True),
         "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
         # Positions of a row's recurrent state. In examples it has absorbed nothing, and no token is a prompt's.
         "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
@@ -34,7 +34,7 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
 def kv_names(layers: Sequence[int]) -> dict[str, str]:
     """Return the arena's names for the KV of ``layers``, by the placeholders of the lists ``keys`` and ``values``."""
     names = {"keys": "k", "values": "v"}
-    return {f"{kind}_{place}": f"{name}_{layer}" for kind, name in names.items() for place, layer in enumerate(layers)}
+    return {f"{kind}_{index}": f"{name}_{layer}" for kind, name in names.items() for index, layer in enumerate(layers)}
 
 
 def name_ports(

@@ -32,7 +32,7 @@ NO_LIMIT = (0.0, float("inf"))
 
 @contextlib.contextmanager
 def recurrences_captured(model: nn.Module) -> Iterator[None]:
-    """In this context ``model`` computes its recurrences with the package's ops, in forwards under capture."""
+    """Let ``model`` compute its recurrences with the package's ops in this context, in forwards under capture."""
     before = [(names, {name: names[name] for name in CAPTURED if name in names}) for names in names_of_files(model)]
     try:
         for names, own in before:

@@ -72,7 +72,7 @@ def settle_rotary(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def fixed_rotary(model: PreTrainedModel) -> Iterator[None]:
-    """In this context the forward reads its rotary tables unchanged, and does not recompute them."""
+    """Let the forward read its rotary tables unchanged, without recomputing them, in this context."""
     modules: list[nn.Module] = [module for _, module, _, _ in _changing(model)]
     before = [(module, module.rope_type) for module in modules]
     try:

@@ -30,7 +30,7 @@ KEY_PROJECTIONS = ("k_proj", "qkv_proj", "query_key_value")
 
 
 @dataclass(frozen=True)
-class ShardPlace:
+class ShardPosition:
     """The position of a shard in its group.
 
     Args:
@@ -63,7 +63,7 @@ def tensor_parallel_group(model: Any) -> Any:
     return mesh["tp"].get_group()
 
 
-def shard_of(model: PreTrainedModel, place: ShardPlace) -> PreTrainedModel:
+def shard_of(model: PreTrainedModel, position: ShardPosition) -> PreTrainedModel:
     """Return this rank's part of ``model``: the same module tree over the rank's own tensors, which share memory with
     ``model``. All ranks must call it.
 
@@ -91,8 +91,8 @@ def shard_of(model: PreTrainedModel, place: ShardPlace) -> PreTrainedModel:
         if "forward" in vars(module):
             _restore_forward(name, path, module, style)
         if style is not None:
-            _install(name, path, module, style, place, whole)
-    _check_key_heads(model, place)
+            _install(name, path, module, style, position, whole)
+    _check_key_heads(model, position)
     _compare(model, shard)
     return shard
 
@@ -111,7 +111,7 @@ def _restore_forward(name: str, path: str, module: nn.Module, style: str | None)
 
 
 def _install(
-    name: str, path: str, module: nn.Module, style: str, place: ShardPlace, whole: dict[int, torch.Size]
+    name: str, path: str, module: nn.Module, style: str, position: ShardPosition, whole: dict[int, torch.Size]
 ) -> None:
     if type(module).__name__ in WITHOUT_COLLECTIVES:
         reason = f"{path} ({type(module).__name__}) is captured by another forward, which has no sum over the ranks"
@@ -125,9 +125,9 @@ def _install(
     shape = whole.get(id(weight))
     dim = 1 if style.startswith("rowwise") or style == "embedding_colwise" else 0
     values = {
-        "shard_group": place.group,
-        "shard_ranks": place.ranks,
-        "shard_rank": place.rank,
+        "shard_group": position.group,
+        "shard_ranks": position.ranks,
+        "shard_rank": position.rank,
         "shard_whole": 0 if shape is None else int(shape[dim]),
     }
     vars(module).update(values)
@@ -137,7 +137,7 @@ def _install(
         module.padding_idx = None  # type: ignore[assignment]
 
 
-def _check_key_heads(model: PreTrainedModel, place: ShardPlace) -> None:
+def _check_key_heads(model: PreTrainedModel, position: ShardPosition) -> None:
     """Check that each rank has complete KV heads.
 
     Raises:
@@ -147,10 +147,10 @@ def _check_key_heads(model: PreTrainedModel, place: ShardPlace) -> None:
     config = model.config.get_text_config(decoder=True)
     heads: Any = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
     each: list[int] = heads if isinstance(heads, list) else [heads]
-    if sharded and (wrong := [count for count in each if count % place.ranks]):
+    if sharded and (wrong := [count for count in each if count % position.ranks]):
         reason = (
-            f"its {wrong[0]} KV heads cannot be divided evenly among {place.ranks} ranks; use a tp_size that divides "
-            "them, or keep attention whole on every rank: DistributedConfig(tp_plan={"
+            f"its {wrong[0]} KV heads cannot be divided evenly among {position.ranks} ranks; use a tp_size that "
+            "divides them, or keep attention whole on every rank: DistributedConfig(tp_plan={"
             "'model.layers.*.self_attn.q_proj': 'replicate', ...}), likewise for k_proj, v_proj and o_proj"
         )
         raise UnsupportedModel(model=type(model).__name__, reason=reason)

@@ -31,7 +31,7 @@ class SavedHiddenStates(Mapping[str, Record]):
             raise InvalidInput(name=f"the folder {folder}", reason="it does not exist")
         #: None while there are no records.
         self.about: About | None = None
-        self._places: dict[str, tuple[Path, int]] = {}
+        self._locations: dict[str, tuple[Path, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             header = read_header(path)
             if header is None:
@@ -41,20 +41,20 @@ class SavedHiddenStates(Mapping[str, Record]):
                 reason = f"{path.name} is about {about}, and files before it about {self.about}"
                 raise InvalidInput(name=f"the folder {folder}", reason=reason)
             self.about = about
-            self._places.update({id: (path, index) for index, id in enumerate(ids)})
+            self._locations.update({id: (path, index) for index, id in enumerate(ids)})
 
     def __getitem__(self, id: str) -> Record:
-        path, index = self._places[id]
+        path, index = self._locations[id]
         # ``about`` is set as soon as there are records.
         assert self.about is not None
         return read_record(path, index, id, self.about.layers)
 
     def text(self, id: str) -> tuple[torch.Tensor, torch.Tensor]:
         """``input_ids`` and ``loss_mask`` of a record, int64 ``[n]``, without its hidden states."""
-        return read_text(*self._places[id])
+        return read_text(*self._locations[id])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)

@@ -137,9 +137,9 @@ def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
 def _is_compiled(target: OpOverload) -> bool:
     """Whether the op's CPU kernel was registered from C++."""
     registrations = dispatch_table(target._schema.name)
-    places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
-    place: str = places.get("CPU") or places["CompositeExplicitAutograd"]
-    return not place.endswith(".py")
+    registered = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
+    file: str = registered.get("CPU") or registered["CompositeExplicitAutograd"]
+    return not file.endswith(".py")
 
 
 def _written(code: str) -> Iterator[tuple[str, KernelKind]]:

@@ -19,8 +19,8 @@ def unpack(words: torch.Tensor, bits: int, count: int) -> torch.Tensor:
         shifts = torch.arange(0, 8, bits, dtype=torch.uint8)
         fields = (words.contiguous().view(torch.uint8)[..., None] >> shifts) & mask
         return fields.flatten(1)[:, :count].to(torch.int16)
-    places = torch.arange(count) * bits
-    word, shift = places // 32, places % 32
+    starts = torch.arange(count) * bits
+    word, shift = starts // 32, starts % 32
     result = torch.empty((words.shape[0], count), dtype=torch.int16)
     for rows in range(0, words.shape[0], _ROWS):
         # A field may span two words: join both into one word of 64 bits.

@@ -64,16 +64,16 @@ def open_gguf(path: Path) -> Checkpoint:
     others: dict[str, Callable[[], torch.Tensor]] = {}
     kinds: Counter[str] = Counter()
     for name, tensor in tensors.items():
-        place, kind = source.of(name), GGMLQuantizationType(tensor.tensor_type)
+        named, kind = source.of(name), GGMLQuantizationType(tensor.tensor_type)
         if name not in names:
             if name not in WITHOUT_PARAMETER:
-                raise place.unsupported(f"transformers has no parameter for it in a {type(model).__name__}")
+                raise named.unsupported(f"transformers has no parameter for it in a {type(model).__name__}")
         elif kind in FLOATS and len(tensor.shape) <= 2:
-            others[names[name]] = partial(_read_floats, tensor, processor, place)
+            others[names[name]] = partial(_read_floats, tensor, processor, named)
         else:
             shape = shapes[names[name]]
-            _check_block_type(kind, len(tensor.shape), len(shape), place)
-            weights[names[name]] = partial(_read_blocks, tensor, kind, processor, shape, place)
+            _check_block_type(kind, len(tensor.shape), len(shape), named)
+            weights[names[name]] = partial(_read_blocks, tensor, kind, processor, shape, named)
             kinds[kind.name] += 1
     if not weights:
         raise source.unsupported("none of its weights is quantised", "Load it with speccompile.pretrained.load")

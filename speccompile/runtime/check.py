@@ -157,8 +157,8 @@ def answer_of(
         if isinstance(question, TextOf):
             asked = question.prompt, question.max_new_tokens, question.eos
             return transformers_greedy(target.model, *asked, processors)
-        places = question.index, question.prompt, question.expected, question.got
-        return first_difference(target.model, *places, processors, rounds=target.packs.rounds)
+        where = question.index, question.prompt, question.expected, question.got
+        return first_difference(target.model, *where, processors, rounds=target.packs.rounds)
 
 
 def transformers_greedy(

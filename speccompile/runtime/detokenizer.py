@@ -63,7 +63,7 @@ class Detokenizer:
 
     def _text_up_to(self, end: int) -> str:
         """Text of the tokens ``[second, end)``."""
-        before, text = (self._decode(self._ids[self._first : place]) for place in (self._second, end))
+        before, text = (self._decode(self._ids[self._first : stop]) for stop in (self._second, end))
         # The new tokens may complete a character of the prompt.
         known = before if text.startswith(before) else before.rstrip(_REPLACEMENT)
         return text[len(known) :]

@@ -114,7 +114,7 @@ class EngineLoop:
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """In this context the current thread steps for all other threads."""
+        """Let the current thread step for all other threads in this context."""
         me = threading.get_ident()
         self._servers.add(me)
         try:

@@ -112,7 +112,8 @@ def read_prompts(
 
 
 def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
-    """
+    """Check the token ids of a prompt.
+
     Raises:
         EmptyPrompt, PromptTooLong, TokenOutOfVocabulary: the prompt is not valid.
     """

@@ -74,12 +74,12 @@ def _between(key: Key, values: Mapping[Key, float]) -> float:
     return _on_line(rows, columns)
 
 
-def _on_line(place: int, known: Mapping[int, float]) -> float:
-    if place in known:
-        return known[place]
-    below = max(at for at in known if at <= place)
-    above = min(at for at in known if at >= place)
-    share = (place - below) / (above - below) if above > below else 0.0
+def _on_line(point: int, known: Mapping[int, float]) -> float:
+    if point in known:
+        return known[point]
+    below = max(at for at in known if at <= point)
+    above = min(at for at in known if at >= point)
+    share = (point - below) / (above - below) if above > below else 0.0
     return known[below] + share * (known[above] - known[below])
 
 
@@ -102,8 +102,8 @@ def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int,
 
 @contextmanager
 def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
-    """In this context all rows use the dummy slot, with ``context`` tokens each if that is given. Afterwards the dummy
-    slot is reset, and rows have their slots again."""
+    """Bind all rows to the dummy slot in this context, with ``context`` tokens each if that is given. Afterwards the
+    dummy slot is reset, and rows have their slots again."""
     with arena.parked():
         try:
             if context is not None:

@@ -17,12 +17,12 @@ TOTALS = {
     "emitted_tokens": "Tokens that steps emitted.",
     "draft_tokens": "Draft tokens that the target judged.",
     "accepted_tokens": "Draft tokens that were accepted.",
-    "rejected_tokens": "Draft tokens that the target read for nothing.",
-    "prefill_passes": "Prompt chunks that were read.",
+    "rejected_tokens": "Draft tokens that the target processed but did not accept.",
+    "prefill_passes": "Prompt chunks that were processed.",
     "prompt_tokens": "Tokens of the prompts that have received a slot.",
-    "prefill_tokens": "Prompt tokens that were read.",
-    "reused_tokens": "Prompt tokens whose KV was there already.",
-    "reread_tokens": "Prompt tokens that were read again since no recurrent state was known at their end.",
+    "prefill_tokens": "Prompt tokens that were processed.",
+    "reused_tokens": "Prompt tokens whose KV was reused.",
+    "reread_tokens": "Prompt tokens that were processed again, since no recurrent state was known at their end.",
     "ended_requests": "Requests that have ended.",
 }
 

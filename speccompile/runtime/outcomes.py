@@ -33,11 +33,11 @@ def pack(arena: Arena) -> torch.Tensor:
     """
     emitted, length, tokens = arena["emitted"], arena["length"], arena["tokens"]
     # In bounds for any slot: there are T positions after max_len.
-    places = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
+    positions = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
     columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()])
     of_tree = [arena[name][None] for name in OF_TREE if name in arena]
     of_proposal = [_integers(arena[name]) for name in OF_PROPOSAL if name in arena]
-    return torch.cat([columns, tokens.gather(1, places).T, *of_tree, *of_proposal])
+    return torch.cat([columns, tokens.gather(1, positions).T, *of_tree, *of_proposal])
 
 
 def _integers(state: torch.Tensor) -> torch.Tensor:

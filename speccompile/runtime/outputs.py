@@ -51,18 +51,18 @@ def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateD
     logits = [request.records.logits(len(request.new_tokens)) for request in requests]
     # transformers declares tuples with one tensor, and an old class for its ids.
     parts: dict[str, Any] = {
-        "scores": _by_place(scores, sequences.device),
-        "logits": _by_place(logits, sequences.device),
+        "scores": _by_position(scores, sequences.device),
+        "logits": _by_position(logits, sequences.device),
     }
     return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **parts)
 
 
-def _by_place(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
+def _by_position(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
     """Convert rows of ``[n, V]`` to ``[B, V]`` for each position, with 0 after a row's end."""
     given = [row for row in rows if row is not None]
     if not given:
         return None
-    places = torch.zeros(max(map(len, given)), len(given), given[0].shape[1], device=device)
+    by_position = torch.zeros(max(map(len, given)), len(given), given[0].shape[1], device=device)
     for index, row in enumerate(given):
-        places[: len(row), index] = row
-    return places.unbind(0)
+        by_position[: len(row), index] = row
+    return by_position.unbind(0)

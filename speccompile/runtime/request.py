@@ -210,7 +210,8 @@ class Request:
         return Timings(since(self._admitted), since(self._first_token), end - self._submitted)
 
     def raise_error(self) -> None:
-        """
+        """Raise the error of a failed request; do nothing for any other.
+
         Raises:
             RequestFailed: the request failed.
         """

@@ -41,7 +41,8 @@ def _names(where: str, name: str, value: Any) -> tuple[str, ...] | None:
 
 
 def seconds_or_none(where: str, name: str, value: Any) -> float | None:
-    """
+    """Return a number of seconds as a float, or None.
+
     Raises:
         InvalidOption: ``value`` is neither a number of seconds nor None.
     """

@@ -189,12 +189,12 @@ class Scheduler:
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
-    def _record(self, row: Request, places: int) -> Record:
+    def _record(self, row: Request, positions: int) -> Record:
         """Copy the results of the run in the slot of ``row``, which the next run overwrites. An error only ends that
         row."""
         try:
             self._slots.save_checkpoint(row)
-            return row.records.read(self._arena, row.slot, places) if row.params.outputs else {}
+            return row.records.read(self._arena, row.slot, positions) if row.params.outputs else {}
         except BaseException as error:
             self._retirement.fail_all([row], error)
             return {}

@@ -214,8 +214,8 @@ class Slots:
         """Return the prefix that ``slot`` knows of a prompt with which it shares the KV of ``shared`` tokens. The
         slot's own recurrent state can be used from its position on, since the slot also holds the inputs of all later
         tokens of the sequence."""
-        place = self._arena.recurrent_place(slot)
-        if place is None or 0 < place <= shared:
+        position = self._arena.recurrent_place(slot)
+        if position is None or 0 < position <= shared:
             return KnownPrefix(shared)
         return KnownPrefix(self._checkpoints.latest(slot, shared), from_checkpoint=True)
 

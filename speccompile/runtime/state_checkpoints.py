@@ -21,37 +21,37 @@ class StateCheckpoints:
         # Tiers of one shape reuse no prefixes, and have no state for checkpoints.
         self._interval = interval if arena.layout.checkpoints else None
         # The position of each checkpoint, by slot and index.
-        self._places: dict[int, dict[int, int]] = {slot: {} for slot in range(arena.layout.max_batch)}
+        self._positions: dict[int, dict[int, int]] = {slot: {} for slot in range(arena.layout.max_batch)}
 
     def save(self, slot: int) -> None:
         """Copy the state of ``slot``, if it is the first in its interval. Called after each step and prompt chunk."""
         if self._interval is None:
             return
-        place = self._arena.recurrent_place(slot)
-        assert place is not None
-        index = place // self._interval - 1
-        if index >= 0 and index not in self._places[slot]:
+        position = self._arena.recurrent_place(slot)
+        assert position is not None
+        index = position // self._interval - 1
+        if index >= 0 and index not in self._positions[slot]:
             self._arena.save_checkpoint(slot, index)
-            self._places[slot][index] = place
+            self._positions[slot][index] = position
 
     def latest(self, slot: int, length: int) -> int:
         """Return the position of the last checkpoint of ``slot`` within its first ``length`` tokens; 0 without one."""
-        return max((place for place in self._places[slot].values() if place <= length), default=0)
+        return max((position for position in self._positions[slot].values() if position <= length), default=0)
 
     def take_over(self, source: int, slot: int, length: int) -> None:
         """Copy the checkpoints of the first ``length`` tokens of ``source`` to ``slot``, which has these tokens from
         now on. It keeps no others."""
-        kept = {index: place for index, place in self._places[source].items() if place <= length}
+        kept = {index: position for index, position in self._positions[source].items() if position <= length}
         if source != slot:
             for index in kept:
                 self._arena.copy_checkpoint(source, slot, index)
-        self._places[slot] = kept
+        self._positions[slot] = kept
 
     def drop(self, slot: int) -> None:
         """Drop all checkpoints of ``slot``."""
-        self._places[slot] = {}
+        self._positions[slot] = {}
 
-    def start_at(self, slot: int, place: int) -> None:
-        """Let the state of ``slot`` continue from its checkpoint at ``place``."""
+    def start_at(self, slot: int, position: int) -> None:
+        """Let the state of ``slot`` continue from its checkpoint at ``position``."""
         assert self._interval is not None
-        self._arena.start_at_checkpoint(slot, place // self._interval - 1, place)
+        self._arena.start_at_checkpoint(slot, position // self._interval - 1, position)

@@ -16,7 +16,7 @@ from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, Pla
 from speccompile.graph.state import Layout
 from speccompile.graph_capture.guards import ModelGuard
 from speccompile.graph_capture.held_tensors import HeldTensors
-from speccompile.graph_capture.model_info import tensor_places
+from speccompile.graph_capture.model_info import tensor_holders
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
@@ -72,8 +72,8 @@ class Target:
         self._rule = rule
         self._calls_host = calls_host
         self._layout = layout
-        places = tensor_places(model)
-        self._weights = [(path, *places[path], weight, weight.data_ptr()) for path, weight in weights.items()]
+        holders = tensor_holders(model)
+        self._weights = [(path, *holders[path], weight, weight.data_ptr()) for path, weight in weights.items()]
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
         self._watched, self._drafter = WatchedTensors([*weights.values(), *constants]), WatchedTensors(drafter)
         self.packs = packs
@@ -238,7 +238,7 @@ class Target:
         """
         placeholders = placeholder_tokens(self.model.config)
         if found := placeholders.keys() & set(prompt):
-            position = next(place for place, token in enumerate(prompt) if token in found)
+            position = next(index for index, token in enumerate(prompt) if token in found)
             token = prompt[position]
             raise PlaceholderToken(position=position, token=token, name=placeholders[token])
         for processor in self.processors:

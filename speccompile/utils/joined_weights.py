@@ -68,9 +68,9 @@ class JoinedWeights:
             # Created outside of inference mode: a tensor of inference mode cannot be trained.
             with torch.inference_mode(False), torch.no_grad():
                 joined = torch.cat([weight.detach() for weight in weights])
-                known = {_place(weight): part for weight, part in zip(weights, _parts(joined, weights), strict=True)}
+                known = {_address(weight): part for weight, part in zip(weights, _parts(joined, weights), strict=True)}
                 for tensor in (*aliases, *weights):
-                    if (part := known.get(_place(tensor))) is not None:
+                    if (part := known.get(_address(tensor))) is not None:
                         tensor.data = part
         self._moved |= set(map(id, weights))
         return joined
@@ -110,7 +110,7 @@ def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.new_empty(0).set_(whole, 0, (sum(map(len, weights)), *first.shape[1:]), first.stride())
 
 
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+def _address(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

@@ -96,7 +96,8 @@ class WholeNumber:
     or_none: bool = False
 
     def __call__(self, where: str, name: str, value: Any) -> int | None:
-        """
+        """Return ``value`` as an int, or None if that is allowed.
+
         Raises:
             InvalidOption: ``value`` is not such an int.
         """
@@ -117,7 +118,8 @@ class OneOf:
     choices: tuple[str, ...]
 
     def __call__(self, where: str, name: str, value: Any) -> str:
-        """
+        """Return ``value``.
+
         Raises:
             InvalidOption: ``value`` is not one of the choices.
         """

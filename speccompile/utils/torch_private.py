@@ -160,7 +160,7 @@ def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:
 
 @contextlib.contextmanager
 def decomposed(ops: Mapping[OpOverload, Callable[..., Any]]) -> Iterator[None]:
-    """In this context Inductor compiles these functions instead of calls of ``ops``."""
+    """Let Inductor compile these functions instead of calls of ``ops`` in this context."""
     # Imported late, since the import is slow.
     module = importlib.import_module("torch._inductor.decomposition")
     table = module.decompositions

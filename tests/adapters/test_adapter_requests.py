@@ -120,7 +120,7 @@ def test_without_room_for_adapters_each_use_says_so(adapted: PeftModel) -> None:
 
 def test_explain_and_the_report_name_them(spec: Speculator) -> None:
     line = next(line for line in spec.explain().splitlines() if line.startswith("adapters"))
-    assert "room for 2 of rank 16 on 14 linears" in line and "one (rank 8, 14 linears), two (rank 2," in line
+    assert "buffers for 2 of rank 16 on 14 linears" in line and "one (rank 8, 14 linears), two (rank 2," in line
     report = spec.report(measure=False)
     buffers = [buffer for buffer in report.buffers if buffer.group == "adapters"]
     # Two matrices of each linear; ranks and scales of each layer; the adapter of each slot.

@@ -143,8 +143,8 @@ class Captures:
         with reads:
             self._device.rehearse(tier.run)
         check_reads(tier, reads, self._device.pool_ranges())
-        places = [address_of(tensor) for tensor in tier.arguments]
-        return lambda: check_addresses(tier, places, self._weights())
+        addresses = [address_of(tensor) for tensor in tier.arguments]
+        return lambda: check_addresses(tier, addresses, self._weights())
 
 
 def largest_first(tiers: Iterable[Tier]) -> list[Tier]:
