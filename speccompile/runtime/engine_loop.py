@@ -127,8 +127,8 @@ class EngineLoop:
                 self.changed.notify_all()
 
     def step_or_wait(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
-        """Run a step if no other thread holds the engine's lock. Otherwise wait until that thread releases it, or the
-        caller's condition ``done`` is true."""
+        """Run a step, unless another thread serves or holds the engine's lock. In that case wait until that thread
+        releases the lock, or the caller's condition ``done`` is true."""
         self.refuse_callback("waiting for a request")
         released = self._released
         mine = not self._servers or threading.get_ident() in self._servers

@@ -32,8 +32,8 @@ class Slots:
 
     A finished request's KV stays in its slot until another request needs the slot. A prompt may share a prefix with
     that sequence, or with that of a running request, and have the same adapter. Its slot then keeps or receives a copy
-    of the prefix's KV, and prefill begins after it. A recurrent state is that at the end of its sequence. If the shared
-    prefix ends before, the tokens up to the last checkpoint in it are reused.
+    of the prefix's KV, and prefill begins after it. A slot's recurrent state belongs to a position near the end of its
+    sequence. If the shared prefix ends before that position, the tokens up to the last checkpoint in it are reused.
 
     Args:
         state_of_weights: returns a value that changes when earlier KV is no longer the model's.
