@@ -15,7 +15,7 @@ from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
 from speccompile.runtime.trace_reader import read_trace
 from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
 from speccompile.tools.policy_lab.plot import plot
-from speccompile.tools.policy_lab.simulate import Outcome, oracle, simulate
+from speccompile.tools.policy_lab.simulate import SimulatedRun, oracle, simulate
 from speccompile.tools.policy_lab.synthetic import TRACES, synthetic_texts
 from speccompile.tools.policy_lab.texts import Text, texts_of
 
@@ -79,7 +79,7 @@ def _load(
     return texts_of(recorded), table, whose, draft_lens, recorded.ready, recorded.censored
 
 
-def _table(trace: str, whose: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:
+def _table(trace: str, whose: str, outcomes: Mapping[str, SimulatedRun], statics: Sequence[str]) -> Table:
     best = max(outcomes[name].speed for name in statics)
     table = Table(title=f"{trace}: {outcomes[ORACLE].tokens} tokens", caption=f"costs {whose}")
     table.title_justify = table.caption_justify = "left"

@@ -67,7 +67,7 @@ class Positions:
         return means
 
 
-class Acceptance:
+class AcceptanceEstimator:
     """Estimates of acceptance over all requests.
 
     Drafts without scores use the request's observations, with the mean over all requests as the prior. Looked-up

@@ -6,7 +6,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming
 from speccompile.policies.costs import CostTable, RunningCosts
 from speccompile.policies.options import check_built, check_candidates, check_number, text_of
@@ -78,7 +78,7 @@ class CostChooser:
         self._chains, self._trees = candidates, tuple(trees or ())
         self._candidates = (*candidates, *self._trees)
         self._costs = RunningCosts(costs)
-        self._acceptance = Acceptance(max(candidates), trees)
+        self._acceptance = AcceptanceEstimator(max(candidates), trees)
         self._now = candidates[-1]
         # Milliseconds that may be spent on probes; number of probes so far; steps since the newest one; number of
         # consecutive ones.

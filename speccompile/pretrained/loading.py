@@ -20,7 +20,7 @@ from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.models import load_dequantized, load_float8, load_without_weights
 from speccompile.quantized.reading import READERS, has_reader
 from speccompile.quantized.refused import refuse
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.undeclared import check_dtypes, check_scales, is_of_transformers, stored_dtypes
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
@@ -109,7 +109,7 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
             reason = "a sharded model is read from safetensors files that are not quantised; use 1"
             raise InvalidOption(where="load", name="ranks", value=ranks, reason=reason)
         return _dequantised(name_or_path, quantization, dtype)
-    checkpoint = Source(name_or_path)
+    checkpoint = TensorSource(name_or_path)
     if quantization is not None and not is_of_transformers(quantization):
         refuse(quantization, tuple(READERS), checkpoint)
     if folder is not None and quantization is None and not on_hub:

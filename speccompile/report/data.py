@@ -10,7 +10,7 @@ from typing import Any
 
 from speccompile.report.memory_data import Buffer, Memory
 from speccompile.report.program_data import Body, Collective, Kernel, Program
-from speccompile.report.run_data import Acceptance, Decoded, Measured, RegionCost, TraceReport
+from speccompile.report.run_data import AcceptanceCounts, Decoded, Measured, RegionCost, TraceReport
 
 FORMAT = 1
 
@@ -131,7 +131,7 @@ class Report:
     buffers: tuple[Buffer, ...]
     memory: Memory
     build: Span | None
-    acceptance: Acceptance | None
+    acceptance: AcceptanceCounts | None
     trace: TraceReport | None
 
     def as_json(self) -> dict[str, Any]:

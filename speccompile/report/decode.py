@@ -16,7 +16,7 @@ from speccompile.report.run_data import Decoded, TraceReport
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters
-from speccompile.runtime.trace_reader import Trace, read_trace
+from speccompile.runtime.trace_reader import RecordedRun, read_trace
 
 #: New tokens of the first request of a tier, whose time is not counted: caches may be cold.
 _WARM_UP_TOKENS = 4
@@ -68,7 +68,7 @@ class _Tally:
     seconds: float = 0.0
     tokens: int = 0
     tier_steps: Counter[int] = field(default_factory=Counter)
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[RecordedRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.total = Counters(self.max_draft_len)
@@ -122,7 +122,7 @@ def _decoded(draft_len: int, tally: _Tally, prompts: int, names: Mapping[int, st
     )
 
 
-def _own(traces: Sequence[Trace], draft_len: int) -> tuple[int, float | None]:
+def _own(traces: Sequence[RecordedRun], draft_len: int) -> tuple[int, float | None]:
     """Steps of the tier itself, and their acceptance length. A smaller tier runs if no row has drafts."""
     own = [step for trace in traces for step in trace.steps if step.draft_len == draft_len]
     rows = sum(len(step.requests) for step in own)

@@ -42,7 +42,7 @@ def make_report(
         InvalidTrace: ``trace`` cannot be read.
         InsideStep: the call comes from a callback of a step.
     """
-    engine.turns.refuse_callback("report()")
+    engine.loop.refuse_callback("report()")
     recorded: TraceReport | None = None
     if trace is not None:
         recorded = trace_report(read_trace(trace), Path(trace).name)
@@ -50,7 +50,7 @@ def make_report(
     times: dict[int, StepTimes] = {}
     bandwidth = None
     if measure:
-        with task("measure the steps"), engine.turns.own():
+        with task("measure the steps"), engine.loop.exclusive():
             times, bandwidth = measured(source)
     decoded: dict[int, Decoded] = {}
     if prompts:

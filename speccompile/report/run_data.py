@@ -60,7 +60,7 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Acceptance:
+class AcceptanceCounts:
     """Statistics of the requests that the engine has run: by draft position, and by name of the tier."""
 
     acceptance_length: float

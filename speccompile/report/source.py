@@ -30,7 +30,7 @@ class StepStages:
 
 
 @dataclass(frozen=True)
-class Source:
+class ReportSource:
     """Input of a report.
 
     Args:
@@ -70,10 +70,12 @@ class Source:
         return found
 
 
-def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Mapping[str, str], kind: Kind) -> Source:
+def of_build(
+    config: BuildConfig, build: Build, engine: Engine, explanation: Mapping[str, str], kind: Kind
+) -> ReportSource:
     """Input from a build. ``kind`` must be among the engine's executables."""
     tiers = {(draft_len, rows): tier for (draft_len, rows, own), tier in engine.tiers.items() if own == kind}
-    return Source(
+    return ReportSource(
         config=config,
         info=build.info,
         layout=engine.arena.layout,
@@ -95,7 +97,7 @@ def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Map
     )
 
 
-def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> Source:
+def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> ReportSource:
     """Input from stages that were not lowered."""
     config = built.config
     steps = {name[:2]: step for name, step in built.tiers.items() if name[2] == kind}
@@ -108,7 +110,7 @@ def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> Source:
             if other == rows and (drafted == draft_len or (config.drafts_in_segments and drafted < draft_len))
         )
 
-    return Source(
+    return ReportSource(
         config=config,
         info=info,
         layout=built.arena.layout,

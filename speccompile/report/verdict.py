@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from speccompile.report.data import Fallback, TierReport
 from speccompile.report.program_data import Region
-from speccompile.report.run_data import Acceptance, RegionCost, TraceReport
+from speccompile.report.run_data import AcceptanceCounts, RegionCost, TraceReport
 
 #: Names of regions in sentences.
 NAMES: Mapping[Region, str] = {
@@ -98,7 +98,7 @@ def _added(tier: Sequence[RegionCost], plain: Sequence[RegionCost]) -> list[tupl
 Seen = tuple[float, str]
 
 
-def acceptance_of(tier: TierReport, acceptance: Acceptance | None, trace: TraceReport | None) -> Seen | None:
+def acceptance_of(tier: TierReport, acceptance: AcceptanceCounts | None, trace: TraceReport | None) -> Seen | None:
     """Acceptance length of a tier's steps, and the runs in which it was observed, or None."""
     if tier.decoded is not None and tier.decoded.own_length is not None:
         share = tier.decoded.own_steps / tier.decoded.steps
@@ -116,7 +116,7 @@ def acceptance_of(tier: TierReport, acceptance: Acceptance | None, trace: TraceR
 def verdict(
     tiers: Sequence[TierReport],
     fallbacks: Sequence[Fallback],
-    acceptance: Acceptance | None,
+    acceptance: AcceptanceCounts | None,
     trace: TraceReport | None,
 ) -> tuple[str, ...]:
     """Sentences about a wrap as a whole."""
@@ -128,7 +128,7 @@ def verdict(
 
 
 def _gain(
-    tier: TierReport, tiers: Sequence[TierReport], acceptance: Acceptance | None, trace: TraceReport | None
+    tier: TierReport, tiers: Sequence[TierReport], acceptance: AcceptanceCounts | None, trace: TraceReport | None
 ) -> float | None:
     """Speed relative to K=0 in emitted tokens: as decoded, else from acceptance and cost."""
     plain = next((item for item in tiers if item.draft_len == 0), None)
@@ -140,7 +140,9 @@ def _gain(
     return None if seen is None or tier.cost is None else seen[0] / tier.cost
 
 
-def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None, trace: TraceReport | None) -> str:
+def _of_tier(
+    tier: TierReport, gain: float | None, acceptance: AcceptanceCounts | None, trace: TraceReport | None
+) -> str:
     assert tier.cost is not None
     name = _beginning(tier)
     # Every step emits at least one token.

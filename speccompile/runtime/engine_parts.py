@@ -1,4 +1,4 @@
-"""The parts of an engine, and how they are connected."""
+"""The parts of an engine and their connections."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.engine_loop import EngineLoop
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.host_drafter import HostDrafter
-from speccompile.runtime.learning import OnlineTraining
+from speccompile.runtime.learning import HeadTraining
 from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes
@@ -28,6 +28,7 @@ from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_submitter import RequestSubmitter
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.segmented_drafter import SegmentedDrafter
@@ -38,14 +39,13 @@ from speccompile.runtime.target import Target
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import clock_of
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
 
 
 @dataclass(frozen=True)
 class EngineParts:
-    """The connected parts. None of them refers to the engine: it would keep its tensors until Python's collector runs.
+    """The connected parts. No part refers to the engine, which would keep tensors alive until Python's collector runs.
 
     Attributes:
         prefix_reuse: whether ``slots`` reuse the KV of known prefixes.
@@ -66,16 +66,16 @@ class EngineParts:
     prompts: PromptReader
     choice: TierChoice
     scheduler: Scheduler
-    turns: Turns
+    loop: EngineLoop
     adapters: AdapterTable
     submitter: RequestSubmitter
-    training: OnlineTraining
+    training: HeadTraining
     async_driver: AsyncDriver
     shutdown: Shutdown
 
 
 def _no_mixed_tiers(kind: Kind) -> Mapping[TierName, Tier]:
-    """With a budget in tokens no step reads a prompt along."""
+    """Return no tiers: with a budget in tokens no step also processes a prompt."""
     return {}
 
 
@@ -83,8 +83,8 @@ def connect_parts(
     target: Target,
     arena: Arena,
     executables: Executables,
-    make: Callable[[Kind], Executables],
-    make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+    build: Callable[[Kind], Executables],
+    build_mixed: Callable[[Kind], Mapping[TierName, Tier]],
     policy: AnyPolicy,
     outcomes: Outcomes,
     *,
@@ -100,21 +100,21 @@ def connect_parts(
     Args:
         target: the wrapped model.
         arena: state of all slots.
-        executables: those of requests without special needs.
-        make: builds the executables of another kind, when the first request needs them.
-        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
+        executables: executables of requests without special needs.
+        build: builds the executables of another kind, when the first request needs them.
+        build_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
         policy: chooses the draft length of each step.
         outcomes: results of each run, for the host.
-        traits: what the executables require.
-        options: of the caller.
+        traits: requirements of the executables.
+        options: options of the caller.
         host_draft: a drafter on the host, called before each step.
         saver: saves hidden states of sequences; None if they are not saved.
         adapters: the arena's buffers of adapters; None if it has none.
-        ranks: of a sharded model, which run what this engine runs.
+        ranks: ranks of a sharded model, which repeat this engine's runs.
     """
     device = traits_of(arena.device)
     budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
-    table = TierTable(executables, make, make_mixed if budget is None else _no_mixed_tiers)
+    table = TierTable(executables, build, build_mixed if budget is None else _no_mixed_tiers)
     stats, batch, waiting = Stats(arena.layout.max_draft_len), Batch(arena), WaitingQueue(options.max_waiting)
     # KV of a decode step and of a prompt chunk differ in their last bits.
     prefix_reuse = options.prefix_reuse and not traits.one_shape
@@ -126,7 +126,7 @@ def connect_parts(
         state_checkpoints=options.state_checkpoints,
         prompts_differ=traits.prompts_differ,
     )
-    # A longer chunk would pass over checkpoints.
+    # A longer chunk would skip checkpoints.
     widths = sorted({width for width, _ in table.prefill})
     if options.state_checkpoints is not None:
         widths = [width for width in widths if width <= options.state_checkpoints] or widths[:1]
@@ -136,10 +136,10 @@ def connect_parts(
         ready=traits.ready,
         measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
     )
-    departures = Departures(batch, slots, stats, saver)
-    delivery = Delivery(departures, stats, arena.layout.max_len)
-    answers = HostAnswers(arena, departures, None if host_draft is None else HostDrafter(host_draft, arena))
-    # One clock for both, so that measurements arrive in the order of runs.
+    retirement = Retirement(batch, slots, stats, saver)
+    delivery = Delivery(retirement, stats, arena.layout.max_len)
+    host_calls = HostCalls(arena, retirement, None if host_draft is None else HostDrafter(host_draft, arena))
+    # Both use one clock, so measurements arrive in the order of runs.
     clock = clock_of(arena.device)
     prompts = PromptReader(
         arena,
@@ -147,17 +147,17 @@ def connect_parts(
         batch,
         slots,
         waiting,
-        departures,
+        retirement,
         delivery,
-        answers,
+        host_calls,
         outcomes,
         stats,
         PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
         clock,
     )
     choice = TierChoice(arena, batch, table, policies, traits)
-    # Results are read late only where the device runs beside the host, and where the next step needs nothing of them:
-    # a draft of the host, whether a network drafts, how certain it is, or what has to be cleared.
+    # Results are read one step late only if the device runs beside the host, and if the next step does not depend on
+    # them: on a draft of the host, on whether a network drafts, on its confidence, or on positions to be cleared.
     asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
     waits = asks or traits.reads_dead_places
     scheduler = Scheduler(
@@ -168,9 +168,9 @@ def connect_parts(
         prompts,
         choice,
         policies,
-        answers,
+        host_calls,
         delivery,
-        departures,
+        retirement,
         outcomes,
         stats,
         clock,
@@ -178,13 +178,13 @@ def connect_parts(
         clears_rejected=traits.reads_dead_places,
         drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
     )
-    turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
-    adapter_table = AdapterTable(adapters, arena, slots, waiting, turns)
-    async_driver, training = AsyncDriver(turns), OnlineTraining(arena, turns, departures)
+    loop = EngineLoop(scheduler, waiting, slots, retirement, arena.device, saves=saver is not None)
+    adapter_table = AdapterTable(adapters, arena, slots, waiting, loop)
+    async_driver, training = AsyncDriver(loop), HeadTraining(arena, loop, retirement)
     submitter = RequestSubmitter(
         RequestFactory(target, arena, adapter_table, saver, drawn_options=traits.drawn_options),
         table,
-        turns,
+        loop,
         slots,
         waiting,
         ranks,
@@ -207,10 +207,10 @@ def connect_parts(
         prompts=prompts,
         choice=choice,
         scheduler=scheduler,
-        turns=turns,
+        loop=loop,
         adapters=adapter_table,
         submitter=submitter,
         training=training,
         async_driver=async_driver,
-        shutdown=Shutdown(turns, async_driver, training, ranks, saver),
+        shutdown=Shutdown(loop, async_driver, training, ranks, saver),
     )

@@ -57,7 +57,7 @@ class StructuredOutputs(Fields):
         return self
 
 
-class Prediction(Fields):
+class PredictionContent(Fields):
     """Expected text of the answer."""
 
     type: Literal["content"]
@@ -97,7 +97,7 @@ class Sampling(Fields):
     user: str | None = Field(None, max_length=256)
     # Newer name of ``user`` in the API.
     safety_identifier: str | None = Field(None, max_length=256)
-    prediction: Prediction | None = None
+    prediction: PredictionContent | None = None
     # Fields of vLLM.
     top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)

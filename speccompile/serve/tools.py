@@ -68,7 +68,7 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
 
 
 @dataclass
-class Call:
+class ParsedCall:
     """A call, possibly incomplete. ``arguments`` are the JSON text of an object."""
 
     name: str
@@ -81,7 +81,7 @@ class Call:
         return ChatCompletionMessageFunctionToolCall(id=new_call_id(), type="function", function=function)
 
 
-class Calls(list[Call]):
+class Calls(list[ParsedCall]):
     """Calls of one choice while it is generated."""
 
     def add(self, items: Sequence[Item]) -> list[ChoiceDeltaToolCall]:
@@ -93,7 +93,7 @@ class Calls(list[Call]):
         deltas: dict[int, ChoiceDeltaToolCall] = {}
         for item in items:
             if isinstance(item, CallBegin):
-                self.append(Call(item.name))
+                self.append(ParsedCall(item.name))
                 function = ChoiceDeltaToolCallFunction(name=item.name, arguments="")
                 begin = ChoiceDeltaToolCall(index=len(self) - 1, id=new_call_id(), type="function", function=function)
                 deltas[len(self) - 1] = begin

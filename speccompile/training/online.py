@@ -9,7 +9,7 @@ from speccompile.training.text_options import Number
 from speccompile.utils.options import Options, WholeNumber, option
 
 if TYPE_CHECKING:
-    from speccompile.runtime.learning import Pupil
+    from speccompile.runtime.learning import TrainableHead
     from speccompile.training.online_learner import OnlineLearner
 
 
@@ -52,11 +52,11 @@ class OnlineTraining(Options):
     )
     seed: int = field(default=0, metadata=option("Seed of the choice of texts.", WholeNumber(0)))
 
-    def start(self, pupil: Pupil) -> OnlineLearner:
-        """Start to train ``pupil``, in a separate thread unless ``share`` is 0."""
+    def start(self, trainable: TrainableHead) -> OnlineLearner:
+        """Start to train ``trainable``, in a separate thread unless ``share`` is 0."""
         from speccompile.training.online_learner import OnlineLearner
 
-        return OnlineLearner(pupil, self)
+        return OnlineLearner(trainable, self)
 
 
 if __name__ == "__main__":

@@ -21,7 +21,7 @@ from torch import nn
 from speccompile.errors import TrainingDiverged
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.hidden_states.target_id import target_id
-from speccompile.runtime.learning import Pupil, ServedText
+from speccompile.runtime.learning import ServedText, TrainableHead
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.acceptance import JUDGED, Acceptance
 from speccompile.training.online import OnlineTraining
@@ -65,12 +65,12 @@ class OnlineLearner:
         error: the error that ended the training, or None. Requests continue with the current head.
     """
 
-    def __init__(self, pupil: Pupil, options: OnlineTraining) -> None:
-        self._pupil, self._options = pupil, options
-        head = pupil.head
+    def __init__(self, trainable: TrainableHead, options: OnlineTraining) -> None:
+        self._trainable, self._options = trainable, options
+        head = trainable.head
         assert isinstance(head, Eagle3Head)
         self._live, self._copy = _trainable(head), _trainable(head)
-        self._teacher = teacher = Teacher(pupil.target, head.config.taps)
+        self._teacher = teacher = Teacher(trainable.target, head.config.taps)
         ids = torch.arange(teacher.weight.shape[0]) if head.d2t is None else target_ids(head.d2t)
         self._judged, self._trained = (
             UnrolledTraining(own, teacher, ids, unroll=options.unroll, decay=options.decay)
@@ -93,7 +93,7 @@ class OnlineLearner:
         self.error: Exception | None = None
         self._thread: threading.Thread | None = None
         if options.share:
-            work = _Background(weakref.ref(self), self._wake, self._stop, pupil.idle, options.share)
+            work = _Background(weakref.ref(self), self._wake, self._stop, trainable.idle, options.share)
             self._thread = start_low_priority(work.run, "speccompile-learn")
 
     def collect(self, text: ServedText) -> None:
@@ -143,7 +143,7 @@ class OnlineLearner:
             OSError: the folder cannot be written.
         """
         with self._lock:
-            target = self._pupil.target
+            target = self._trainable.target
             save_eagle3(self._live, folder, target=type(target).__name__, target_id=target_id(target))
 
     def close(self, *, wait: bool) -> None:
@@ -188,7 +188,7 @@ class OnlineLearner:
         taken = after.length(JUDGED) > before.length(JUDGED)
         self._in_vain = 0 if taken else self._in_vain + 1
         if taken:
-            self._pupil.adopt(_values(self._copy))
+            self._trainable.adopt(_values(self._copy))
             _copy_values(self._copy, self._live)
         elif after.length(JUDGED) < before.length(JUDGED):
             # A copy that has become worse would first need to recover before its weights can come into use.

@@ -206,7 +206,7 @@ def test_a_scale_that_was_set_in_the_model_counts() -> None:
     ("source", "reason"),
     [
         ("nobody/nothing", r"not in the cache of huggingface_hub, and the hub cannot be reached \(OSError: no network"),
-        ("./nowhere/at/all", "there is no such folder"),
+        ("./nowhere/at/all", "no such folder exists"),
     ],
 )
 def test_a_repository_that_cannot_be_reached_is_asked_for_once(

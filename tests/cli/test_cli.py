@@ -187,7 +187,7 @@ def test_generate_warns_when_the_text_is_cut() -> None:
     ("arguments", "message"),
     [
         (["--mode", "telepathy"], "unknown mode 'telepathy'"),
-        (["--option", "depth=3"], "does not take depth"),
+        (["--option", "depth=3"], "does not accept depth"),
         (["--option", "max_ngram"], "write it as name=value"),
         (["--option", "max_ngram=0"], "max_ngram=0 is not valid"),
         (["--tiers", "1,3"], "0 is missing"),

@@ -101,8 +101,11 @@ ERRORS = [
     (["generate", "nowhere.gguf", "--prompt", "a"], "no such file: 'nowhere.gguf'"),
     (["demo", "--model", "/no/where"], "no such folder: '/no/where'"),
     (["inspect", "tiny", "--tiers", "1,3"], "0 is missing"),
-    (["generate", "tiny", "--prompt", "a", "--option", "bogus=1"], "does not take bogus. It takes: max_ngram, min_"),
-    (["inspect", "tiny", "--mode", "none", "--option", "bogus=1"], "does not take bogus. It takes: no options"),
+    (
+        ["generate", "tiny", "--prompt", "a", "--option", "bogus=1"],
+        "does not accept bogus. It accepts: max_ngram, min_",
+    ),
+    (["inspect", "tiny", "--mode", "none", "--option", "bogus=1"], "does not accept bogus. It accepts: no options"),
     (["families", "lama", "llama"], "has no causal-LM family 'lama'. Close: llama"),
 ]
 

@@ -237,7 +237,7 @@ def test_no_layer_is_blamed_for_what_is_wrong_behind_them(llama: Checked) -> Non
     graph = llama.graph.copy()
     changed_argument(graph.anchors.lm_head, 0, graph.insert(lambda x: x * 1.1, graph.anchors.final_norm))
     graph.anchors.lm_head.prepend(graph.anchors.lm_head.args[0])
-    with raises(CaptureMismatch, where=re.compile("no decoder layer alone is wrong")):
+    with raises(CaptureMismatch, where=re.compile("no single decoder layer is wrong")):
         llama.check(graph)
 
 

@@ -189,7 +189,7 @@ REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
     ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),
     ("reformer", lambda: family("reformer"), "^it keeps no KV cache$"),
-    ("bert", bidirectional_bert, r"it lets a token see later ones \(it is not causal\)"),
+    ("bert", bidirectional_bert, r"it lets a token attend to later ones \(it is not causal\)"),
 ]
 
 
@@ -221,7 +221,7 @@ def test_models_without_a_head_are_refused() -> None:
     with raises(
         UnsupportedModel,
         reason=re.compile(
-            r"it has no lm_head \(get_output_embeddings\(\) is None\); load it with AutoModelForCausalLM"
+            r"it has no lm_head \(get_output_embeddings\(\) returns None\); load it with AutoModelForCausalLM"
         ),
     ):
         inspect_model(LlamaModel(tiny_llama().config).eval())
@@ -247,7 +247,7 @@ def test_an_error_of_the_models_own_is_told_with_its_place() -> None:
     with pytest.raises(UnsupportedModel) as refused:
         seen(model)
     message = (
-        "model.layers.1.mlp (Broken) fails in its own forward too, without a cache: "
+        "model.layers.1.mlp (Broken) also fails in its own forward, without a cache: "
         "ArithmeticError: no experts today and no routers"
     )
     assert refused.value.fields["reason"] == message and hooks(model) == 0

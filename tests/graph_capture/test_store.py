@@ -335,5 +335,5 @@ def test_a_bias_cut_out_of_a_longer_table_fits_any_cache() -> None:
 
 
 def test_a_cache_that_is_longer_than_the_table_is_refused() -> None:
-    with raises(UnsupportedModel, reason=re.compile(r"cache of 516 places.*use a smaller max_len \(now 512\)")):
+    with raises(UnsupportedModel, reason=re.compile(r"cache of 516 positions.*use a smaller max_len \(now 512\)")):
         speccompile.wrap(family("mpt"), "none", tiers=(0, 3), max_len=512, backend="eager")

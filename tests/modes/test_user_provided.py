@@ -233,7 +233,7 @@ def test_a_step_is_as_wide_as_what_was_proposed(asking: Callable[[Any], Speculat
 @pytest.mark.parametrize(
     ("answer", "reason"),
     [
-        ([1, 2, 3, 4], "it proposed 4 tokens, and the largest tier has 3"),
+        ([1, 2, 3, 4], "it proposed 4 tokens, and the largest tier only has 3"),
         ([128], r"it proposed the token 128, and ids are 0 \.\. 127"),
         ([-1], "it proposed the token -1"),
         (["a"], "it raised TypeError"),

@@ -25,7 +25,7 @@ from speccompile.policies import (
     parse_policy,
     start,
 )
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import AnyPolicy, Chooser
 from support.errors import raises
 
@@ -211,7 +211,7 @@ def test_what_a_drafter_has_decides() -> None:
 
 
 def test_scores_are_believed_as_far_as_they_came_true() -> None:
-    acceptance = Acceptance(2)
+    acceptance = AcceptanceEstimator(2)
     scored = Done(2, (0,), (50,), (2,), (0,), (1,), ((0.95, 0.95 * 0.35),))
     for _ in range(40):
         acceptance.note(scored)
@@ -222,7 +222,7 @@ def test_scores_are_believed_as_far_as_they_came_true() -> None:
 
 
 def test_drafts_behind_a_wrong_one_say_nothing() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceEstimator(3)
     for _ in range(50):
         acceptance.note(Done(3, (0,), (50,), (3,), (1,), (2,)))
     (chances,) = acceptance.survival([Row(0, 50, 3)])
@@ -231,7 +231,7 @@ def test_drafts_behind_a_wrong_one_say_nothing() -> None:
 
 
 def test_requests_have_estimates_of_their_own() -> None:
-    acceptance = Acceptance(1)
+    acceptance = AcceptanceEstimator(1)
     for _ in range(60):
         acceptance.note(Done(1, (0, 1), (50, 50), (1, 1), (1, 0), (2, 1)))
     good, bad, new = (chances[0] for chances in acceptance.survival([Row(n, 50, 1) for n in (0, 1, 2)]))

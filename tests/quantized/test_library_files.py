@@ -13,7 +13,7 @@ from safetensors import safe_open
 from speccompile.quantized import GroupedWeight
 from speccompile.quantized.files import TensorFiles
 from speccompile.quantized.reading import READERS
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.safetensors"), key=lambda file: file.stem)
 #: The form of each: bits and group of the values, and whether there are minimums and an order of inputs.
@@ -51,7 +51,7 @@ def read(file: Path, folder: Path) -> tuple[GroupedWeight, str]:
     shutil.copyfile(file, folder / "model.safetensors")
     with safe_open(file, framework="pt") as tensors:
         metadata = tensors.metadata()
-    source = Source(file.stem)
+    source = TensorSource(file.stem)
     config = json.loads(metadata["quantization_config"])
     weights, used, _ = READERS[config["quant_method"]](TensorFiles(folder, source), config, source)
     assert used >= set(TensorFiles(folder, source))

@@ -15,7 +15,7 @@ from speccompile.runtime.request import Request
 from support.engine_parts import request_of
 from support.engines import PATIENCE, run_async
 from support.errors import raises
-from support.turn_parts import TurnParts
+from support.loop_parts import TurnParts
 
 NAME = "speccompile-driver"
 
@@ -38,7 +38,7 @@ def parts() -> TurnParts:
 
 @pytest.fixture
 def driver(parts: TurnParts) -> AsyncDriver:
-    return AsyncDriver(parts.turns)
+    return AsyncDriver(parts.loop)
 
 
 def test_what_is_there_already_is_not_waited_for(parts: TurnParts, driver: AsyncDriver) -> None:
@@ -47,7 +47,7 @@ def test_what_is_there_already_is_not_waited_for(parts: TurnParts, driver: Async
     run_async(driver.wait(request, 0))
     request.end("cancelled")
     run_async(driver.wait(request, 1))
-    assert parts.steps.count == 0 and len(parts.turns.readers) == 0
+    assert parts.steps.count == 0 and len(parts.loop.readers) == 0
 
 
 def test_one_thread_steps_for_all_readers_and_ends_with_the_last_one(parts: TurnParts, driver: AsyncDriver) -> None:
@@ -88,7 +88,7 @@ def test_a_reader_that_is_cancelled_is_not_waited_for(parts: TurnParts, driver: 
             await asyncio.wait_for(driver.wait(request, 0), 0.01)
 
     run_async(main())
-    assert len(parts.turns.readers) == 0 and not request.finished
+    assert len(parts.loop.readers) == 0 and not request.finished
     wait_for_none()
 
 
@@ -96,12 +96,12 @@ def test_a_callback_may_not_wait_for_the_step_that_it_is_in(parts: TurnParts, dr
     request = parts.running()
     parts.steps.work = lambda: asyncio.run(driver.wait(request, 0))
     with raises(InsideStep, what="waiting for a request"):
-        parts.turns.step()
+        parts.loop.step()
 
 
 def test_no_thread_is_started_for_an_engine_that_was_closed(parts: TurnParts, driver: AsyncDriver) -> None:
     request = parts.running()
-    parts.turns.close()
+    parts.loop.close()
     run_async(driver.wait(request, 0))
     assert request.finish_reason == "cancelled" and not drivers()
 
@@ -125,7 +125,7 @@ def test_a_reader_whose_loop_was_closed_is_forgotten_when_it_would_be_woken(part
 
 def test_a_request_whose_readers_loop_was_closed_is_cancelled(parts: TurnParts) -> None:
     request = parts.running()
-    waiting(parts.turns.readers, request)
+    waiting(parts.loop.readers, request)
     parts.steps.work = lambda: request.add([1])
-    parts.turns.step()
+    parts.loop.step()
     assert request.finish_reason == "cancelled" and request.closed and parts.slots.free == 2

@@ -139,7 +139,7 @@ def test_padding_after_the_tokens_is_left_out_with_a_warning(spec: Speculator) -
 
 
 def test_a_prompt_of_padding_alone_is_refused(spec: Speculator) -> None:
-    with raises(InvalidInput, name="input_ids", reason=re.compile(f"row 1 is the pad token {PAD} alone")):
+    with raises(InvalidInput, name="input_ids", reason=re.compile(f"row 1 only has the pad token {PAD}")):
         spec.generate(torch.tensor([[1, 2], [PAD, PAD]]), pad_token_id=PAD)
 
 

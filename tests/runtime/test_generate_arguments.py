@@ -102,9 +102,9 @@ def test_none_passes(spec: Speculator, name: str) -> None:
         ("cache_implementation", "dynamic", "allocated once"),
         ("max_time", -1, "a number of seconds, at least 0"),
         ("top_h", 0.5, "it changes the text and is not supported yet"),
-        ("position_ids", torch.ones(1, 5), "no model inputs besides"),
-        ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs besides"),
-        *((name, (), "no model inputs besides") for name in CACHE_NAMES),
+        ("position_ids", torch.ones(1, 5), "no model inputs except"),
+        ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs except"),
+        *((name, (), "no model inputs except") for name in CACHE_NAMES),
     ],
 )
 def test_other_values_are_refused_with_the_reason(spec: Speculator, name: str, value: Any, reason: str) -> None:
@@ -310,7 +310,7 @@ def test_an_error_in_a_config_names_it(spec: Speculator, options: dict[str, Any]
 
 
 def test_a_max_length_of_a_config_counts_the_prompt(spec: Speculator) -> None:
-    reason = re.compile("the prompt has 5 tokens already")
+    reason = re.compile("the prompt already has 5 tokens")
     with raises(InvalidOption, where="generate", name="max_length", value=3, reason=reason):
         spec.generate(prompts(), generation_config=GenerationConfig(max_length=3))
 
@@ -349,7 +349,7 @@ def test_inputs_is_another_name_of_input_ids(spec: Speculator) -> None:
 def test_without_a_prompt_it_begins_with_the_bos_token(model: LlamaForCausalLM, spec: Speculator) -> None:
     got = spec.generate(max_new_tokens=4, bos_token_id=5)
     assert torch.equal(got, model.generate(max_new_tokens=4, bos_token_id=5))
-    with raises(InvalidInput, name="input_ids", reason=re.compile("there is none; give token ids.*bos_token_id")):
+    with raises(InvalidInput, name="input_ids", reason=re.compile("it is missing; give token ids.*bos_token_id")):
         spec.generate(max_new_tokens=4)
 
 
@@ -393,7 +393,7 @@ def test_several_sequences_of_a_config(model: LlamaForCausalLM, spec: Speculator
     assert got.shape == (2, 8)
     model.generation_config.num_return_sequences = 2
     assert torch.equal(spec.generate(prompts(1), max_new_tokens=3, do_sample=True, seed=1), got)
-    with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate heeds it")):
+    with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate reads it")):
         spec.engine.submit([9, 10])
 
 

@@ -107,7 +107,7 @@ def test_texts_are_the_same_when_results_are_read_a_step_late(
     late.engine.scheduler.late = True
     arena = late.arena
     # Not another Outcomes for the scheduler alone: prompts have to use the same buffers.
-    monkeypatch.setattr(late.engine.scheduler.outcomes, "_make", partial(Overtaken, arena))
+    monkeypatch.setattr(late.engine.scheduler.outcomes, "_create", partial(Overtaken, arena))
     for seed in seeds:
         expected, got = (comings_and_goings(spec, seed) for spec in (early, late))
         for one, other in zip(expected, got, strict=True):
@@ -156,7 +156,7 @@ def test_no_text_depends_on_when_proposals_are_known(
 
     early, late = (wrap(model, mode, **of_wrap) for _ in range(2))
     late.engine.scheduler.late = True
-    monkeypatch.setattr(late.engine.scheduler.outcomes, "_make", partial(Overtaken, late.arena))
+    monkeypatch.setattr(late.engine.scheduler.outcomes, "_create", partial(Overtaken, late.arena))
     expected, got = (comings_and_goings(spec, 0, asks) for spec in (early, late))
     for one, other in zip(expected, got, strict=True):
         assert other.error is None and one.prompt == other.prompt

@@ -59,7 +59,7 @@ def test_markers_and_padding_are_no_placeholders(spec: Speculator, model: LlamaF
 def test_images_themselves_are_refused_by_name(spec: Speculator) -> None:
     """Of a model whose forward has such an input; otherwise the name is unknown."""
     with raises(
-        InvalidOption, name="inputs_embeds", reason=re.compile("no model inputs besides input_ids and attention_mask")
+        InvalidOption, name="inputs_embeds", reason=re.compile("no model inputs except input_ids and attention_mask")
     ):
         spec.generate(torch.tensor([[5, 6]]), inputs_embeds=torch.zeros(1, 1, 2))
 

@@ -19,7 +19,7 @@ from speccompile.runtime.request_submitter import Capacity, RequestSubmitter
 from speccompile.runtime.tier_table import TierTable
 from support.engine_parts import request_of
 from support.errors import raises
-from support.turn_parts import TurnParts
+from support.loop_parts import TurnParts
 
 
 class Factory:
@@ -70,7 +70,7 @@ class Bench:
         self.submitter = RequestSubmitter(
             cast(RequestFactory, self.factory),
             cast(TierTable, self.table),
-            self.parts.turns,
+            self.parts.loop,
             self.parts.slots,
             self.parts.waiting,
             cast(Ranks | None, ranks),
@@ -106,7 +106,7 @@ def test_an_interrupt_cancels_the_request_that_the_caller_never_receives(monkeyp
         queued.extend(requests)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.parts.turns, "enqueue", interrupted)
+    monkeypatch.setattr(bench.parts.loop, "enqueue", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.submit()
     assert [request.finish_reason for request in queued] == ["cancelled"]

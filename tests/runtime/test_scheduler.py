@@ -206,7 +206,7 @@ def test_an_interrupt_is_kept_until_the_step_is_in_order() -> None:
     failing(parts, interrupt)
     parts.scheduler.run_step()
     assert request.finish_reason == "error" and isinstance(request.error, RuntimeError)
-    assert parts.departures.take_interrupt() is interrupt
+    assert parts.retirement.take_interrupt() is interrupt
 
 
 # --- what a policy receives -----------------------------------------------------------------------

@@ -120,7 +120,7 @@ def test_a_prompt_that_is_longer_than_the_model_says(
 ) -> None:
     monkeypatch.setattr(model.generation_config, "max_length", 5)
     with raises(
-        InvalidOption, name="max_length", reason=re.compile("the prompt has 5 tokens already; give max_new_tokens")
+        InvalidOption, name="max_length", reason=re.compile("the prompt already has 5 tokens; give max_new_tokens")
     ):
         engine.submit(prompt(5))
 

@@ -275,7 +275,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert text["policy"].startswith(str(spec.policy))
     assert text["acceptance"].startswith("exact")
     assert text["deterministic"].startswith("no")
-    assert text["backend"].startswith("eager: asked for")
+    assert text["backend"].startswith("eager: requested")
     assert text["bodies"] == "decoder_layer x2"
     assert text["passes"] == " -> ".join(spec.stages)
     assert f"{len(spec.arena)} tensors, 2 slots of 64 tokens" in text["state"]

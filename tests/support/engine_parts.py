@@ -18,8 +18,7 @@ from speccompile.policies.base import AnyPolicy
 from speccompile.policies.costs import CostTable
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.listener import Listener, Streamer
 from speccompile.runtime.options import StepTraits
@@ -29,6 +28,7 @@ from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import NoDriver, Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.score_records import Records
 from speccompile.runtime.slots import Slots
@@ -157,10 +157,10 @@ class Parts:
         self.slots = Slots(arena, lambda: 0, reuse=reuse, clear=False)
         self.table = TierTable(self.executables("greedy"), self.executables, self.mixed)
         self.policies = Policies(policy or Fixed(0), DRAFT_LENS, ready=False, measure=lambda: CostTable({}))
-        self.departures = Departures(self.batch, self.slots, self.stats, None)
-        delivery = Delivery(self.departures, self.stats, MAX_LEN)
+        self.retirement = Retirement(self.batch, self.slots, self.stats, None)
+        delivery = Delivery(self.retirement, self.stats, MAX_LEN)
         drafter = None if host_draft is None else HostDrafter(host_draft, arena)
-        self.answers = HostAnswers(arena, self.departures, drafter)
+        self.host_calls = HostCalls(arena, self.retirement, drafter)
         outcomes, clock = Outcomes.of(arena, lambda: pack(arena)), HostClock()
         self.prompts = PromptReader(
             arena,
@@ -168,9 +168,9 @@ class Parts:
             self.batch,
             self.slots,
             self.waiting,
-            self.departures,
+            self.retirement,
             delivery,
-            self.answers,
+            self.host_calls,
             outcomes,
             self.stats,
             PrefillBudget(WIDTHS, budget, fixed=False),
@@ -185,9 +185,9 @@ class Parts:
             self.prompts,
             self.choice,
             self.policies,
-            self.answers,
+            self.host_calls,
             delivery,
-            self.departures,
+            self.retirement,
             outcomes,
             self.stats,
             clock,

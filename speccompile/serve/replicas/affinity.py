@@ -7,13 +7,13 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from speccompile.serve.replicas.call import Call
+from speccompile.serve.replicas.call import ReplicaCall
 
 #: Number of characters of a text that decide.
 _CHARACTERS = 1024
 
 
-def conversation(call: Call) -> str:
+def conversation(call: ReplicaCall) -> str:
     """Text that all turns of a conversation have in common: the messages up to the first one of the user, or the
     beginning of the prompt. Empty if the body has neither."""
     try:

@@ -15,7 +15,7 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Call:
+class ReplicaCall:
     """A request with its body."""
 
     method: str
@@ -50,7 +50,7 @@ class Head:
     headers: Headers
 
 
-async def read_call(request: Request, most: int, seconds: float) -> Call:
+async def read_call(request: Request, most: int, seconds: float) -> ReplicaCall:
     """Read a request with its body, of at most ``most`` bytes, which must arrive within ``seconds``.
 
     Raises:
@@ -58,10 +58,10 @@ async def read_call(request: Request, most: int, seconds: float) -> Call:
     """
     body = await read_bytes(request, most, seconds)
     query, client = request.url.query.encode(), request.scope.get("client")
-    return Call(request.method, request.url.path, query, request.headers.raw, body, client)
+    return ReplicaCall(request.method, request.url.path, query, request.headers.raw, body, client)
 
 
-async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
+async def answer(app: ASGIApp, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
     """Yield the parts of the answer of ``app``. If the generator is closed, ``app`` is notified that its client left.
 
     Raises:

@@ -20,7 +20,7 @@ from speccompile.serve.api_error import ApiError
 from speccompile.serve.app import create_app
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.replicas.affinity import by_preference, conversation
-from speccompile.serve.replicas.call import Call, Head, answer, read_call
+from speccompile.serve.replicas.call import Head, ReplicaCall, answer, read_call
 from speccompile.serve.replicas.relay import Parts, relay
 from speccompile.serve.service import Service
 
@@ -77,7 +77,7 @@ class Replica:
         if not self._service.is_alive:
             raise RuntimeError("the engine has stopped")
 
-    async def answer(self, call: Call) -> AsyncGenerator[Head | bytes, None]:
+    async def answer(self, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
         async for part in answer(self._app, call):
             yield part
 
@@ -104,7 +104,7 @@ class Ingress:
         except BackPressureError:
             return ApiError("the queue is full; try again later", status=429, code="queue_full").response()
 
-    async def _ask(self, call: Call) -> Parts:
+    async def _ask(self, call: ReplicaCall) -> Parts:
         parts = self._replicas.answer.remote(call)
         try:
             async for part in parts:
@@ -126,7 +126,7 @@ class ConversationRouter(RequestRouter):
         if not candidate_replicas:
             return []
         call = pending_request.args[0] if pending_request is not None and pending_request.args else None
-        text = conversation(call) if isinstance(call, Call) else ""
+        text = conversation(call) if isinstance(call, ReplicaCall) else ""
         replicas = {replica.replica_id.unique_id: replica for replica in candidate_replicas}
         known = self.replica_queue_len_cache
         queues = {name: known.get(replica.replica_id) or 0 for name, replica in replicas.items()}

@@ -13,7 +13,7 @@ from starlette.types import Send
 from speccompile.errors import error_line
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.disconnect import PartedResponse
-from speccompile.serve.replicas.call import Call, Head
+from speccompile.serve.replicas.call import Head, ReplicaCall
 
 log = logging.getLogger("speccompile.serve")
 
@@ -22,7 +22,7 @@ Parts = AsyncGenerator[Head | bytes, None]
 ATTEMPTS, PAUSE_SECONDS = 4, 0.5
 
 
-async def relay(call: Call, ask: Callable[[Call], Parts], lost: tuple[type[Exception], ...]) -> Response:
+async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tuple[type[Exception], ...]) -> Response:
     """Return the answer of a replica.
 
     Args:

@@ -12,7 +12,7 @@ from speccompile.tools.policy_lab.texts import Text
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SimulatedRun:
     """Results of a simulated run.
 
     Args:
@@ -80,7 +80,7 @@ def simulate(
     max_rows: int = 8,
     late: bool = False,
     ready: bool = True,
-) -> Outcome:
+) -> SimulatedRun:
     """Run all sequences, at most ``max_rows`` at a time. The time of each step is taken from ``costs``.
 
     Args:
@@ -93,7 +93,7 @@ def simulate(
 
 def oracle(
     texts: Sequence[Text], ladder: Ladder, costs: CostTable, *, max_rows: int = 8, ready: bool = True
-) -> Outcome:
+) -> SimulatedRun:
     """Run the sequences with :class:`Oracle`: the speed that a policy could reach at best."""
     chooser = Oracle(texts, ladder, costs)
     return run(chooser, "oracle", texts, ladder, costs, max_rows=max_rows, late=False, ready=ready)
@@ -109,7 +109,7 @@ def run(
     max_rows: int,
     late: bool,
     ready: bool,
-) -> Outcome:
+) -> SimulatedRun:
     waiting = deque(range(len(texts)))
     at = [0] * len(texts)
     live: list[int] = []
@@ -136,7 +136,7 @@ def run(
         unread.append(done)
         while len(unread) > late:
             chooser.note(unread.popleft())
-    return Outcome(name, tokens, now, dict(sorted(residency.items())), timeline)
+    return SimulatedRun(name, tokens, now, dict(sorted(residency.items())), timeline)
 
 
 def _row(text: Text, index: int, position: int, longest: int) -> Row:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from speccompile.policies.base import Done
-from speccompile.runtime.trace_reader import Trace
+from speccompile.runtime.trace_reader import RecordedRun
 
 
 class Text(Protocol):
@@ -72,7 +72,7 @@ class RecordedText:
         return [1.0] * self.accepted(position, count) + [0.0] * (count - self.accepted(position, count))
 
 
-def texts_of(trace: Trace) -> list[RecordedText]:
+def texts_of(trace: RecordedRun) -> list[RecordedText]:
     """The requests of a trace, in the order in which they began."""
     return recorded_texts(trace.steps, trace.offered)
 

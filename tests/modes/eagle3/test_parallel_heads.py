@@ -90,7 +90,7 @@ def test_rows_of_different_lengths_and_steps_without_drafts(
 
 
 def test_one_forward_for_all_drafts(spec: Speculator) -> None:
-    assert "made inside the step, by one forward" in spec.explain() and "all tokens at once" in spec.explain()
+    assert "computed inside the step, by one forward" in spec.explain() and "all tokens at once" in spec.explain()
     # One drafts, one keeps the head warm.
     assert spec.engine.tiers[3, 1, "greedy"].graph.op_counts()["drafter_decoder_layer"] == 2
     assert spec.engine.tiers[1, 1, "greedy"].graph.op_counts()["drafter_decoder_layer"] == 1

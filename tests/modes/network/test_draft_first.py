@@ -11,7 +11,7 @@ from transformers import LlamaForCausalLM
 from speccompile import wrap
 from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head, MtpHead
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import Done, Row
 from speccompile.policies.cost import Cost
 from speccompile.speculator import Speculator
@@ -102,7 +102,7 @@ def test_a_policy_of_rows_alone_is_not_given_any(pair: tuple[Speculator, Specula
 
 
 def test_the_first_chance_is_calibrated_and_later_ones_follow_by_position() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceEstimator(3)
     for _ in range(200):
         # 0.9 comes true, 0.2 does not; after an accepted first draft there is one more.
         acceptance.note(Done(3, (1,), (9,), (3,), (2,), (3,), ((0.9,),)))

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.policies import Cost, CostTable, Done, Ladder, Row, TierCost, Upcoming, start
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from support.eagle3_specs import drafted_in_front, run_until
 from support.tiny import admitted, cancel_all, random_prompt, tiny_llama
 
@@ -240,7 +240,7 @@ def test_a_probe_is_not_stopped() -> None:
 
 
 def test_later_positions_are_learned_where_all_drafts_have_scores() -> None:
-    acceptance = Acceptance(2)
+    acceptance = AcceptanceEstimator(2)
     for _ in range(50):
         acceptance.note(Done(2, (1,), (9,), (2,), (1,), (2,), ((0.9, 0.8),)))
     (chances,) = acceptance.survival([Row(2, 9, 2, (0.9,))])

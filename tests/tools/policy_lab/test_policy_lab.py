@@ -150,7 +150,7 @@ def test_what_is_no_trace(tmp_path: Path, change, reason: str) -> None:  # type:
 
 def test_a_trace_of_another_ladder(tmp_path: Path) -> None:
     record(tmp_path / "run.jsonl")
-    with raises(InvalidTrace, reason=re.compile(r"recorded with tiers \[0, 1, 3, 7\].*asked for is 15")):
+    with raises(InvalidTrace, reason=re.compile(r"recorded with tiers \[0, 1, 3, 7\].*largest requested tier is 15")):
         read_trace(tmp_path / "run.jsonl", (0, 1, 3, 7, 15))
     with raises(InvalidTrace, reason=re.compile("cannot be opened")):
         read_trace(tmp_path / "none.jsonl")

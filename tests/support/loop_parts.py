@@ -1,4 +1,4 @@
-"""Turns over a scheduler that a few lines stand in for."""
+"""EngineLoop over a scheduler that a few lines stand in for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import cast
 import torch
 
 from speccompile.runtime.batch import Batch
-from speccompile.runtime.departures import Departures
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 from support.engine_parts import request_of, small_arena
 
@@ -34,15 +34,15 @@ class Steps:
 
 
 class TurnParts:
-    """Turns over two real slots and a queue of one."""
+    """EngineLoop over two real slots and a queue of one."""
 
     def __init__(self, *, saves: bool = False) -> None:
         self.arena, self.steps, self.waiting = small_arena(), Steps(), WaitingQueue(1)
         self.slots = Slots(self.arena, lambda: 0, reuse=False, clear=False)
-        self.departures = Departures(Batch(self.arena), self.slots, Stats(3), None)
+        self.retirement = Retirement(Batch(self.arena), self.slots, Stats(3), None)
         scheduler = cast(Scheduler, self.steps)
         device = torch.device("cpu")
-        self.turns = Turns(scheduler, self.waiting, self.slots, self.departures, device, saves=saves)
+        self.loop = EngineLoop(scheduler, self.waiting, self.slots, self.retirement, device, saves=saves)
 
     def running(self) -> Request:
         request = request_of(self.arena)

@@ -1,4 +1,4 @@
-"""Turns over a scheduler that a few lines stand in for: who steps, who waits, and what leaves when."""
+"""EngineLoop over a scheduler that a few lines stand in for: who steps, who waits, and what leaves when."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speccompile.errors import Closed, ForkedSpeculator, InsideStep, QueueFull, 
 from support.engine_parts import request_of
 from support.engines import PATIENCE, threads
 from support.errors import raises
-from support.turn_parts import TurnParts
+from support.loop_parts import TurnParts
 
 
 @pytest.fixture
@@ -20,20 +20,20 @@ def parts() -> TurnParts:
 
 def test_a_step_is_taken_by_the_thread_that_wants_it(parts: TurnParts) -> None:
     mine: list[bool] = []
-    parts.steps.work = lambda: mine.append(parts.turns.in_turn)
-    parts.turns.step()
-    parts.turns.turn()
-    assert mine == [True, True] and not parts.turns.in_turn
+    parts.steps.work = lambda: mine.append(parts.loop.holds_lock)
+    parts.loop.step()
+    parts.loop.step_or_wait()
+    assert mine == [True, True] and not parts.loop.holds_lock
 
 
 def test_one_thread_at_a_time_has_the_turn(parts: TurnParts) -> None:
     got: list[bool] = []
 
     def other() -> None:
-        with parts.turns.own(blocking=False) as own:
+        with parts.loop.exclusive(blocking=False) as own:
             got.append(own)
 
-    with parts.turns.own(), threads(other):
+    with parts.loop.exclusive(), threads(other):
         pass
     with threads(other):
         pass
@@ -41,24 +41,24 @@ def test_one_thread_at_a_time_has_the_turn(parts: TurnParts) -> None:
 
 
 def test_a_step_may_not_be_waited_for_inside_of_it(parts: TurnParts) -> None:
-    parts.steps.work = parts.turns.step
+    parts.steps.work = parts.loop.step
     with raises(InsideStep, what="step()"):
-        parts.turns.step()
+        parts.loop.step()
     parts.steps.work = lambda: None
-    parts.turns.step()
+    parts.loop.step()
 
 
 def test_close_returns_when_serving_threads_have_left(parts: TurnParts) -> None:
     serves, may_leave, closed = threading.Event(), threading.Event(), threading.Event()
 
     def serve() -> None:
-        with parts.turns.serving():
+        with parts.loop.serving():
             serves.set()
             may_leave.wait(PATIENCE)
 
     def close() -> None:
         serves.wait(PATIENCE)
-        parts.turns.close()
+        parts.loop.close()
         closed.set()
 
     with threads(serve, close):
@@ -69,9 +69,9 @@ def test_close_returns_when_serving_threads_have_left(parts: TurnParts) -> None:
 
 
 def test_a_serving_thread_may_close(parts: TurnParts) -> None:
-    with parts.turns.serving():
-        parts.turns.close()
-    assert parts.turns.closed
+    with parts.loop.serving():
+        parts.loop.close()
+    assert parts.loop.closed
 
 
 def test_a_step_that_raises_gives_the_turn_back(parts: TurnParts) -> None:
@@ -80,36 +80,36 @@ def test_a_step_that_raises_gives_the_turn_back(parts: TurnParts) -> None:
 
     parts.steps.work = fail
     with pytest.raises(ZeroDivisionError):
-        parts.turns.step()
-    with parts.turns.own(blocking=False) as own:
+        parts.loop.step()
+    with parts.loop.exclusive(blocking=False) as own:
         assert own
 
 
 def test_an_interrupt_that_was_kept_is_raised_when_the_turn_has_ended(parts: TurnParts) -> None:
     request, interrupt = parts.running(), KeyboardInterrupt()
-    parts.steps.work = lambda: parts.departures.fail_all([request], interrupt)
+    parts.steps.work = lambda: parts.retirement.fail_all([request], interrupt)
     with pytest.raises(KeyboardInterrupt) as caught:
-        parts.turns.turn()
+        parts.loop.step_or_wait()
     assert caught.value is interrupt and parts.slots.free == 2
     parts.steps.work = lambda: None
-    parts.turns.turn()
+    parts.loop.step_or_wait()
 
 
 def test_it_is_idle_when_nothing_waits_and_runs_and_no_turn_is_on(parts: TurnParts) -> None:
-    assert parts.turns.idle
-    with parts.turns.own():
-        assert not parts.turns.idle
+    assert parts.loop.idle
+    with parts.loop.exclusive():
+        assert not parts.loop.idle
     request = parts.running()
-    assert not parts.turns.idle
+    assert not parts.loop.idle
     parts.slots.release(request)
-    parts.turns.enqueue([request_of(parts.arena)])
-    assert not parts.turns.idle
+    parts.loop.enqueue([request_of(parts.arena)])
+    assert not parts.loop.idle
 
 
 def test_run_steps_until_it_is_idle(parts: TurnParts) -> None:
     request = parts.running()
-    parts.steps.work = lambda: parts.steps.count == 3 and parts.departures.fail_all([request], ValueError())
-    parts.turns.run()
+    parts.steps.work = lambda: parts.steps.count == 3 and parts.retirement.fail_all([request], ValueError())
+    parts.loop.run()
     assert parts.steps.count == 3
 
 
@@ -120,16 +120,16 @@ def test_another_thread_does_not_step_while_one_serves(parts: TurnParts) -> None
     served, leave = threading.Event(), threading.Event()
 
     def serve() -> None:
-        with parts.turns.serving():
+        with parts.loop.serving():
             served.set()
             leave.wait(PATIENCE)
 
     with threads(serve):
         served.wait(PATIENCE)
-        parts.turns.turn(timeout=0.01)
+        parts.loop.step_or_wait(timeout=0.01)
         assert parts.steps.count == 0
         leave.set()
-    parts.turns.turn()
+    parts.loop.step_or_wait()
     assert parts.steps.count == 1
 
 
@@ -137,7 +137,7 @@ def test_a_thread_that_waits_goes_on_when_the_serving_one_leaves(parts: TurnPart
     served, waits = threading.Event(), threading.Event()
 
     def serve() -> None:
-        with parts.turns.serving():
+        with parts.loop.serving():
             served.set()
             waits.wait(PATIENCE)
 
@@ -147,16 +147,16 @@ def test_a_thread_that_waits_goes_on_when_the_serving_one_leaves(parts: TurnPart
 
     with threads(serve):
         served.wait(PATIENCE)
-        parts.turns.turn(done)
+        parts.loop.step_or_wait(done)
     assert parts.steps.count == 0
 
 
 def test_serve_ends_when_it_is_closed(parts: TurnParts) -> None:
     stepped = threading.Event()
     parts.steps.work = stepped.set
-    with threads(parts.turns.serve):
+    with threads(parts.loop.serve):
         stepped.wait(PATIENCE)
-        parts.turns.close()
+        parts.loop.close()
 
 
 # --- requests that end outside of a step ---------------------------------------------------------
@@ -165,26 +165,26 @@ def test_serve_ends_when_it_is_closed(parts: TurnParts) -> None:
 def test_a_request_that_ends_between_steps_leaves_at_once(parts: TurnParts) -> None:
     request = parts.running()
     request.end("cancelled")
-    parts.turns.ended(request)
+    parts.loop.ended(request)
     assert request.closed and parts.slots.free == 2 and parts.steps.count == 0
 
 
 def test_a_request_that_ends_during_a_turn_leaves_when_the_turn_ends(parts: TurnParts) -> None:
     request = parts.running()
     request.end("cancelled")
-    with parts.turns.own():
-        parts.turns.ended(request)
+    with parts.loop.exclusive():
+        parts.loop.ended(request)
         assert not request.closed
     assert request.closed and parts.slots.free == 2
 
 
 def test_an_abandoned_request_is_cancelled_by_the_next_turn(parts: TurnParts) -> None:
     running, waiting = parts.running(), request_of(parts.arena)
-    parts.turns.enqueue([waiting])
+    parts.loop.enqueue([waiting])
     for request in (running, waiting):
-        parts.turns.abandoned(request)
+        parts.loop.abandoned(request)
         assert not request.finished
-    parts.turns.turn()
+    parts.loop.step_or_wait()
     assert (running.finish_reason, waiting.finish_reason) == ("cancelled", "cancelled")
     assert len(parts.waiting) == 0 and parts.slots.free == 2
 
@@ -192,18 +192,18 @@ def test_an_abandoned_request_is_cancelled_by_the_next_turn(parts: TurnParts) ->
 def test_an_abandoned_request_makes_room_for_the_next_one(parts: TurnParts) -> None:
     parts.running(), parts.running()
     abandoned, next_one = request_of(parts.arena), request_of(parts.arena)
-    parts.turns.enqueue([abandoned])
-    parts.turns.abandoned(abandoned)
-    parts.turns.enqueue([next_one])
+    parts.loop.enqueue([abandoned])
+    parts.loop.abandoned(abandoned)
+    parts.loop.enqueue([next_one])
     assert parts.waiting.requests == [next_one]
 
 
 def test_all_requests_of_a_call_are_queued_or_none(parts: TurnParts) -> None:
     three, four = ([request_of(parts.arena) for _ in range(count)] for count in (3, 4))
     with raises(QueueFull, count=4, waiting=0, limit=1):
-        parts.turns.enqueue(four)
+        parts.loop.enqueue(four)
     assert len(parts.waiting) == 0
-    parts.turns.enqueue(three)
+    parts.loop.enqueue(three)
     assert len(parts.waiting) == 3
 
 
@@ -212,20 +212,20 @@ def test_all_requests_of_a_call_are_queued_or_none(parts: TurnParts) -> None:
 
 def test_close_cancels_what_waits_and_what_runs(parts: TurnParts) -> None:
     running, waiting = parts.running(), request_of(parts.arena)
-    parts.turns.enqueue([waiting])
-    parts.turns.close()
+    parts.loop.enqueue([waiting])
+    parts.loop.close()
     assert [request.finish_reason for request in (running, waiting)] == ["cancelled", "cancelled"]
-    assert running.closed and waiting.closed and parts.turns.idle
+    assert running.closed and waiting.closed and parts.loop.idle
 
 
 @pytest.mark.parametrize("kind", [Closed, Rebuilt])
 def test_a_closed_engine_says_why(parts: TurnParts, kind: type[Closed]) -> None:
-    parts.turns.closed_error = kind
-    parts.turns.close()
+    parts.loop.closed_error = kind
+    parts.loop.close()
     with raises(kind):
-        parts.turns.step()
+        parts.loop.step()
     with raises(kind):
-        parts.turns.enqueue([request_of(parts.arena)])
+        parts.loop.enqueue([request_of(parts.arena)])
     assert len(parts.waiting) == 0
 
 
@@ -233,26 +233,26 @@ def test_close_in_a_callback_takes_effect_when_the_step_has_ended(parts: TurnPar
     request = parts.running()
 
     def close() -> None:
-        parts.turns.close()
+        parts.loop.close()
         assert not request.finished
 
     parts.steps.work = close
-    parts.turns.step()
+    parts.loop.step()
     assert request.finish_reason == "cancelled" and parts.slots.free == 2
 
 
 def test_a_forked_child_steps_for_itself(parts: TurnParts) -> None:
-    with parts.turns.serving():
-        parts.turns.after_fork()
-        with threads(parts.turns.turn):
+    with parts.loop.serving():
+        parts.loop.after_fork()
+        with threads(parts.loop.step_or_wait):
             pass
     assert parts.steps.count == 1
 
 
 def test_a_forked_child_of_one_that_saves_does_not_step() -> None:
     parts = TurnParts(saves=True)
-    parts.turns.after_fork()
-    assert parts.turns.forked
+    parts.loop.after_fork()
+    assert parts.loop.forked
     with raises(ForkedSpeculator):
-        parts.turns.step()
+        parts.loop.step()
     assert parts.steps.count == 0
