@@ -119,9 +119,9 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"accepted": -1}, "accepted", "number of at least 0"),
         ({"accepted": float("nan")}, "accepted", "number of at least 0"),
         ({"accepted": True}, "accepted", "number of at least 0"),
-        ({"rates": ()}, "rates", "must not increase"),
-        ({"rates": (0.5, 0.6)}, "rates", "must not increase"),
-        ({"rates": (1.5,)}, "rates", "must not increase"),
+        ({"rates": ()}, "rates", "do not increase"),
+        ({"rates": (0.5, 0.6)}, "rates", "do not increase"),
+        ({"rates": (1.5,)}, "rates", "do not increase"),
         ({"rates": ["a"]}, "rates", "list of numbers"),
         ({"rates": 0.5}, "rates", "list of numbers"),
         ({"accepted": 1, "seed": -1}, "seed", r"int in 0 \.\. 9223372036854775807"),
@@ -132,7 +132,7 @@ def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_options_of_forced_that_are_not_valid_are_refused(arguments: dict[str, Any], name: str, reason: str) -> None:
     with raises(InvalidOption, where="acceptance 'forced'", name=name, reason=re.compile(reason)):
         Forced(**arguments)
-    with raises(InvalidOption, name="acceptance", reason=re.compile("say how many")):
+    with raises(InvalidOption, name="acceptance", reason=re.compile("it needs a number of drafts")):
         choose_rule("forced")
 
 
