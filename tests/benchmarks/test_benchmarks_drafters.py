@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import drafters
-from benchmarks.heads import random_head
 from speccompile.cli.models import tiny_model
-from speccompile.heads import save_eagle3
+from speccompile.heads import Eagle3Head, save_eagle3
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("head")
-    save_eagle3(random_head(tiny_model(), None), folder)
+    save_eagle3(Eagle3Head.random(tiny_model(), taps=(0, 1, 1)), folder)
     return folder
 
 
