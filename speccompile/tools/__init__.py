@@ -1,1 +1,1 @@
-"""What only tools need: the survey of model families, the policy lab, TensorRT-LLM's predicates."""
+"""What only tools need: the survey of model families, the policy lab, the costs of ranks."""

@@ -15,6 +15,7 @@ from speccompile import Speculator, wrap
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.policies import Cost, CostTable, Done, Ladder, Row, TierCost, Upcoming, start
 from speccompile.policies.acceptance import Acceptance
+from support.chances import survival
 from support.eagle3_specs import drafted_in_front, run_until
 from support.tiny import admitted, cancel_all, random_prompt, tiny_llama
 
@@ -243,5 +244,5 @@ def test_later_positions_are_learned_where_all_drafts_have_scores() -> None:
     acceptance = Acceptance(2)
     for _ in range(50):
         acceptance.note(Done(2, (1,), (9,), (2,), (1,), (2,), ((0.9, 0.8),)))
-    (chances,) = acceptance.survival([Row(2, 9, 2, (0.9,))])
+    (chances,) = survival(acceptance, [Row(2, 9, 2, (0.9,))])
     assert chances[0] > 0.9 and chances[1] < 0.1

@@ -17,9 +17,10 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.ops.suffix_trie import FIELDS, LISTED, Speculation, Trie, search
+from speccompile.ops.suffix_trie import FIELDS, LISTED, Speculation, Trie
 from speccompile.runtime.measure import measure_tiers
 from support.errors import raises
+from support.suffix_search import search
 from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 USUAL = Speculation(8, 1.0, 0.0, 0.1)
