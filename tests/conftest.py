@@ -111,6 +111,14 @@ def all_prompt_widths() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny Llama with random weights. ``TINY`` of the test file has its arguments of :func:`tiny_llama`."""
+    from support.tiny import tiny_llama
+
+    return tiny_llama(**getattr(request.module, "TINY", {}))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct in float32 and its tokenizer: shared, so leave both as they are."""

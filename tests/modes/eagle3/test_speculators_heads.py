@@ -1,6 +1,6 @@
 """Heads as speculators saves them draft what speculators' own ``Eagle3DraftModel`` drafts.
 
-``speculators_chains.json`` holds what speculators 0.9.0 saved and drafted. The script that wrote it, with its environment:
+``speculators_chains.json`` holds what speculators 0.9.0 saved and drafted. The script that wrote it:
 ``git show 2d17e84:tests/support/make_speculators_chains.py``.
 """
 

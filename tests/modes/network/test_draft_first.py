@@ -17,16 +17,11 @@ from speccompile.policies.cost import Cost
 from speccompile.speculator import Speculator
 from support.chances import survival
 from support.errors import raises
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 K, NEW = 3, 10
 SIZES: dict[str, Any] = {"tiers": (0, K), "max_len": 64, "backend": "eager", "policy": f"fixed:{K}"}
 PROMPTS = [random_prompt(8, 1), random_prompt(21, 2)]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module", params=["whole", "part", "mtp"])

@@ -17,7 +17,7 @@ from speccompile.policies import Cost, CostTable, Done, Ladder, Row, TierCost, U
 from speccompile.policies.acceptance import Acceptance
 from support.chances import survival
 from support.eagle3_specs import drafted_in_front, run_until
-from support.tiny import admitted, cancel_all, random_prompt, tiny_llama
+from support.tiny import admitted, cancel_all, random_prompt
 
 TIERS = (0, 1, 3, 4)
 SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 2, "max_len": 64, "backend": "eager", "policy": "fixed:4"}
@@ -73,11 +73,6 @@ class StopBelow(LargestTier):
 
     def stop(self, drafted: int, rows: tuple[Row, ...]) -> bool:
         return max(row.scores[-1] for row in rows) < self.below
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module", params=["whole", "part", "mtp"])
