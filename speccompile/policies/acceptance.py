@@ -123,10 +123,6 @@ class AcceptanceEstimator:
     def _bins(self, found: bool) -> list[Rate]:
         return self._lookups if found else self._drafter
 
-    def survival(self, rows: Sequence[Row]) -> list[list[float]]:
-        """For each row, for j = 1 .. its draft length: the probability that at least j drafts are accepted."""
-        return [_products(shares) for shares in self._of_rows(rows)]
-
     def emitted(self, rows: Sequence[Row], tiers: Collection[int]) -> dict[int, list[float]]:
         """Expected emitted tokens of each row, by tier."""
         shares = self._of_rows(rows)

@@ -22,15 +22,6 @@ EXPIRY = 64
 FIXED_TOKENS = 64
 
 
-def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
-    """Split a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded."""
-    chunks = []
-    while length > 0:
-        chunks.append(next_width(length, widths))
-        length -= chunks[-1]
-    return chunks
-
-
 def next_width(length: int, widths: Sequence[int], flat: int = 1) -> int:
     """Return the next chunk for ``length`` tokens: the smallest width that covers them if little of it is padding or it
     is at most ``flat``, else the largest width that fits."""

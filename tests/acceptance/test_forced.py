@@ -17,14 +17,8 @@ from speccompile.acceptance import Exact, Forced, choose_rule
 from speccompile.acceptance.forced import VARIABLE, forced_count
 from speccompile.errors import InvalidOption
 from support.errors import raises
-from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 5), "max_batch": 2, "max_len": 63, "backend": "eager"}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def counts(rule: Forced, drafts: int, steps: int = 20_000) -> torch.Tensor:

@@ -19,7 +19,6 @@ from speccompile.errors import InvalidOption
 from speccompile.runtime.request import Request
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
-from support.tiny import tiny_llama
 
 K = 3
 TRACE = [2, 0, 3, 1, 0]
@@ -34,11 +33,6 @@ class Tiers:
     def choose(self, live_rows: int) -> int:
         self.chosen += 1
         return self.draft_lens[(self.chosen - 1) % len(self.draft_lens)]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

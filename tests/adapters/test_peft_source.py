@@ -47,7 +47,10 @@ def folder_with(tmp_path: Path, **options: Any) -> Path:
         ({"bias": "lora_only"}, "bias='lora_only' is not supported: the adapter has biases"),
         ({"lora_bias": True}, "lora_bias=True is not supported: the adapter has biases"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=.'lm_head'. is not supported"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices=.* is not supported: the adapter replaces embeddings"),
+        (
+            {"trainable_token_indices": [1, 2]},
+            "trainable_token_indices=.* is not supported: the adapter replaces embeddings",
+        ),
         ({"layer_replication": [(0, 2), (0, 2)]}, "layer_replication=.* is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported: it belongs to other base"),
         ({"targets": ("embed_tokens",)}, "tensor .*lora_embedding_A.* is not a LoRA matrix"),
@@ -130,7 +133,10 @@ LAYER = "base_model.model.model.layers.1.mlp.up_proj"
             damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)})),
             r"1.mlp.up_proj.lora_A.weight must be floating point, got torch.int8",
         ),
-        (damage(lambda tensors: tensors.pop(f"{LAYER}.lora_B.weight")), r"lora_A and lora_B for .*1.mlp.up_proj, got only lora_A"),
+        (
+            damage(lambda tensors: tensors.pop(f"{LAYER}.lora_B.weight")),
+            r"lora_A and lora_B for .*1.mlp.up_proj, got only lora_A",
+        ),
         (damage(lambda tensors: tensors.clear()), "it adapts nothing"),
         (
             damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 63)})),

@@ -26,18 +26,12 @@ from speccompile.utils.not_given import NOT_GIVEN
 from speccompile.utils.weight_forms import WEIGHT_FORMS
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
-from support.tiny import tiny_llama
 
 OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 #: Parameters of ``wrap`` that are not options.
 OTHERS = {"model", "progress", "mode_options"}
 #: The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options() -> None:

@@ -123,9 +123,7 @@ def assert_same(model: LlamaForCausalLM, expected: torch.Tensor, got: torch.Tens
     )
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=LAYERS, vocab=VOCAB)
+TINY = {"layers": LAYERS, "vocab": VOCAB}
 
 
 def builder(

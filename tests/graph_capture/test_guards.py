@@ -122,11 +122,6 @@ CHANGES: dict[str, tuple[Change, str]] = {
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
     with wrapped(model) as spec:
         yield spec

@@ -25,11 +25,6 @@ DRAWN: dict[str, Any] = {"do_sample": True, **PENALTIES}
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def plain(model: LlamaForCausalLM) -> Speculator:
     return wrap(model, "none", **SIZES | {"tiers": (0,)})
 

@@ -54,11 +54,6 @@ PROMPTS = prompts_from(0)
 PROMPTS_BY_KIND = {kind: prompts_from(len(PROMPTS) * place) for place, kind in enumerate(KINDS)}
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
 def texts_of(spec: Speculator, shapes: tuple[int, ...], kind: str, seed: int = 0) -> list[list[int]]:
     return texts_by_shapes(spec, PROMPTS_BY_KIND[kind], (NEW, NEW + 5, NEW + 10), shapes, seed, **KINDS[kind])
 

@@ -17,16 +17,11 @@ from support.dice import Dice
 from support.drafters import PENALTIES, TIERS, ragged, together
 from support.engines import assert_failed
 from support.errors import raises
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 95, "backend": "eager"}
 #: Where nothing but the drafts matters.
 SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 31}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def wrapped(model: LlamaForCausalLM, draft: Any, **options: Any) -> Speculator:

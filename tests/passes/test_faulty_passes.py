@@ -17,12 +17,6 @@ from speccompile.graph.verify import state_writes
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph
 from support.errors import raises as refuses
 from support.own_passes import OPTIONS, nodes, own
-from support.tiny import tiny_llama
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def writes_length(self: Pass, graph: StepGraph) -> Changes:

@@ -16,14 +16,8 @@ from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo, parse_policy
 from speccompile.tools.policy_lab import Recorder, read_trace
 from support.errors import raises
-from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(autouse=True)

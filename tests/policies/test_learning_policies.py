@@ -27,6 +27,7 @@ from speccompile.policies import (
 )
 from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import AnyPolicy, Chooser
+from support.chances import survival
 from support.errors import raises
 
 TIERS = (0, 1, 3, 7)
@@ -215,9 +216,9 @@ def test_scores_are_believed_as_far_as_they_came_true() -> None:
     scored = Done(2, (0,), (50,), (2,), (0,), (1,), ((0.95, 0.95 * 0.35),))
     for _ in range(40):
         acceptance.note(scored)
-    (chances,) = acceptance.survival([Row(9, 50, 2, (0.95, 0.9))])
+    (chances,) = survival(acceptance, [Row(9, 50, 2, (0.95, 0.9))])
     assert chances[0] < 0.1
-    (chances,) = acceptance.survival([Row(9, 50, 2, (0.35, 0.3))])
+    (chances,) = survival(acceptance, [Row(9, 50, 2, (0.35, 0.3))])
     assert 0.3 < chances[0] < 0.4, "nothing was seen of such a score"
 
 
@@ -225,7 +226,7 @@ def test_drafts_behind_a_wrong_one_say_nothing() -> None:
     acceptance = AcceptanceEstimator(3)
     for _ in range(50):
         acceptance.note(Done(3, (0,), (50,), (3,), (1,), (2,)))
-    (chances,) = acceptance.survival([Row(0, 50, 3)])
+    (chances,) = survival(acceptance, [Row(0, 50, 3)])
     assert chances[0] > 0.9 and chances[1] < 0.1
     assert acceptance._all.rates[2].trials == 0
 
@@ -234,7 +235,7 @@ def test_requests_have_estimates_of_their_own() -> None:
     acceptance = AcceptanceEstimator(1)
     for _ in range(60):
         acceptance.note(Done(1, (0, 1), (50, 50), (1, 1), (1, 0), (2, 1)))
-    good, bad, new = (chances[0] for chances in acceptance.survival([Row(n, 50, 1) for n in (0, 1, 2)]))
+    good, bad, new = (chances[0] for chances in survival(acceptance, [Row(n, 50, 1) for n in (0, 1, 2)]))
     assert good > 0.85 and bad < 0.15 and 0.3 < new < 0.7
 
 

@@ -1,4 +1,7 @@
-"""Linears that the formats' own libraries packed (``support/make_quantized_golden.py``) have the libraries' bits."""
+"""Linears that the formats' own libraries packed have the libraries' bits.
+
+The script that wrote the files, with its environment: ``git show 2d17e84:tests/support/make_quantized_golden.py``.
+"""
 
 from __future__ import annotations
 

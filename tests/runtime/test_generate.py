@@ -15,16 +15,11 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidInput, OutputTruncated, TooManyEosTokens
 from support.errors import raises
-from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7
 MAX_LEN = 64
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 @pytest.fixture(scope="module")

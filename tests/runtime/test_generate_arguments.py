@@ -19,15 +19,10 @@ from speccompile.sampling import OPTIONS
 from speccompile.sampling.request import _warn_unread
 from speccompile.utils.transformers_version import CACHE_NAMES
 from support.errors import raises
-from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 @pytest.fixture(scope="module")

@@ -22,14 +22,11 @@ from speccompile import Speculator
 from speccompile.errors import InvalidOption, PlaceholderToken
 from speccompile.runtime.target import placeholder_tokens
 from support.errors import raises
-from support.tiny import tiny_llama
 
 IMAGE, VIDEO, VISION_START = 100, 101, 102
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=VISION_START)
+TINY = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": VISION_START}
 
 
 @pytest.fixture(scope="module")

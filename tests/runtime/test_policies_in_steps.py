@@ -16,14 +16,9 @@ from speccompile.runtime.measure import measure_tiers
 from speccompile.runtime.trace_reader import read_trace
 from speccompile.tools.policy_lab.texts import texts_of
 from support.engines import MAX_BATCH, Bench, Make, assert_exact, prompt
-from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
+TINY = {}
 
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])

@@ -22,15 +22,10 @@ from speccompile import Speculator
 from speccompile.errors import InvalidOption
 from support.errors import raises
 from support.letters import tokenizer
-from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 @pytest.fixture(scope="module")

@@ -23,15 +23,9 @@ from support.dice import Dice
 from support.errors import raises
 from support.sampling_modes import Random
 from support.sampling_options import CHOICES, options_of
-from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
 
 
 @pytest.fixture(scope="module")

@@ -28,12 +28,8 @@ from speccompile.errors import (
 from speccompile.graph.keys import TierKey
 from speccompile.policies import Fixed
 from support.refused_wraps import VOCAB, label, refused, wrap
-from support.tiny import tiny_llama
 
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {"vocab": VOCAB}
 
 
 @pytest.fixture(scope="module")

@@ -22,17 +22,12 @@ from speccompile.training.online_learner import LOOK_AGAIN, OnlineLearner
 from speccompile.utils.weight_forms import WeightForm, WeightForms
 from support.errors import raises
 from support.tiny import greedy
-from support.training_data import TAPS, VOCAB, learnable
+from support.training_data import TAPS, VOCAB
 
 K, NEW = 3, 29
 SIZES: dict[str, Any] = {"tiers": (0, K), "max_len": 48, "max_batch": 2, "backend": "eager", "policy": f"fixed:{K}"}
 #: A head that learns in seconds, in the calls alone.
 LEARN: dict[str, Any] = {"share": 0.0, "learning_rate": 5e-3, "ring_tokens": 4096, "judge_tokens": 128, "unroll": K}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
 
 
 def random_head(model: LlamaForCausalLM) -> Eagle3Head:

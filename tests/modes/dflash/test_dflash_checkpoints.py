@@ -19,11 +19,7 @@ from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 MASK = 7
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, **fields: Any) -> DFlashHead:

@@ -22,11 +22,7 @@ from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
 
 MASK, BLOCK, KMAX = 3, 5, 3
 SMALL: dict[str, Any] = {"tiers": (0, KMAX), "max_batch": 1, "max_len": 63}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, **fields: Any) -> DFlashHead:

@@ -30,11 +30,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 #: Where neither rows nor tiers matter: what is built by one test others find again.
 SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, name: str, **fields: Any) -> Eagle3Head:

@@ -19,18 +19,14 @@ from speccompile.heads import Eagle3Head, load_eagle3, save_eagle3
 from support.dice import Dice
 from support.eagle3_specs import TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
 from support.errors import raises
-from support.tiny import admitted, greedy, random_prompt, tiny_llama
+from support.tiny import admitted, greedy, random_prompt
 
 MASK = 9
 HEADS: dict[str, dict[str, Any]] = {
     "own vocabulary": {"draft_vocab_size": 50},
     "more layers": {"num_hidden_layers": 2, "fc_norm": True, "norm_before_residual": True},
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, name: str = "own vocabulary", **fields: Any) -> Eagle3Head:

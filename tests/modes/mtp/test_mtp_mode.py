@@ -37,11 +37,6 @@ OTHER = MtpVariant(hidden_first=True, normed_target=False, normed_carry=False)
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def head(model: LlamaForCausalLM) -> MtpHead:
     return MtpHead.random(model, MODULES)
 

@@ -18,15 +18,10 @@ from support.dice import Dice
 from support.drafters import random_drafter
 from support.eagle3_specs import drafted, drafted_in_front
 from support.errors import raises
-from support.tiny import admitted, greedy, random_prompt, tiny_llama
+from support.tiny import admitted, greedy, random_prompt
 
 MASK, KMAX = 9, 4
 SIZES: dict[str, Any] = {"tiers": (0, 1, KMAX), "max_batch": 2, "max_len": 95, "backend": "eager"}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

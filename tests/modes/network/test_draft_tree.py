@@ -20,7 +20,7 @@ from support.drafters import PENALTIES, ragged, random_drafter
 from support.errors import raises
 from support.medusa import fitted_heads
 from support.shape_texts import counts_by_shape, texts_by_shapes
-from support.tiny import admitted, random_prompt, tiny_llama
+from support.tiny import admitted, random_prompt
 
 CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
 STATIC = Tree.static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
@@ -29,11 +29,6 @@ SHAPES = (0, 3, CHAIN, STATIC, DYNAMIC)
 SIZES: dict[str, Any] = {"tiers": SHAPES, "max_batch": 2, "max_len": 95, "backend": "eager", "policy": "fixed:0"}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"do_sample": True, **PENALTIES}}
 PROMPTS = ragged(3, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def written(model: LlamaForCausalLM) -> list[list[int]]:
