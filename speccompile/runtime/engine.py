@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.errors import CannotCopy
+from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
-from speccompile.lowering.tier import Tier
+from speccompile.lowering.tier import Executables, Tier
+from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
-from speccompile.runtime.engine_parts import EngineParts
+from speccompile.runtime.adapter_table import AdapterTable
+from speccompile.runtime.async_driver import AsyncDriver
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.departures import Departures
+from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.learning import OnlineTraining
 from speccompile.runtime.listener import Streamer
+from speccompile.runtime.measure import measure_tiers
+from speccompile.runtime.options import EngineOptions, StepTraits
+from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
+from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
-from speccompile.runtime.request_submitter import Capacity
-from speccompile.runtime.target import EosTokens
+from speccompile.runtime.request_submitter import Capacity, RequestSubmitter
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.scheduler import Scheduler
+from speccompile.runtime.segmented_drafter import SegmentedDrafter
+from speccompile.runtime.shutdown import Shutdown
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.target import EosTokens, Target
+from speccompile.runtime.tier_choice import TierChoice
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import clock_of
+from speccompile.runtime.turns import Turns
+from speccompile.runtime.waiting import WaitingQueue
+from speccompile.utils.devices import traits_of
 
 
 class Engine:
@@ -32,7 +62,8 @@ class Engine:
     An error of one request (its callback raises, its logits are NaN, its prompt finds no memory) ends that request. An
     error of a whole step ends all requests in it.
 
-    It is composed of parts, one file each, which :mod:`speccompile.runtime.engine_parts` connects::
+    It is composed of parts, one file each. None of them refers to the engine: it would keep its tensors until Python's
+    collector runs::
 
         Engine -- RequestSubmitter  creates and queues requests; RequestFactory reads their arguments
                -- Turns             which thread steps; AsyncDriver steps for async readers
@@ -44,33 +75,128 @@ class Engine:
                        -- TierTable, Batch, Slots, WaitingQueue
 
     Args:
-        parts: as :func:`~speccompile.runtime.engine_parts.connect_parts` connects them.
+        target: the wrapped model.
+        arena: state of all slots.
+        executables: those of requests without special needs.
+        make: builds the executables of another kind, when the first request needs them.
+        make_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
+        policy: chooses the draft length of each step.
+        outcomes: results of each run, for the host.
+        traits: what the executables require.
+        options: of the caller.
+        host_draft: a drafter on the host, called before each step.
+        saver: saves hidden states of sequences; None if they are not saved.
+        adapters: the arena's buffers of adapters; None if it has none.
+        ranks: of a sharded model, which run what this engine runs.
+
+    Attributes:
+        prefix_reuse: whether ``slots`` reuse the KV of known prefixes.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self.arena = parts.arena
-        self.ranks = parts.ranks
-        self.options = parts.options
-        self.traits = parts.traits
-        self.saver = parts.saver
-        self.prefix_reuse = parts.prefix_reuse
-        self.stats = parts.stats
-        self.table = parts.table
-        self.batch = parts.batch
-        self.waiting = parts.waiting
-        self.slots = parts.slots
-        self.policies = parts.policies
-        self.prompts = parts.prompts
-        self.choice = parts.choice
-        self.scheduler = parts.scheduler
-        self.turns = parts.turns
-        self.adapters = parts.adapters
-        self.submitter = parts.submitter
-        self.training = parts.training
-        self._async_driver = parts.async_driver
-        self._shutdown = parts.shutdown
+    def __init__(
+        self,
+        target: Target,
+        arena: Arena,
+        executables: Executables,
+        make: Callable[[Kind], Executables],
+        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+        policy: AnyPolicy,
+        outcomes: Outcomes,
+        *,
+        traits: StepTraits,
+        options: EngineOptions,
+        host_draft: HostDraft | None = None,
+        saver: Saver | None = None,
+        adapters: AdapterBuffers | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.arena, self.traits, self.options, self.saver, self.ranks = arena, traits, options, saver, ranks
+        device = traits_of(arena.device)
+        budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
+        # With a budget in tokens no step reads a prompt along.
+        self.table = table = TierTable(executables, make, make_mixed if budget is None else lambda kind: {})
+        self.stats = stats = Stats(arena.layout.max_draft_len)
+        self.batch, self.waiting = batch, waiting = Batch(arena), WaitingQueue(options.max_waiting)
+        # KV of a decode step and of a prompt chunk differ in their last bits.
+        self.prefix_reuse = options.prefix_reuse and not traits.one_shape
+        self.slots = slots = Slots(
+            arena,
+            target.state_of_weights,
+            reuse=self.prefix_reuse,
+            clear=traits.reads_dead_places,
+            state_checkpoints=options.state_checkpoints,
+            prompts_differ=traits.prompts_differ,
+        )
+        # A longer chunk would pass over checkpoints.
+        widths = sorted({width for width, _ in table.prefill})
+        if options.state_checkpoints is not None:
+            widths = [width for width in widths if width <= options.state_checkpoints] or widths[:1]
+        self.policies = policies = Policies(
+            policy,
+            table.draft_lens,
+            ready=traits.ready,
+            measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
+        )
+        self.departures = departures = Departures(batch, slots, stats, saver)
+        delivery = Delivery(departures, stats, arena.layout.max_len)
+        self.answers = answers = HostAnswers(
+            arena, departures, None if host_draft is None else HostDrafter(host_draft, arena)
+        )
+        # One clock for both, so that measurements arrive in the order of runs.
+        clock = clock_of(arena.device)
+        self.prompts = prompts = PromptReader(
+            arena,
+            table,
+            batch,
+            slots,
+            waiting,
+            departures,
+            delivery,
+            answers,
+            outcomes,
+            stats,
+            PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
+            clock,
+        )
+        self.choice = choice = TierChoice(arena, batch, table, policies, traits)
+        # Results are read late only where the device runs beside the host, and where the next step needs nothing of
+        # them: a draft of the host, whether a network drafts, how certain it is, or what must be cleared.
+        asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
+        waits = asks or traits.reads_dead_places
+        self.scheduler = scheduler = Scheduler(
+            arena,
+            table,
+            batch,
+            slots,
+            prompts,
+            choice,
+            policies,
+            answers,
+            delivery,
+            departures,
+            outcomes,
+            stats,
+            clock,
+            late=device.asynchronous and not waits,
+            clears_rejected=traits.reads_dead_places,
+            drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
+        )
+        self.turns = turns = Turns(scheduler, waiting, slots, departures, arena.device, saves=saver is not None)
+        self.adapters = AdapterTable(adapters, arena, slots, waiting, turns)
+        self._async_driver, self.training = AsyncDriver(turns), OnlineTraining(arena, turns, departures)
+        self.submitter = RequestSubmitter(
+            RequestFactory(target, arena, self.adapters, saver, drawn_options=traits.drawn_options),
+            table,
+            turns,
+            slots,
+            waiting,
+            ranks,
+            max_batch=arena.layout.max_batch,
+            captured=traits.captured,
+        )
+        self._shutdown = Shutdown(turns, self._async_driver, self.training, ranks, saver)
         open_engines.add(self)
-        if self.saver is not None:
+        if saver is not None:
             self._shutdown.write_when_dropped(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -234,7 +234,7 @@ def test_beside_a_device_that_runs_by_itself_results_are_late_unless_a_step_need
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asynchronous = replace(TRAITS["cpu"], asynchronous=True)
-    monkeypatch.setattr("speccompile.runtime.engine_parts.traits_of", lambda device: asynchronous)
+    monkeypatch.setattr("speccompile.runtime.engine.traits_of", lambda device: asynchronous)
     with wrap(model, mode, **options) as spec:
         assert spec.engine.scheduler.late == late
         assert ("one step late" if late else "when a step ends") in spec.explain()
