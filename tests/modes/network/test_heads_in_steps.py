@@ -1,4 +1,4 @@
-"""Draft heads in steps: they draft what their definition says, whatever ran before, and the text is the target's."""
+"""Draft heads and models in steps: drafts are the definition's, whatever ran before, and the text is the target's."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from speccompile.acceptance import Forced
 from speccompile.heads import DFlashHead, Eagle3Head, MtpHead, MtpVariant
 from support.dflash_reference import plain_drafts
 from support.dice import Dice
+from support.drafters import random_drafter
 from support.eagle3_specs import TAPS, drafted, drafted_in_front, plain_of, states_of
 from support.engines import always_mixes
 from support.head_texts import assert_greedy_texts
@@ -30,14 +31,15 @@ TRACE = (0, 3, 1, 2, 3, 3, 0, 2, 1, 1, 3)
 
 @dataclass(frozen=True)
 class Kind:
-    """A kind of heads.
+    """A kind of drafters.
 
     Args:
         mode: drafts inside of the step.
-        make: a random head for a target.
+        make: a random one for a target.
         drafts: tokens and logits after a sequence, by the definition.
         others: further modes with the same heads, and their options.
         reused: most tokens of a known prompt that are not processed again, by its length; 40 of them are known.
+        options: of the mode.
         behind: tokens before the end of a sequence that are processed again where it goes on.
     """
 
@@ -46,6 +48,7 @@ class Kind:
     drafts: Callable[[LlamaForCausalLM, Any, list[int]], tuple[list[int], torch.Tensor]]
     others: dict[str, tuple[str, dict[str, Any]]] = field(default_factory=dict)
     reused: Callable[[int], int] = field(default=lambda length: min(length - 1, 39))
+    options: dict[str, Any] = field(default_factory=dict)
     behind: int = 6
 
 
@@ -56,6 +59,13 @@ def eagle3(model: LlamaForCausalLM, **fields: Any) -> Eagle3Head:
 def block_of(model: LlamaForCausalLM, head: DFlashHead, text: list[int]) -> tuple[list[int], torch.Tensor]:
     tokens, logits = plain_drafts(model, head, text)
     return tokens[:KMAX], logits[:KMAX]
+
+
+def at_once(model: LlamaForCausalLM, draft: LlamaForCausalLM, text: list[int]) -> tuple[list[int], torch.Tensor]:
+    """Drafts of a draft model in one forward over the sequence and mask tokens."""
+    with torch.no_grad():
+        logits = draft(torch.tensor([text + [MASK] * (KMAX - 1)])).logits[0, -KMAX:]
+    return logits.argmax(-1).tolist(), logits
 
 
 def mtp(mode: str, others: dict[str, tuple[str, dict[str, Any]]], *, reuse: bool) -> Kind:
@@ -90,6 +100,14 @@ KINDS = {
         block_of,
         {"split": ("dflash", {"fused": False})},
         lambda length: min(length - 1, 40),
+    ),
+    "PARD": Kind(
+        "draft_target",
+        lambda model: random_drafter(),
+        at_once,
+        {"split": ("draft_target", {"fused": False, "mask_token_id": MASK})},
+        lambda length: min(length - 1, 40),
+        {"mask_token_id": MASK},
     ),
     "MTP": mtp("mtp", {"chain of the target's states": ("mtp", {"chain": "target"})}, reuse=False),
     "one MTP module": mtp("mtp_eagle_one_model", {"split": ("mtp_eagle", {})}, reuse=True),
@@ -136,7 +154,7 @@ def specs(model: LlamaForCausalLM) -> Specs:
         if name not in heads:
             heads[name] = kind.make(model)
         if (name, other) not in made:
-            mode, options = kind.others[other] if other else (kind.mode, {})
+            mode, options = kind.others[other] if other else (kind.mode, kind.options)
             made[name, other] = built(model, heads[name], mode, **options)
         spec = made[name, other]
         spec.set_tier(KMAX)
@@ -164,7 +182,8 @@ def test_step_by_step_after_a_prompt_in_chunks(model: LlamaForCausalLM, variant:
     """Some drafts are accepted in each round, whatever they are, and others are not."""
     name, fields = VARIANTS[variant]
     head = KINDS[name].make(model, **fields)
-    with built(model, head, KINDS[name].mode, acceptance=Forced(trace=TRACE), max_batch=1, max_len=63) as spec:
+    sizes = {"max_batch": 1, "max_len": 63, **KINDS[name].options}
+    with built(model, head, KINDS[name].mode, acceptance=Forced(trace=TRACE), **sizes) as spec:
         spec.generate(torch.tensor([random_prompt(20, seed=9)]), max_new_tokens=9)
         for tiers, new in {(3,): 13, (1,): 11, (0, 3, 1, 0, 0, 3): 20}.items():
             spec.stats.reset()
