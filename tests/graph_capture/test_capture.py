@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.step_graph import StepGraph
-from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
+from support.families import family
 from support.tiny import Captured, captured, tiny_llama
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
@@ -50,10 +50,6 @@ class Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.seen[n.name] = super().run_node(n)
         return self.seen[n.name]
-
-
-def family(name: str) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0])
 
 
 def runnable(model: LlamaForCausalLM) -> Runnable:

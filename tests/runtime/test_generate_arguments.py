@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxLengthCriteria, MaxTimeCriteria
+from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxTimeCriteria
 
 import speccompile
 from speccompile import Speculator
@@ -390,11 +390,6 @@ def test_several_sequences_of_a_config(model: LlamaForCausalLM, spec: Speculator
     assert torch.equal(spec.generate(prompts(1), max_new_tokens=3, do_sample=True, seed=1), got)
     with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate heeds it")):
         spec.engine.submit([9, 10])
-
-
-def test_stopping_criteria_pass(model: LlamaForCausalLM, spec: Speculator) -> None:
-    criteria = [MaxLengthCriteria(8)]
-    assert spec.generate(prompts(), max_new_tokens=9, stopping_criteria=criteria).shape == (2, 8)
 
 
 # --- more prompts than slots -------------------------------------------------------------------------------------

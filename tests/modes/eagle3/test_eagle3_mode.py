@@ -38,11 +38,6 @@ def head(model: LlamaForCausalLM) -> Eagle3Head:
     return head_of(model, "own vocabulary")
 
 
-@pytest.fixture(scope="module")
-def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Speculator:
-    return eagle3(model, head)
-
-
 # --- drafts ------------------------------------------------------------------------------------
 
 
