@@ -25,18 +25,6 @@ def test_cancelling_one_that_waits(make: Make, model: LlamaForCausalLM) -> None:
     assert [other.new_tokens for other in running] == [greedy(model, prompt(5, seed), 30) for seed in range(4)]
 
 
-def test_cancelling_one_whose_prompt_is_being_read(engine: Engine, model: LlamaForCausalLM) -> None:
-    request = engine.submit(prompt(40), max_new_tokens=5)
-    engine.step()
-    assert 0 < request.cached < 40 and request.new_tokens == []
-    assert request.cancel() is True
-    assert engine.idle and engine.capacity().free_slots == MAX_BATCH
-    # What was read of the prompt is no worse for that: it may be used again.
-    again = engine.submit(prompt(40), max_new_tokens=5)
-    assert again.result().token_ids == greedy(model, prompt(40), 5)
-    assert again.stats.reused_tokens == request.cached
-
-
 def test_cancelling_one_that_runs(engine: Engine, model: LlamaForCausalLM) -> None:
     request, other = (engine.submit(prompt(4, seed), max_new_tokens=40) for seed in range(2))
     while len(request.new_tokens) < 5:

@@ -37,15 +37,3 @@ def test_a_prompt_whose_log_probabilities_are_wanted_has_chunks_that_record_them
     assert {name.split()[-1] for name in parts.runs} == {"prompt_scored"}
     # How it is cut depends on the time that chunks take: in two at least, or in one.
     assert request.records.prompt_logprobs in ([None, -1.0, -2.0, -1.0], [None, -1.0, -2.0, -3.0])
-
-
-def test_a_prompt_that_is_known_up_to_its_last_token_is_not_read() -> None:
-    parts = Parts(reuse=True)
-    before = parts.running([1, 2, 3], new=3)
-    while not before.finished:
-        parts.scheduler.run_step()
-    parts.runs.clear()
-    request = parts.submit([1, 2, 3, 4, 9])
-    assert not parts.prompts.read()
-    assert parts.runs == [] and parts.batch.rows == [request]
-    assert (request.cached, parts.stats.reused_tokens) == (4, 4)
