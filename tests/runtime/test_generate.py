@@ -280,10 +280,3 @@ def test_a_streamer_sees_the_eos_and_nothing_behind_it(model: LlamaForCausalLM, 
     model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=eos, streamer=theirs)
     assert ours.received == theirs.received
     assert ours.received[-2:] == [(torch.int64, [eos]), "end"]
-
-
-def test_a_streamer_follows_one_row(spec: Speculator) -> None:
-    streamer = Recorder()
-    with raises(InvalidInput, name="streamer"):
-        spec.generate(*left_padded(rows(3, 3)), streamer=streamer)
-    assert streamer.received == []

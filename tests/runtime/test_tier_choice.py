@@ -19,14 +19,6 @@ def draft_len(parts: Parts) -> int:
     return parts.choice.draft_len(parts.choice.policy_inputs(), 0)
 
 
-@pytest.mark.parametrize(("wanted", "expected"), [([0, 0], 0), ([0, 1], 3), ([1, None], 3)])
-def test_no_row_wants_more_drafts_than_the_tier_has(wanted: list[int | None], expected: int) -> None:
-    parts = Parts(Fixed(3))
-    for most in wanted:
-        parts.running(new=9, num_draft_tokens=most)
-    assert draft_len(parts) == expected
-
-
 @pytest.mark.parametrize(("proposed", "expected"), [([0, 0], 0), ([1, 0], 3), ([3, 3], 3)])
 def test_of_a_ready_drafter_the_smallest_tier_that_serves_its_proposals(proposed: list[int], expected: int) -> None:
     parts = Parts(Fixed(3), *proposal_state(), traits=READY)

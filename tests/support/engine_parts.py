@@ -133,7 +133,6 @@ class Parts(Engine):
         budget: int | None = None,
         reuse: bool = False,
         late: bool = False,
-        host_draft: Callable[..., Any] | None = None,
     ) -> None:
         self.runs: list[str] = []
         self.before: Callable[[], object] = lambda: None
@@ -150,7 +149,6 @@ class Parts(Engine):
             Outcomes.of(arena, lambda: pack(arena)),
             traits=traits or StepTraits(),
             options=EngineOptions(max_waiting=100, prefill_budget=budget, prefix_reuse=reuse),
-            host_draft=host_draft,
         )
         self.scheduler.late = late
 
