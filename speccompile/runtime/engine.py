@@ -2,24 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
 import torch
 from transformers import PreTrainedTokenizerBase
 
+from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.errors import CannotCopy
+from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
-from speccompile.lowering.tier import Tier
+from speccompile.lowering.tier import Executables, Tier
+from speccompile.modes.base import HostDraft
 from speccompile.policies.base import AnyPolicy
+from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
-from speccompile.runtime.engine_parts import EngineParts
+from speccompile.runtime.adapter_table import AdapterTable
+from speccompile.runtime.async_driver import AsyncDriver
+from speccompile.runtime.batch import Batch
+from speccompile.runtime.delivery import Delivery
+from speccompile.runtime.engine_loop import EngineLoop
+from speccompile.runtime.host_calls import HostCalls
+from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.learning import HeadTraining
 from speccompile.runtime.listener import Streamer
+from speccompile.runtime.measure import measure_tiers
+from speccompile.runtime.options import EngineOptions, StepTraits
+from speccompile.runtime.outcomes import Outcomes
+from speccompile.runtime.policy_controller import Policies
+from speccompile.runtime.prefill import PrefillBudget
+from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
+from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
-from speccompile.runtime.request_submitter import Capacity
-from speccompile.runtime.target import EosTokens
+from speccompile.runtime.request_submitter import Capacity, RequestSubmitter
+from speccompile.runtime.retirement import Retirement
+from speccompile.runtime.saver import Saver
+from speccompile.runtime.scheduler import Scheduler
+from speccompile.runtime.segmented_drafter import SegmentedDrafter
+from speccompile.runtime.shutdown import Shutdown
+from speccompile.runtime.slots import Slots
+from speccompile.runtime.stats import Stats
+from speccompile.runtime.target import EosTokens, Target
+from speccompile.runtime.tier_choice import TierChoice
+from speccompile.runtime.tier_table import TierTable
+from speccompile.runtime.timing import clock_of
+from speccompile.runtime.waiting import WaitingQueue
+from speccompile.utils.devices import traits_of
 
 
 class Engine:
@@ -32,7 +62,8 @@ class Engine:
     An error of one request (its callback raises, its logits are NaN, its prompt does not fit into memory) ends that
     request. An error of a whole step ends all requests in it.
 
-    It is composed of parts, one file each, which :mod:`speccompile.runtime.engine_parts` connects::
+    It is composed of parts, one file each. No part refers to the engine, which would keep
+    tensors alive until Python's collector runs::
 
         Engine -- RequestSubmitter  creates and queues requests; RequestFactory reads their arguments
                -- EngineLoop        decides which thread steps; AsyncDriver steps for async readers
@@ -44,33 +75,128 @@ class Engine:
                        -- TierTable, Batch, Slots, WaitingQueue
 
     Args:
-        parts: the result of :func:`~speccompile.runtime.engine_parts.connect_parts`.
+        target: the wrapped model.
+        arena: state of all slots.
+        executables: executables of requests without special needs.
+        build: builds the executables of another kind, when the first request needs them.
+        build_mixed: builds the mixed tiers of a kind, when the first request whose tokens are watched is submitted.
+        policy: chooses the draft length of each step.
+        outcomes: results of each run, for the host.
+        traits: requirements of the executables.
+        options: options of the caller.
+        host_draft: a drafter on the host, called before each step.
+        saver: saves hidden states of sequences; None if they are not saved.
+        adapters: the arena's buffers of adapters; None if it has none.
+        ranks: ranks of a sharded model, which repeat this engine's runs.
+
+    Attributes:
+        prefix_reuse: whether ``slots`` reuse the KV of known prefixes.
     """
 
-    def __init__(self, parts: EngineParts) -> None:
-        self.arena = parts.arena
-        self.ranks = parts.ranks
-        self.options = parts.options
-        self.traits = parts.traits
-        self.saver = parts.saver
-        self.prefix_reuse = parts.prefix_reuse
-        self.stats = parts.stats
-        self.table = parts.table
-        self.batch = parts.batch
-        self.waiting = parts.waiting
-        self.slots = parts.slots
-        self.policies = parts.policies
-        self.prompts = parts.prompts
-        self.choice = parts.choice
-        self.scheduler = parts.scheduler
-        self.loop = parts.loop
-        self.adapters = parts.adapters
-        self.submitter = parts.submitter
-        self.training = parts.training
-        self._async_driver = parts.async_driver
-        self._shutdown = parts.shutdown
+    def __init__(
+        self,
+        target: Target,
+        arena: Arena,
+        executables: Executables,
+        build: Callable[[Kind], Executables],
+        build_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+        policy: AnyPolicy,
+        outcomes: Outcomes,
+        *,
+        traits: StepTraits,
+        options: EngineOptions,
+        host_draft: HostDraft | None = None,
+        saver: Saver | None = None,
+        adapters: AdapterBuffers | None = None,
+        ranks: Ranks | None = None,
+    ) -> None:
+        self.arena, self.traits, self.options, self.saver, self.ranks = arena, traits, options, saver, ranks
+        device = traits_of(arena.device)
+        budget = device.prefill_budget if options.prefill_budget is None else options.prefill_budget
+        # With a budget in tokens no step also processes a prompt.
+        self.table = table = TierTable(executables, build, build_mixed if budget is None else lambda kind: {})
+        self.stats = stats = Stats(arena.layout.max_draft_len)
+        self.batch, self.waiting = batch, waiting = Batch(arena), WaitingQueue(options.max_waiting)
+        # KV of a decode step and of a prompt chunk differ in their last bits.
+        self.prefix_reuse = options.prefix_reuse and not traits.one_shape
+        self.slots = slots = Slots(
+            arena,
+            target.state_of_weights,
+            reuse=self.prefix_reuse,
+            clear=traits.reads_dead_places,
+            state_checkpoints=options.state_checkpoints,
+            prompts_differ=traits.prompts_differ,
+        )
+        # A longer chunk would skip checkpoints.
+        widths = sorted({width for width, _ in table.prefill})
+        if options.state_checkpoints is not None:
+            widths = [width for width in widths if width <= options.state_checkpoints] or widths[:1]
+        self.policies = policies = Policies(
+            policy,
+            table.draft_lens,
+            ready=traits.ready,
+            measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
+        )
+        self.retirement = retirement = Retirement(batch, slots, stats, saver)
+        delivery = Delivery(retirement, stats, arena.layout.max_len)
+        self.host_calls = host_calls = HostCalls(
+            arena, retirement, None if host_draft is None else HostDrafter(host_draft, arena)
+        )
+        # Both use one clock, so measurements arrive in the order of runs.
+        clock = clock_of(arena.device)
+        self.prompts = prompts = PromptReader(
+            arena,
+            table,
+            batch,
+            slots,
+            waiting,
+            retirement,
+            delivery,
+            host_calls,
+            outcomes,
+            stats,
+            PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
+            clock,
+        )
+        self.choice = choice = TierChoice(arena, batch, table, policies, traits)
+        # Results are read one step late only if the device runs beside the host, and if the next step does not depend
+        # on them: on a draft of the host, on whether a network drafts, on its confidence, or on positions to clear.
+        asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
+        waits = asks or traits.reads_dead_places
+        self.scheduler = scheduler = Scheduler(
+            arena,
+            table,
+            batch,
+            slots,
+            prompts,
+            choice,
+            policies,
+            host_calls,
+            delivery,
+            retirement,
+            outcomes,
+            stats,
+            clock,
+            late=device.asynchronous and not waits,
+            clears_rejected=traits.reads_dead_places,
+            drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
+        )
+        self.loop = loop = EngineLoop(scheduler, waiting, slots, retirement, arena.device, saves=saver is not None)
+        self.adapters = AdapterTable(adapters, arena, slots, waiting, loop)
+        self._async_driver, self.training = AsyncDriver(loop), HeadTraining(arena, loop, retirement)
+        self.submitter = RequestSubmitter(
+            RequestFactory(target, arena, self.adapters, saver, drawn_options=traits.drawn_options),
+            table,
+            loop,
+            slots,
+            waiting,
+            ranks,
+            max_batch=arena.layout.max_batch,
+            captured=traits.captured,
+        )
+        self._shutdown = Shutdown(loop, self._async_driver, self.training, ranks, saver)
         open_engines.add(self)
-        if self.saver is not None:
+        if saver is not None:
             self._shutdown.write_when_dropped(self)
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:

@@ -16,7 +16,6 @@ from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.engine_parts import connect_parts
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -64,7 +63,7 @@ class SpeculatorBase:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
         )
-        parts = connect_parts(
+        engine = Engine(
             target,
             arena=build.arena,
             executables=build.executables,
@@ -89,7 +88,6 @@ class SpeculatorBase:
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
             ranks=config.ranks,
         )
-        engine = Engine(parts)
         if options.learn is not None:
             assert build.drafter is not None and config.saved is not None
             engine.training.start(

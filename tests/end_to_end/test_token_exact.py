@@ -195,29 +195,6 @@ def test_policy_that_swaps_at_random(
 
 
 @pytest.mark.parametrize("mode", MODES)
-@SETTINGS
-@given(case=cases(), seed=st.integers(0, 1000))
-def test_set_tier_from_outside_between_steps(
-    model: LlamaForCausalLM, eager: Callable[[str], Speculator], mode: str, case: Case, seed: int
-) -> None:
-    spec, rng = eager(mode), random.Random(seed)
-    engine = spec.engine
-    requests = [engine.submit([*ids], max_new_tokens=case.max_new_tokens, eos_token_id=[]) for ids in case.prompts]
-    try:
-        while not engine.idle:
-            spec.set_tier(rng.choice(TIERS))
-            engine.step()
-    finally:
-        for request in requests:
-            request.cancel()
-    expected = hugging_face(model, case, [])
-    start = case.padded()[0].shape[1]
-    for row, request in enumerate(requests):
-        room = min(case.max_new_tokens, MAX_LEN - len(request.prompt))
-        assert request.new_tokens == expected[row, start : start + room].tolist(), f"row {row}"
-
-
-@pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("draft_len", TIERS)
 def test_every_length_near_max_len(
     model: LlamaForCausalLM, eager: Callable[[str], Speculator], mode: str, draft_len: int

@@ -17,17 +17,13 @@ from speccompile.graph_capture.attention import ROUTES, Route, Running, captured
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
-from speccompile.tools.families import find_families, tiny_model
+from support.families import family
 from support.tiny import tiny_llama
 
 SLOTS, PLACES, HEADS, GROUPS, DIM, VALUE = 3, 16, 4, 2, 8, 6
 # Rows at positions of their own, in slots out of order.
 SLOT_OF_ROW = torch.tensor([2, 0])
 POSITIONS = torch.tensor([[9, 10, 11], [3, 4, 5]])
-
-
-def family(name: str) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0])
 
 
 def slot_cache(gather: bool = False) -> SlotCache:

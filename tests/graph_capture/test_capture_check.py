@@ -22,9 +22,9 @@ from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
-from speccompile.tools.families import find_families, tiny_model
 from support import tiny
 from support.errors import raises
+from support.families import family
 from support.tiny import Captured, tiny_llama
 
 Run = Callable[..., Any]
@@ -48,10 +48,6 @@ class Checked:
 
 def lower(graph: StepGraph) -> Run:
     return Eager("reference").lower(graph, "the captured model")
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def captured(model: PreTrainedModel, max_len: int) -> Checked:

@@ -26,19 +26,16 @@ from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
-from speccompile.tools.families import find_families, tiny_config, tiny_model
+from speccompile.tools.families import find_families, tiny_config
 from speccompile.utils.transformers_version import CACHE, FROM_5_23, FROM_5_24
 from support.errors import raises
+from support.families import family
 from support.tiny import tiny_llama
 
 F32 = torch.float32
 FULL, WINDOW, CHUNK = Mask(), Mask(window=8), Mask(chunk=8)
 INTERFACE = "transformers' attention interface"
 RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not captured yet"
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def seen(model: PreTrainedModel, *routes: Route) -> Observation:

@@ -29,13 +29,9 @@ from speccompile.errors import (
     UnsupportedModel,
 )
 from speccompile.graph_capture.model_info import decoder_layers, inspect_model, module_path, named_tensors
-from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
+from support.families import family
 from support.tiny import tiny_llama
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def without_a_head() -> PreTrainedModel:

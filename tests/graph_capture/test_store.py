@@ -20,9 +20,9 @@ from speccompile.graph.printing import to_python
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.storage import CacheFolder
 from support.errors import raises
+from support.families import family
 from support.tiny import captured, tiny_llama
 
 
@@ -71,10 +71,6 @@ def wrap(
 ) -> speccompile.Speculator:
     mode = "ngram" if max(tiers) else "none"
     return speccompile.wrap(model, mode, tiers=tiers, backend="eager", max_len=max_len, max_batch=max_batch)
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:

@@ -6,7 +6,7 @@ import threading
 
 import pytest
 
-from speccompile.errors import Closed, ForkedSpeculator, InsideStep, QueueFull, Rebuilt
+from speccompile.errors import Closed, ForkedSpeculator, Rebuilt
 from support.engine_parts import request_of
 from support.engines import PATIENCE, threads
 from support.errors import raises
@@ -38,14 +38,6 @@ def test_one_thread_at_a_time_has_the_turn(parts: TurnParts) -> None:
     with threads(other):
         pass
     assert got == [False, True]
-
-
-def test_a_step_may_not_be_waited_for_inside_of_it(parts: TurnParts) -> None:
-    parts.steps.work = parts.loop.step
-    with raises(InsideStep, what="step()"):
-        parts.loop.step()
-    parts.steps.work = lambda: None
-    parts.loop.step()
 
 
 def test_close_returns_when_serving_threads_have_left(parts: TurnParts) -> None:
@@ -85,16 +77,6 @@ def test_a_step_that_raises_gives_the_turn_back(parts: TurnParts) -> None:
         assert own
 
 
-def test_an_interrupt_that_was_kept_is_raised_when_the_turn_has_ended(parts: TurnParts) -> None:
-    request, interrupt = parts.running(), KeyboardInterrupt()
-    parts.steps.work = lambda: parts.retirement.fail_all([request], interrupt)
-    with pytest.raises(KeyboardInterrupt) as caught:
-        parts.loop.step_or_wait()
-    assert caught.value is interrupt and parts.slots.free == 2
-    parts.steps.work = lambda: None
-    parts.loop.step_or_wait()
-
-
 def test_it_is_idle_when_nothing_waits_and_runs_and_no_turn_is_on(parts: TurnParts) -> None:
     assert parts.loop.idle
     with parts.loop.exclusive():
@@ -104,13 +86,6 @@ def test_it_is_idle_when_nothing_waits_and_runs_and_no_turn_is_on(parts: TurnPar
     parts.slots.release(request)
     parts.loop.enqueue([request_of(parts.arena)])
     assert not parts.loop.idle
-
-
-def test_run_steps_until_it_is_idle(parts: TurnParts) -> None:
-    request = parts.running()
-    parts.steps.work = lambda: parts.steps.count == 3 and parts.retirement.fail_all([request], ValueError())
-    parts.loop.run()
-    assert parts.steps.count == 3
 
 
 # --- a thread that serves ------------------------------------------------------------------------
@@ -151,22 +126,7 @@ def test_a_thread_that_waits_goes_on_when_the_serving_one_leaves(parts: TurnPart
     assert parts.steps.count == 0
 
 
-def test_serve_ends_when_it_is_closed(parts: TurnParts) -> None:
-    stepped = threading.Event()
-    parts.steps.work = stepped.set
-    with threads(parts.loop.serve):
-        stepped.wait(PATIENCE)
-        parts.loop.close()
-
-
 # --- requests that end outside of a step ---------------------------------------------------------
-
-
-def test_a_request_that_ends_between_steps_leaves_at_once(parts: TurnParts) -> None:
-    request = parts.running()
-    request.end("cancelled")
-    parts.loop.ended(request)
-    assert request.closed and parts.slots.free == 2 and parts.steps.count == 0
 
 
 def test_a_request_that_ends_during_a_turn_leaves_when_the_turn_ends(parts: TurnParts) -> None:
@@ -178,17 +138,6 @@ def test_a_request_that_ends_during_a_turn_leaves_when_the_turn_ends(parts: Turn
     assert request.closed and parts.slots.free == 2
 
 
-def test_an_abandoned_request_is_cancelled_by_the_next_turn(parts: TurnParts) -> None:
-    running, waiting = parts.running(), request_of(parts.arena)
-    parts.loop.enqueue([waiting])
-    for request in (running, waiting):
-        parts.loop.abandoned(request)
-        assert not request.finished
-    parts.loop.step_or_wait()
-    assert (running.finish_reason, waiting.finish_reason) == ("cancelled", "cancelled")
-    assert len(parts.waiting) == 0 and parts.slots.free == 2
-
-
 def test_an_abandoned_request_makes_room_for_the_next_one(parts: TurnParts) -> None:
     parts.running(), parts.running()
     abandoned, next_one = request_of(parts.arena), request_of(parts.arena)
@@ -198,24 +147,7 @@ def test_an_abandoned_request_makes_room_for_the_next_one(parts: TurnParts) -> N
     assert parts.waiting.requests == [next_one]
 
 
-def test_all_requests_of_a_call_are_queued_or_none(parts: TurnParts) -> None:
-    three, four = ([request_of(parts.arena) for _ in range(count)] for count in (3, 4))
-    with raises(QueueFull, count=4, waiting=0, limit=1):
-        parts.loop.enqueue(four)
-    assert len(parts.waiting) == 0
-    parts.loop.enqueue(three)
-    assert len(parts.waiting) == 3
-
-
 # --- the end -------------------------------------------------------------------------------------
-
-
-def test_close_cancels_what_waits_and_what_runs(parts: TurnParts) -> None:
-    running, waiting = parts.running(), request_of(parts.arena)
-    parts.loop.enqueue([waiting])
-    parts.loop.close()
-    assert [request.finish_reason for request in (running, waiting)] == ["cancelled", "cancelled"]
-    assert running.closed and waiting.closed and parts.loop.idle
 
 
 @pytest.mark.parametrize("kind", [Closed, Rebuilt])
@@ -227,18 +159,6 @@ def test_a_closed_engine_says_why(parts: TurnParts, kind: type[Closed]) -> None:
     with raises(kind):
         parts.loop.enqueue([request_of(parts.arena)])
     assert len(parts.waiting) == 0
-
-
-def test_close_in_a_callback_takes_effect_when_the_step_has_ended(parts: TurnParts) -> None:
-    request = parts.running()
-
-    def close() -> None:
-        parts.loop.close()
-        assert not request.finished
-
-    parts.steps.work = close
-    parts.loop.step()
-    assert request.finish_reason == "cancelled" and parts.slots.free == 2
 
 
 def test_a_forked_child_steps_for_itself(parts: TurnParts) -> None:

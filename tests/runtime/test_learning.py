@@ -73,19 +73,6 @@ def test_without_a_learner_there_is_nothing_to_end(bench: Bench) -> None:
     assert bench.training.learner is None and bench.parts.retirement.keeper is None
 
 
-def test_a_learner_is_waited_for(bench: Bench) -> None:
-    bench.start()
-    bench.training.close()
-    assert bench.learning.learner.closed == [True]
-
-
-def test_a_step_does_not_wait_for_a_learner_that_may_wait_for_the_step(bench: Bench) -> None:
-    bench.start()
-    bench.parts.steps.work = bench.training.close
-    bench.parts.loop.step()
-    assert bench.learning.learner.closed == [False]
-
-
 def test_a_forked_child_has_no_learner_and_collects_nothing(bench: Bench) -> None:
     bench.start()
     assert isinstance(bench.parts.retirement.keeper, Collector)

@@ -8,15 +8,11 @@ from typing import cast
 
 import torch
 
-from speccompile.runtime.batch import Batch
 from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
-from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.scheduler import Scheduler
-from speccompile.runtime.slots import Slots
-from speccompile.runtime.stats import Stats
 from speccompile.runtime.waiting import WaitingQueue
-from support.engine_parts import request_of, small_arena
+from support.engine_parts import Parts, request_of
 
 
 class Steps:
@@ -33,16 +29,14 @@ class Steps:
         return []
 
 
-class TurnParts:
+class TurnParts(Parts):
     """EngineLoop over two real slots and a queue of one."""
 
     def __init__(self, *, saves: bool = False) -> None:
-        self.arena, self.steps, self.waiting = small_arena(), Steps(), WaitingQueue(1)
-        self.slots = Slots(self.arena, lambda: 0, reuse=False, clear=False)
-        self.retirement = Retirement(Batch(self.arena), self.slots, Stats(3), None)
-        scheduler = cast(Scheduler, self.steps)
-        device = torch.device("cpu")
-        self.loop = EngineLoop(scheduler, self.waiting, self.slots, self.retirement, device, saves=saves)
+        super().__init__()
+        self.steps, self.waiting = Steps(), WaitingQueue(1)
+        steps = cast(Scheduler, self.steps)
+        self.loop = EngineLoop(steps, self.waiting, self.slots, self.retirement, torch.device("cpu"), saves=saves)
 
     def running(self) -> Request:
         request = request_of(self.arena)

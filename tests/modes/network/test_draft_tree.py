@@ -95,11 +95,14 @@ def test_a_chain_written_as_a_tree_drafts_the_chain(spec: Speculator, kind: str)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, **PENALTIES}], ids=["greedy", "sampled"])
-def test_the_target_drafts_for_itself_without_a_mistake(itself: Speculator, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", [3, STATIC], ids=["chain", "tree"])
+def test_the_target_drafts_for_itself_without_a_mistake(
+    itself: Speculator, shape: int, options: dict[str, Any]
+) -> None:
     """Each node has its own path as its text, and the noise of its place: else some path would end early."""
     # Of a known prompt the first token would be a step's.
-    prompt = random_prompt(17, seed=len(options))
-    itself.set_tier(STATIC)
+    prompt = random_prompt(17, seed=len(options) + 10 * (shape == 3))
+    itself.set_tier(shape)
     itself.stats.reset()
     itself.engine.submit(prompt, max_new_tokens=1 + 8 * 4, **options).result()
     assert itself.stats.acceptance_length == 4
