@@ -142,7 +142,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _reason(row: Row) -> str:
     """Reason of a row, without what other columns show."""
-    for start in (f"{row.model_class} cannot be captured: ", f"no tiny {row.family} can be made: "):
+    for start in (f"{row.model_class} cannot be captured: ", f"no tiny {row.family} can be created: "):
         if row.reason.startswith(start):
             return row.reason.removeprefix(start)
     return row.reason
