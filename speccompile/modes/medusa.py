@@ -97,7 +97,7 @@ def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
             repository on the Hugging Face Hub. If the files hold a whole model, only the heads are read.
 
     Raises:
-        InvalidHead: there is no checkpoint, or it has no heads.
+        InvalidHead: no checkpoint was found, or it has no heads.
         HeadKeys: tensors are missing, not known or of another shape. The message lists them.
     """
     name = str(source)

@@ -40,7 +40,7 @@ def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
             ``pytorch_model.bin``; or the id of such a repository on the Hugging Face Hub.
 
     Raises:
-        InvalidHead: there is no checkpoint, or it is for another target.
+        InvalidHead: no checkpoint was found, or it is for another target.
         HeadKeys: keys are renamed, missing, not known or of another shape. The message lists them.
     """
     folder, name = checkpoint_folder(source, CHECKPOINT_FILES), str(source)
