@@ -49,6 +49,17 @@ class Head:
     status: int
     headers: Headers
 
+    @property
+    def is_stream(self) -> bool:
+        """Whether the body consists of server-sent events."""
+        return dict(self.headers).get(b"content-type", b"").startswith(b"text/event-stream")
+
+    @property
+    def length(self) -> int | None:
+        """Announced number of bytes of the body, if any."""
+        length = dict(self.headers).get(b"content-length")
+        return None if length is None else int(length)
+
 
 async def read_call(request: Request, most: int, seconds: float) -> ReplicaCall:
     """Read a request with its body, of at most ``most`` bytes, which must arrive within ``seconds``.

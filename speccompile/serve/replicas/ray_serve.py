@@ -42,7 +42,7 @@ def ray_app(
 
     A request is sent to the replica on which its conversation began, unless that has ``imbalance`` more requests than
     the least loaded one. If a replica dies before a part of an answer was passed on, the request is sent to another
-    one; otherwise it ends with an error.
+    one; otherwise, in the middle of a stream, it ends with an error.
 
     Args:
         make_service: builds the service of a replica, in the replica's process. Ray pickles it.

@@ -13,7 +13,7 @@ from starlette.types import Send
 from speccompile.errors import error_line
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.disconnect import PartedResponse
-from speccompile.serve.replicas.call import Head, ReplicaCall
+from speccompile.serve.replicas.call import Head, Headers, ReplicaCall
 
 log = logging.getLogger("speccompile.serve")
 
@@ -23,7 +23,7 @@ ATTEMPTS, PAUSE_SECONDS = 4, 0.5
 
 
 async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tuple[type[Exception], ...]) -> Response:
-    """Return the answer of a replica.
+    """Return the answer of a replica. A stream is passed on from its first part, any other answer as a whole.
 
     Args:
         ask: sends a call to a replica. The same call may be sent several times.
@@ -33,8 +33,9 @@ async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tu
         parts = ask(call)
         try:
             head = await anext(parts)
+            assert isinstance(head, Head)
             # A stream's head arrives before its first token. Until that token another replica may still answer.
-            first = await anext(parts, b"")
+            first = await (anext(parts, b"") if head.is_stream else _whole_body(head, parts))
         except lost as error:
             log.warning(
                 "a replica died before it answered (%s): attempt %d of %d", error_line(error), attempt + 1, ATTEMPTS
@@ -45,18 +46,38 @@ async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tu
         except BaseException:
             await parts.aclose()
             raise
-        assert isinstance(head, Head) and isinstance(first, bytes)
-        return _Relayed(head, first, parts, lost)
+        assert isinstance(first, bytes)
+        if head.is_stream:
+            return _Relayed(head, first, parts, lost)
+        await parts.aclose()
+        response = Response(first, head.status)
+        response.raw_headers = _headers(head)
+        return response
     return ApiError("no replica could answer; try again later", status=503, code="no_replica").response()
 
 
+def _headers(head: Head) -> Headers:
+    """Headers of an answer without the one that Ray's proxy adds to all answers."""
+    return [item for item in head.headers if item[0] != b"x-request-id"]
+
+
+async def _whole_body(head: Head, parts: Parts) -> bytes:
+    """Read a body to its announced length: a replica that dies after its last byte has answered."""
+    body = b""
+    async for part in parts:
+        assert isinstance(part, bytes)
+        body += part
+        if len(body) == head.length:
+            break
+    return body
+
+
 class _Relayed(PartedResponse):
-    """Answer with a known first part. The other parts follow until the client leaves."""
+    """Stream with a known first part. The other parts follow until the client leaves."""
 
     def __init__(self, head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> None:
-        super().__init__(_passed_on(head, first, rest, lost), head.status)
-        # Ray's proxy adds this header to all answers.
-        self.raw_headers = [item for item in head.headers if item[0] != b"x-request-id"]
+        super().__init__(_passed_on(first, rest, lost), head.status)
+        self.raw_headers = _headers(head)
         self._rest = rest
 
     async def _send(self, send: Send) -> None:
@@ -67,18 +88,13 @@ class _Relayed(PartedResponse):
             await self._rest.aclose()
 
 
-async def _passed_on(
-    head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]
-) -> AsyncGenerator[bytes, None]:
+async def _passed_on(first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> AsyncGenerator[bytes, None]:
     yield first
     try:
         async for part in rest:
             assert isinstance(part, bytes)
             yield part
     except lost as error:
-        log.warning("a replica died in the middle of an answer: %s", error_line(error))
-        if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            # The connection closes before the announced length.
-            raise
+        log.warning("a replica died in the middle of a stream: %s", error_line(error))
         message = "the replica died in the middle of the stream; the text so far is not complete"
         yield f"data: {json.dumps(ApiError(message, status=500, code='replica_died').body())}\n\n".encode()
