@@ -33,7 +33,9 @@ BROWSER_TESTS := tests/serve/test_page.py tests/report/render/test_report_page.p
 CLIENTS := build/clients
 CLIENT_PACKAGES := dspy instructor langchain-openai litellm llama-index-llms-openai-like openai pydantic-ai-slim[openai] pytest
 
-.PHONY: demo test test-browser test-clients test-ray test-versions lint docs bench gpu-check clean
+WHEEL := build/wheel
+
+.PHONY: demo test test-browser test-clients test-ray test-versions test-wheel lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
@@ -54,6 +56,14 @@ test-ray: $(STAMP)
 test-clients: $(STAMP) $(CLIENTS)/.stamp
 	SERVER_PYTHON=$(abspath $(BIN)/python) PYTHONPATH=tests $(CLIENTS)/bin/python -m pytest --noconftest \
 		-p support.served_model -p support.no_skips --no-skips tests/serve/clients/check_*.py $(ARGS)
+
+# The wheel without the checkout, in an environment of its own.
+test-wheel:
+	rm -rf $(WHEEL)
+	$(PYTHON) -m venv $(WHEEL)
+	$(WHEEL)/bin/pip wheel -q --no-deps -w $(WHEEL)/dist .
+	$(WHEEL)/bin/pip install -q -c constraints.txt "$$(echo $(WHEEL)/dist/*.whl)[demo]"
+	cd $(WHEEL) && bin/speccompile demo --tiers 0,3 --new-tokens 16 $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp

@@ -3,43 +3,22 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Collection, Mapping, Sequence
-from importlib.metadata import entry_points
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
-from speccompile.errors import InvalidAdapter, InvalidOption, UnknownBackend, UnknownMode, UnknownOption
+from speccompile.errors import InvalidAdapter, InvalidOption, UnknownBackend, UnknownMode
 from speccompile.utils.device_names import check_device_name
 from speccompile.utils.hub import ADAPTER_CONFIG, check_reachable, unavailable
+from speccompile.utils.mode_names import AUTO, CLASSES, installed_modes
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
 
-# Modes with their options, and backends. `speccompile.modes` and `speccompile.lowering.backends` define them, but
-# import torch.
-_NETWORK = ("draft", "draft_max_len", "draft_weights")
-_MODES = {
-    "auto": ("head", "draft", "predictions"),
-    "dflash": (*_NETWORK, "fused", "block_size"),
-    "draft_target": (*_NETWORK, "fused", "mask_token_id"),
-    "eagle3": (*_NETWORK, "fused", "confidence"),
-    "eagle3_one_model": (*_NETWORK, "fused", "confidence"),
-    "early_exit": ("exit_layer",),
-    "medusa": ("draft",),
-    "mtp": (*_NETWORK, "chain"),
-    "mtp_eagle": (*_NETWORK, "fused", "confidence"),
-    "mtp_eagle_one_model": (*_NETWORK, "fused", "confidence"),
-    "ngram": ("max_ngram", "min_ngram"),
-    "none": (),
-    "prediction": (),
-    "save_hidden_states": ("output_directory", "write_interval", "file_prefix", "eagle3_layers_to_capture"),
-    "suffix": ("max_depth", "factor", "offset", "min_probability", "corpus", "tokenizer", "remember"),
-    "user_provided": ("draft", "host", "reads_hidden"),
-}
+# Backends. `speccompile.lowering.backends` defines them, but imports torch.
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
-_ENTRY_POINTS = "speccompile.modes"
 
 #: Value of ``--weights`` for the integers of a quantised checkpoint.
 STORED = "stored"
@@ -57,7 +36,7 @@ TIERS = ",".join(map(str, DEFAULT_TIERS))
 
 def modes() -> list[str]:
     """Names of the modes of this package and of installed packages."""
-    return sorted({*_MODES, *(point.name.lower() for point in entry_points(group=_ENTRY_POINTS))})
+    return sorted({AUTO, *CLASSES, *installed_modes()})
 
 
 def check_mode(name: str) -> None:
@@ -70,19 +49,6 @@ def parse_mode(text: str) -> str | list[str]:
     """Parse ``"suffix+ngram"`` to ``["suffix", "ngram"]``. A single name stays as it is."""
     names = text.split("+")
     return names if len(names) > 1 else text
-
-
-def check_options(mode: str | Sequence[str], options: Collection[str]) -> None:
-    """Check the names of the options of one of this package's modes. Options of an installed package's mode, and of
-    several modes, are checked when the modes are loaded.
-
-    Raises:
-        UnknownOption: ``mode`` does not have the options.
-    """
-    known = _MODES.get(mode.lower()) if isinstance(mode, str) else None
-    if known is not None and (unknown := sorted(set(options) - set(known))):
-        where, names = f"--option of mode {mode!r}", ", ".join(unknown)
-        raise UnknownOption(where=where, names=names, known=", ".join(known) or "no options")
 
 
 def check_backend(name: str) -> None:
@@ -118,7 +84,11 @@ def check_wrap(model: str, options: WrapOptions, device: str | None) -> None:
     mode = "none" if options.mode is None else options.mode
     for name in [mode] if isinstance(mode, str) else mode:
         check_mode(name)
-    check_options(mode, options.mode_options.keys())
+    if options.mode_options and isinstance(mode, str):
+        # The modes import torch.
+        from speccompile.modes.registry import check_options
+
+        check_options(mode, options.mode_options)
     check_backend(options.backend)
     check_model(model)
 

@@ -24,6 +24,7 @@ from speccompile.modes.mtp.save import ARCHITECTURE
 from speccompile.modes.network.draft_models import draft_config
 from speccompile.modes.network.head_kinds import is_medusa
 from speccompile.modes.prediction import Prediction
+from speccompile.utils.mode_names import AUTO
 
 #: The largest number of slots for which suffix tries are chosen: the CPU reads them row by row, while n-grams are
 #: searched in all rows at once. TensorRT-LLM's heuristic has the same limit.
@@ -115,7 +116,7 @@ class Auto:
     draft: Any = None
     predictions: bool = False
 
-    name: ClassVar[str] = "auto"
+    name: ClassVar[str] = AUTO
     options: ClassVar[tuple[str, ...]] = ("head", "draft", "predictions")
 
     def choose(

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from importlib.metadata import EntryPoint, entry_points
+from collections.abc import Collection, Sequence
+from pkgutil import resolve_name
 from typing import Any, NoReturn
 
 from torch import nn
@@ -12,42 +12,12 @@ from speccompile.errors import DuplicateMode, InvalidOption, OptionOfAnotherMode
 from speccompile.modes.auto import Auto
 from speccompile.modes.base import Mode
 from speccompile.modes.composed import Composed
-from speccompile.modes.dflash.mode import DFlash
-from speccompile.modes.draft_target import DraftTarget
-from speccompile.modes.eagle3.mode import Eagle3, Eagle3OneModel
-from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.lookup_first import LookupFirst, lookup_first
-from speccompile.modes.medusa import Medusa
-from speccompile.modes.mtp.eagle_mode import MtpEagle, MtpEagleOneModel
-from speccompile.modes.mtp.mode import Mtp
 from speccompile.modes.network.network_mode import NetworkMode
-from speccompile.modes.ngram import NGram
-from speccompile.modes.none import NoSpeculation
-from speccompile.modes.prediction import Prediction
 from speccompile.modes.ready_mode import ReadyMode
-from speccompile.modes.save_hidden_states import SaveHiddenStatesMode
-from speccompile.modes.suffix.mode import Suffix
-from speccompile.modes.user_provided import UserProvided
+from speccompile.utils.mode_names import CLASSES, installed_modes
 
-ENTRY_POINTS = "speccompile.modes"
-
-BUILT_IN: tuple[type[Mode], ...] = (
-    NoSpeculation,
-    NGram,
-    EarlyExit,
-    Suffix,
-    Prediction,
-    DraftTarget,
-    UserProvided,
-    Medusa,
-    DFlash,
-    Eagle3OneModel,
-    Eagle3,
-    Mtp,
-    MtpEagleOneModel,
-    MtpEagle,
-    SaveHiddenStatesMode,
-)
+BUILT_IN: tuple[type[Mode], ...] = tuple(map(resolve_name, CLASSES.values()))
 
 _modes: dict[str, type[Mode]] = {mode.name: mode for mode in BUILT_IN}
 
@@ -83,13 +53,20 @@ def _check(name: Any, mode: Any) -> None:
         refuse("mode", mode, "it must have a class variable name, a str")
 
 
-def _installed() -> dict[str, EntryPoint]:
-    return {point.name.lower(): point for point in entry_points(group=ENTRY_POINTS)}
-
-
 def available() -> list[str]:
     """The names that ``wrap(mode=...)`` accepts."""
-    return sorted(_modes.keys() | _installed().keys() | {Auto.name})
+    return sorted(_modes.keys() | installed_modes().keys() | {Auto.name})
+
+
+def check_options(name: str, options: Collection[str]) -> None:
+    """Check names of options of one mode before it is created.
+
+    Raises:
+        UnknownMode: there is no mode of that name.
+        UnknownOption: the mode does not accept one of the options.
+    """
+    known = Auto.options if name.lower() == Auto.name else _type(name).options()
+    _check_known(f"--option of mode {name!r}", options, (), known)
 
 
 def create(
@@ -156,17 +133,17 @@ def _key(name: Any) -> str:
 
 def _type(name: Any) -> type[Mode]:
     key = _key(name)
-    if key not in _modes and key in _installed():
+    if key not in _modes and key in installed_modes():
         # Only the requested mode is loaded: an error in another package must not matter.
-        register(key, _installed()[key].load())
+        register(key, installed_modes()[key].load())
     if key not in _modes:
         raise UnknownMode(name=name, available=", ".join(available()))
     return _modes[key]
 
 
-def _check_known(where: str, options: dict[str, Any], others: Sequence[str], known: Sequence[str]) -> None:
-    if unknown := sorted(options.keys() - set(known)):
-        details = {"where": where, "names": ", ".join(unknown), "known": ", ".join([*others, *known])}
+def _check_known(where: str, options: Collection[str], others: Sequence[str], known: Sequence[str]) -> None:
+    if unknown := sorted(set(options) - set(known)):
+        details = {"where": where, "names": ", ".join(unknown), "known": ", ".join([*others, *known]) or "no options"}
         if modes := ". ".join(filter(None, map(_modes_with, unknown))):
             raise OptionOfAnotherMode(**details, modes=modes)
         raise UnknownOption(**details)

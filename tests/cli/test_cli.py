@@ -188,6 +188,8 @@ def test_generate_warns_when_the_text_is_cut() -> None:
     [
         (["--mode", "telepathy"], "unknown mode 'telepathy'"),
         (["--option", "depth=3"], "does not accept depth"),
+        (["--mode", "auto", "--option", "depth=3"], "does not accept depth. It accepts: head, draft, predictions"),
+        (["--mode", "none", "--option", "depth=3"], "does not accept depth. It accepts: no options"),
         (["--option", "max_ngram"], "write it as name=value"),
         (["--option", "max_ngram=0"], "max_ngram=0 is not valid"),
         (["--tiers", "1,3"], "0 is missing"),
