@@ -39,14 +39,15 @@ from speccompile.utils.workers import release_workers
 class Build:
     """Everything that a wrap built, and the seconds of each part.
 
+    ``make`` builds the executables of another kind. ``make_mixed`` builds the mixed tiers of a kind; they are empty if
+    prompts cannot be processed in decode steps.
+
     Args:
         config: the requested options, with those that the build decided.
         weights: the model's weights, by path; consumed weights in their packed form.
         constants: the other tensors of modules and hooks that its steps read.
         model: the stages of the model, from which all executables start.
         executables: those of ``BuildConfig.kind``.
-        make: builds those of another kind.
-        make_mixed: builds the mixed tiers of a kind; empty if prompts cannot be processed in decode steps.
         captures: the CUDA graphs, or None.
         drafter: the mode's own network, or None.
         pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a CUDA graph if ``captures`` are used.

@@ -40,7 +40,7 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
     if kind == config.kind:
-        # Inner chunks choose no token, so all kinds share them. Another chunk follows, so none is as long as a sequence.
+        # Inner chunks choose no token, so all kinds share them. Another chunk follows, so none can fill a slot.
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]

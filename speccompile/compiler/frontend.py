@@ -115,7 +115,7 @@ def build_stages(
     check_checkpoints(config)
     probe = None
     if consumed is not None and not config.weights.rounds:
-        # The model still reads its own weights here. Later it would unpack them, which needs time and memory.
+        # The model still reads its own weights here. Later it would unpack them: slower, and with more memory.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
     importance = None if config.calibration is None else config.calibration.importance
@@ -178,7 +178,8 @@ def check_trees(config: BuildConfig) -> None:
     """Refuse trees for a model whose layers do not support them.
 
     Raises:
-        InvalidTiers: a tier is a tree, and the model keeps a recurrent state, runs its own attention, or one shape.
+        InvalidTiers: a tier is a tree, and the model keeps a recurrent state or runs its own attention, or all tiers
+            run one shape.
     """
     if not config.trees:
         return
@@ -211,10 +212,10 @@ def check_checkpoints(config: BuildConfig) -> None:
         InvalidOption: the model keeps no recurrent state.
     """
     if config.state_checkpoints is not None and not config.recurrent:
-        reason = "the model keeps no recurrent state and reuses prefixes of any length without checkpoints; leave it out"
+        reason = "the model keeps no recurrent state and reuses prefixes of any length without them; leave it out"
         raise InvalidOption(where="wrap", name="state_checkpoints", value=config.state_checkpoints, reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:
-    """Number of earlier positions that a token may attend to, also in sequences longer than the observed ones."""
+    """The longest window or chunk; ``max_len`` if logits depend on the length that the cache reports."""
     return arena.layout.max_len if observed.counts else observed.reach

@@ -91,7 +91,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
 def _check_names(item: Pass, taken: Set[str]) -> None:
     for spec in state_specs_of(item):
         if spec.name in taken:
-            reason = f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}; rename it"
+            reason = f"a state tensor of pass {item.name!r} has the name {spec.name!r} of another; rename it"
             raise InvalidOption(where="wrap", name="passes", value=item, reason=reason)
 
 

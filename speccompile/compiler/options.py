@@ -184,9 +184,7 @@ class WrapOptions(Options):
     )
     rank_timeout: float = field(
         default=60.0,
-        metadata=option(
-            "Seconds without an answer after which a rank of a sharded model counts as lost.", _seconds
-        ),
+        metadata=option("Seconds without an answer after which a rank of a sharded model counts as lost.", _seconds),
     )
     #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
     mode_options: Mapping[str, Any] = field(default_factory=dict)
