@@ -81,7 +81,7 @@ def test_trees_need_a_device_that_the_mode_proposes_them_on(model: LlamaForCausa
 
 def test_a_mode_needs_a_device_of_the_backend() -> None:
     check_backend(mode_named("suffix"), "inductor")
-    with raises(InvalidOption, where="wrap", name="backend", value="cudagraph", reason="its drafter runs on cpu alone"):
+    with raises(InvalidOption, where="wrap", name="backend", value="cudagraph", reason="its drafter only runs on cpu"):
         check_backend(mode_named("suffix"), "cudagraph")
 
 
