@@ -60,7 +60,7 @@ __all__ = [
     "wrap",
 ]
 
-# Imported at first use, since torch and transformers take seconds, and `speccompile --help` needs neither.
+# Imported at first use: the import of torch and transformers lasts seconds, and `speccompile --help` needs neither.
 _SUBMODULES = frozenset(
     {
         "acceptance",

@@ -1,4 +1,4 @@
-"""Backends: what lowers a step graph to a callable. A backend of your own derives from one of these classes."""
+"""Backends lower a step graph to a callable. Your own backend derives from one of these classes."""
 
 from speccompile.lowering.backends import Backend, Eager, Inductor, register_backend
 

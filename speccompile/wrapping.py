@@ -1,4 +1,4 @@
-"""``speccompile.wrap``: checks what was asked for, builds it, and hands back a speculator."""
+"""``speccompile.wrap``: checks its options, builds the executables, and returns a speculator."""
 
 from __future__ import annotations
 
@@ -73,95 +73,96 @@ def wrap(
     progress: Progress | None = None,
     **mode_options: Any,
 ) -> Speculator:
-    """Make ``model`` decode speculatively, with the same text.
+    """Return a speculator, which decodes with ``model`` speculatively and emits the same text.
 
     Args:
         model: a causal LM with a KV cache, in eval mode, on one device; or a PEFT model over one, whose adapter is in
-            its layers (LoRA and its like). It is left as it was, unless ``consume``; on CUDA some of its weights move
-            in memory, and keep their values. Weights may change in place later.
-            Hooks, modules, active adapters and settings may not: the next request raises ``ModelChanged`` then, until
-            :meth:`Speculator.rebuild` is called.
+            its layers (LoRA and its like). It does not change, unless ``consume``; on CUDA some of its weights move
+            in memory, and keep their values. Weights may change in place later. After a change of hooks, modules,
+            active adapters or settings, requests raise ``ModelChanged`` until :meth:`Speculator.rebuild` is called.
         mode: How to draft. A name of ``speccompile.modes.available()``; None is ``none``. Of several (``["suffix",
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
-            ``auto`` chooses by what is given (``head=``, ``draft=``) and by what the model's checkpoint has;
-            ``explain()`` says why. Where it is left out, it is ``auto`` with ``head=`` or ``draft=``, else ``ngram``.
-        tiers: Draft lengths to build, 0 among them, and trees (`speccompile.Tree`). None is (0, 1, 3, 7), or as far as
-            the drafter goes. A policy chooses among the draft lengths; a tree runs after ``set_tier(tree)``, or with
-            ``policy=Fixed(tree)``.
-        max_batch: Number of slots: most requests that run at a time. Further ones wait. Steps run over the smallest of
-            1, 2, 4, ... rows that holds those alive.
+            ``auto`` chooses by the options (``head=``, ``draft=``) and by the contents of the model's checkpoint;
+            ``explain()`` reports why. Without ``mode``, it is ``auto`` with ``head=`` or ``draft=``, else ``ngram``.
+        tiers: Draft lengths to build, 0 among them, and trees (`speccompile.Tree`). None is (0, 1, 3, 7), each
+            limited to the drafter's most drafts. A policy chooses among the draft lengths. A tree runs after
+            ``set_tier(tree)``, or with ``policy=Fixed(tree)``.
+        max_batch: Number of slots: most requests that run at a time. Further requests wait. Steps run over the
+            smallest of 1, 2, 4, ... rows that holds the live requests.
         max_len: Most tokens of a sequence, prompt included; by default 2048, or the model's positions if fewer.
             ``explain()`` reports which.
         backend: What compiles the steps. ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``; or the name of
             a backend that was registered.
         policy: What chooses the draft length of each step. ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live
-            rows on, that K), ``"schedule:<=4=7,<=8=3"`` (up to so many live rows, that K, and none above the last:
-            TensorRT-LLM's ``draft_len_schedule``), ``"cost"`` (what drafts are worth over what the very tiers take,
-            which are timed for it before the first step), ``"ema"`` (SGLang's), ``"gate"`` (none while too few are
-            accepted), these with options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of
-            :mod:`speccompile.policies`, or one with ``choose(live_rows) -> K``. None is ``"cost"``, and the largest
-            tier under acceptance rules by which drawn text depends on the draft length.
+            rows on, that K), ``"schedule:<=4=7,<=8=3"`` (up to so many live rows, that K, and 0 above the last:
+            TensorRT-LLM's ``draft_len_schedule``), ``"cost"`` (most expected tokens per second; the tiers are timed
+            before the first step), ``"ema"`` (SGLang's), ``"gate"`` (no drafts while too few are accepted), these with
+            options (``"ema:alpha=0.3,candidates=0/3/7"``), an object of :mod:`speccompile.policies`, or one with
+            ``choose(live_rows) -> K``. None is ``"cost"``, and the largest tier under acceptance rules by which drawn
+            text depends on the draft length.
         acceptance: The rule that accepts or rejects draft tokens. ``exact``: the text does not depend on the drafts.
-            ``rejection``: when tokens are drawn, only their distribution does not; ``block`` likewise, and it accepts
-            more, of modes that draft with probabilities (``early_exit``). ``typical`` and ``relaxed`` are lossy. A
-            name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is ``exact``,
-            unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS asks for ``Forced`` (for benchmarks).
+            ``rejection``: the distribution of drawn tokens does not depend on the drafts. ``block``: likewise, and it
+            accepts more of the drafts that have probabilities (mode ``early_exit``). ``typical`` and ``relaxed`` are
+            lossy. A name, or an object of :mod:`speccompile.acceptance` such as ``Typical(threshold=0.2)``. None is
+            ``exact``, unless the variable TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS requests ``Forced`` (for
+            benchmarks).
         deterministic: Whether logits are independent, in every bit, of the tier and of the other rows. None does so
-            where it costs nothing: on a CPU, by kernels of ours that keep a row's order of sums. With True and without
-            them all tiers run the widest tier's shape.
+            where it costs nothing: on a CPU, by the package's kernels, which keep a row's order of sums. With True and
+            without these kernels, all tiers run the widest tier's shape.
         weights: The form of the weights of linears and embeddings. ``int8`` rounds them to 8 bits in groups of 64
             inputs. ``int4`` rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Both round
             what is multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its
             text differs. ``spec.check`` compares with that model. A mapping gives forms to modules:
             ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
-            contains it. Of several, the one with the most parts counts, and of these the one with the most letters.
-            ``"*"`` is all other weights (``"same"`` where it is not given).
+            contains it. Of several names that match, the one with the most parts decides; of these, the one with the
+            most letters. ``"*"`` is all other weights (``"same"`` by default).
             :class:`~speccompile.quantized.QuantizedWeights` are integers of a checkpoint that is quantised already: the
             linears that they name multiply with these, without a second rounding. The model's own values of them are
-            released, and may be on the meta device; its own forward is refused then (call ``spec(input_ids)``).
-        calibration: What `speccompile.calibrate` gathered, or its file: `int4` rounds by it. Of each group it chooses
-            the scale that loses least at the inputs that are large. It must be of this model, and have the inputs of
-            all weights in ``int4``.
+            released, and may be on the meta device. The model's own forward then raises (call ``spec(input_ids)``).
+        calibration: What `speccompile.calibrate` gathered, or its file: `int4` rounds by it. For each group it chooses
+            the scale with the least loss at large inputs. It must be of this model, and have the inputs of all weights
+            in ``int4``.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
-        prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None reads
-            them along with the steps, or in chunks between them, and keeps a step with its prompts within 2 usual
-            steps. On CUDA None is 512.
+        prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None
+            processes them in the steps, or in chunks between steps, and keeps a step with its prompts within the time
+            of 2 usual steps. On CUDA None is 512.
         prefix_reuse: Whether a prompt that begins like another sequence in the arena reuses the KV of that one.
-            Where tiers run one shape for ``deterministic=True``, none does.
-        state_checkpoints: Tokens between two checkpoints of recurrent state, from which prompts go on that leave a
-            known sequence. For models that keep such state: it is known near the end of a sequence alone, so without
-            checkpoints only a prompt that goes on from there is not read from its beginning. A checkpoint is a copy of
-            a slot's state, at the first end of a step or prompt chunk after every so many tokens; no prompt chunk is
-            longer than that. Each slot has room for ``(max_len - 1) // state_checkpoints`` of them; ``explain()``
-            reports their bytes.
+            Where tiers run one shape for ``deterministic=True``, no prompt reuses KV.
+        state_checkpoints: Tokens between two checkpoints of recurrent state, from which a prompt continues that
+            differs from a known sequence. For models that keep such state. The state is known only near the end of a
+            sequence. Without checkpoints, a prompt that differs from the sequence earlier is processed from its
+            beginning. A checkpoint is a copy of a slot's state, at the first end of a step or prompt chunk after every
+            so many tokens; no prompt chunk is longer than that. Each slot holds
+            ``(max_len - 1) // state_checkpoints`` of them; ``explain()`` reports their bytes.
         sampling: Whether the executables that draw tokens are built at once. ``spec.prepare(sampling=True)`` does so
-            later. Otherwise the first request that samples, or that wants any other processor, waits for it some
-            seconds.
+            later. Otherwise the first request that samples, or that uses any other processor, waits some seconds for
+            the build.
         logits_processor: Your own ``LogitsProcessor``, or a list of them, for every request. They are called as
             transformers calls them: ``processor(input_ids [B, P] int64, scores [B, V] float32) -> scores``, after the
-            penalties and before temperature and what follows it. Each is traced into the steps and compared with
-            itself over many texts: what looks at values in Python, keeps memory, or depends on lengths or other rows is
-            refused.
-        scores: Whether the arena has room for ``output_logits`` and ``output_scores``. That is N * T * V * 8 bytes, N
-            being ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are
-            not slower for requests that do not ask. ``logprobs`` and ``prompt_logprobs`` need none of it.
-        consume: Whether to keep one copy of the weights. Those that are packed take the place of the model's own, one
-            by one, so that there never are two. The model can still do what it could, but slowly, since it unpacks a
-            weight whenever it reads it; its weights cannot be changed, and it cannot be wrapped again. A wrap that
-            fails gives them back. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
+            penalties and before temperature and the processors after it. Each is traced into the steps, and the trace
+            is compared with the processor over many sequences. A processor that reads values in Python, keeps state
+            between calls, or depends on lengths or other rows is refused.
+        scores: Whether the arena holds ``output_logits`` and ``output_scores``. That is N * T * V * 8 bytes, N being
+            ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
+            slower for requests without these options. ``logprobs`` and ``prompt_logprobs`` do not need it.
+        consume: Whether to keep one copy of the weights. Each packed weight replaces the model's own as soon as it is
+            packed; there are never two copies of all. The model's own forward still works, but slowly: it unpacks a
+            weight whenever it reads it. The model's weights cannot be changed, and it cannot be wrapped again. A failed
+            wrap restores the weights. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
         save_hidden_states: The folder for the target's hidden states of every sequence. Or a
-            :class:`~speccompile.hidden_states.SaveHiddenStates` with more to say. They are kept for all slots until
-            their texts end (N * S * M values for each layer), and then written, each position once, never that of a
-            rejected draft. ``mode="save_hidden_states"`` is the plain decoder with that.
+            :class:`~speccompile.hidden_states.SaveHiddenStates`, which has further options. Hidden states are kept for
+            all slots until their sequences end (N * S * M values for each layer). Then they are written, each position
+            once, without those of rejected drafts. ``mode="save_hidden_states"`` is the plain decoder with this option.
         passes: Your own passes. Objects of classes derived from :class:`speccompile.passes.Pass`; each is put into
-            every pipeline that has its anchor (``after`` or ``before``), verified, printed and stored as ours are.
-        learn: How the draft head learns from what is served: an `OnlineTraining`. Of
-            :mod:`speccompile.training`; for the modes ``eagle3`` and ``eagle3_one_model``, also beside a lookup. The
-            text stays what it is, and no buffer moves. Hidden states are kept for all slots until their texts end.
-        adapters: How many LoRA adapters there is room for: an `Adapters(count=...)`. Their buffers are part of the
-            arena. :meth:`Speculator.add_adapter` loads one, and ``submit(..., adapter=name)`` chooses it.
-        rank_timeout: Seconds after which a rank of a sharded model that does not take part counts as lost. The longest
-            step has to be shorter. A rank that has ended is noticed at once.
+            every pipeline that has its anchor (``after`` or ``before``), verified, printed and stored as the package's
+            own passes are.
+        learn: How the draft head learns from what is served: an `OnlineTraining`. See
+            :mod:`speccompile.training`. For the modes ``eagle3`` and ``eagle3_one_model``, also beside a lookup. The
+            text does not change, and no buffer moves. Hidden states are kept for all slots until their sequences end.
+        adapters: How many LoRA adapters can be loaded at a time: an `Adapters(count=...)`. Their buffers are part of
+            the arena. :meth:`Speculator.add_adapter` loads one, and ``submit(..., adapter=name)`` chooses it.
+        rank_timeout: Seconds without an answer after which a rank of a sharded model counts as lost. It must be longer
+            than the longest step. A rank that has ended is noticed at once.
         progress: called with ``(description, begins)`` when a part of the build begins (True) and when it has ended
             (False), also for executables that a request builds later. The logger ``speccompile`` reports the same
             with seconds, at level INFO. The callback must not wait for another thread that builds: one thread of a
@@ -169,7 +170,7 @@ def wrap(
         mode_options: options of the mode, such as ``max_ngram=3``.
 
     Raises:
-        UserError: one class for each thing that can be wrong; see ``speccompile.errors``.
+        UserError: an option or the model is not valid; ``speccompile.errors`` has a class for each reason.
         CaptureMismatch: the captured graph does not compute what the model computes.
     """
     if mode is NOT_GIVEN:
@@ -207,10 +208,10 @@ def wrap(
 
 
 def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Progress | None = None) -> Speculator:
-    """What ``wrap`` gives with the options of the speculator that :meth:`Speculator.save` wrote to ``path``, without
-    making again what the package holds.
+    """Call ``wrap`` with the options of the speculator that :meth:`Speculator.save` wrote to ``path``.
 
-    The capture check runs, as in every wrap. A package holds code: load only what you would also run.
+    The captures, steps and compiled code are read from the package. The capture check runs, as in every wrap. A package
+    holds code: load only a package whose code you would run.
 
     Args:
         path: of the package.
@@ -219,7 +220,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
 
     Raises:
         CorruptPackage: the file is missing, cut off or changed.
-        ForeignPackage: it was made for another model, by other versions, or on another kind of machine.
+        ForeignPackage: it was written for another model, by other versions, or on another kind of machine.
         SpecCompileError: as ``wrap``.
     """
     path, model = Path(path), inner_model(model)
@@ -246,8 +247,10 @@ def _wrap(
 
 
 def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -> None:
-    """Build ``spec`` again. The build lock is free while the old engine closes: that waits for a step, and the step may
-    wait for a build."""
+    """Build ``spec`` again.
+
+    The build lock is not held while the old engine closes: closing waits for a step, and the step may wait for a build.
+    """
 
     def attempt(failed: Failed) -> None:
         started = time.perf_counter()
@@ -265,14 +268,14 @@ def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -
         with quantizing(model, quantized):
             first_that_works(attempt)
     except BaseException:
-        # What is refused before the build leaves the speculator open.
+        # An option that is refused before the build leaves the speculator open.
         if spec.closed:
             spec.close()
         raise
 
 
 def _with_packs(options: WrapOptions) -> tuple[WrapOptions, QuantizedPacks | None]:
-    """Options that hold packs of quantised weights in the place of these, and the packs."""
+    """The options, with quantised weights replaced by their packs, and the packs."""
     if isinstance(options.weights, QuantizedWeights):
         options = replace(options, weights=QuantizedPacks(options.weights))
     return options, options.weights if isinstance(options.weights, QuantizedPacks) else None
@@ -291,14 +294,14 @@ def _planned(model: PreTrainedModel, options: WrapOptions, failed: Failed, ranks
 def _built(
     model: PreTrainedModel, plan: Plan, storage: Storage | None, started: float, into: Speculator | None = None
 ) -> Speculator:
-    """A new speculator, or ``into``, which is closed, with a new build.
+    """Build a speculator, or build ``into``, which is closed, again.
 
     Raises:
         ChoiceFailed: what ``auto`` chose cannot be built.
     """
     if plan.config.quantized is not None:
         plan.config.quantized.install(model)
-    # Before the build, so that a fault of the folder is reported at once.
+    # Before the build: an error of the folder is reported at once.
     form = plan.config.target_form
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, form))
     try:
@@ -317,6 +320,6 @@ def _built(
         if writer is not None:
             writer.close()
         raise
-    # Its repr of now: a handler may look later.
+    # A handler may format the record later, when the speculator has changed.
     logger.info("wrapped in %.2f s: %s", time.perf_counter() - started, repr(spec))
     return spec

@@ -94,7 +94,7 @@ def test_good_arguments_are_built(built: list[bool], model: LlamaForCausalLM) ->
         ({"tiers": (0, 1.0)}, InvalidTiers, ["1.0 must be a draft length or a Tree"]),
         ({"tiers": (0, True)}, InvalidTiers, ["True must be a draft length or a Tree"]),
         ({"tiers": "0,3"}, InvalidTiers, ["'0' must be a draft length or a Tree"]),
-        ({"tiers": 3}, InvalidTiers, ["tiers=3", "not a sequence"]),
+        ({"tiers": 3}, InvalidTiers, ["tiers=3", "must be a sequence"]),
         ({"max_batch": 0}, InvalidOption, ["max_batch=0", "at least 1"]),
         ({"max_batch": 1.5}, InvalidOption, ["max_batch=1.5", "int"]),
         ({"max_batch": True}, InvalidOption, ["max_batch=True"]),

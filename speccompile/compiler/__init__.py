@@ -1,1 +1,1 @@
-"""The compiler: what was asked for becomes a plan, the plan pipelines of passes, and these executables."""
+"""The compiler turns options into a plan, the plan into pipelines of passes, and their results into executables."""

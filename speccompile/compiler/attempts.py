@@ -1,7 +1,7 @@
-"""How a model is built: one attempt after the other, until one passes its checks.
+"""Builds a model in attempts, one after the other, until one passes its checks.
 
-An attempt is a choice of routes by which the model may be captured, of whether a stored capture may serve, and of the
-kernels that steps run on. :func:`next_attempt` lists what is tried after which failure.
+An attempt chooses the routes by which the model may be captured, whether a stored capture may be used, and the kernels
+of the steps. :func:`next_attempt` lists which attempt follows which failure.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from speccompile.passes.target.tree_bodies import of_trees
 from speccompile.utils.progress import task
 from speccompile.utils.storage import Storage
 
-OTHER_ATTENTION = "its attention is not what the attention op computes: the capture check saw a difference"
+OTHER_ATTENTION = "its attention is not what the attention op computes: the capture check found a difference"
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class Attempt:
     """One way to build.
 
     Args:
-        stored: a stored capture may serve.
-        routes: by which the model may be captured; the first one that fits it is taken.
-        consumed: takes the weights that are packed; None leaves the model's own in place.
-        mismatch: why the capture by the route before these failed its check.
+        stored: whether a stored capture may be used.
+        routes: the routes by which the model may be captured, best first.
+        consumed: receives the packed weights; None leaves the model's own in place.
+        mismatch: why the capture by an earlier route failed its check.
     """
 
     config: BuildConfig
@@ -70,14 +70,14 @@ class Attempt:
 
 @dataclass(frozen=True)
 class CheckedStages:
-    """Stages that passed the capture check, and the largest difference that it saw."""
+    """Stages that passed the capture check, and the largest difference that the check found."""
 
     stages: BuiltStages
     difference: float
 
 
 class KernelsUnavailable(LoweringError):
-    """The C++ ops, which are compiled beside the capture, could not be built. ``kernels`` are what there is instead."""
+    """The C++ ops, which are compiled during the capture, could not be built. ``kernels`` are those without them."""
 
     def __init__(self, kernels: Kernels) -> None:
         super().__init__(kernels.reason)
@@ -87,7 +87,7 @@ class KernelsUnavailable(LoweringError):
 def first_that_passes(
     model: PreTrainedModel, info: ModelInfo, attempt: Attempt, storage: Storage, seconds: Seconds
 ) -> CheckedStages:
-    """What ``attempt`` builds, or the first one after it that passes all checks.
+    """Build by ``attempt``, then by the attempts that follow it, until one passes all checks.
 
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
@@ -121,24 +121,25 @@ def first_that_passes(
 
 
 def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, *, has_stored: bool) -> Attempt:
-    """What to try after ``attempt`` failed with ``error``.
+    """Return the attempt that follows ``attempt``, which failed with ``error``.
 
     Args:
-        built: its stages, None where they could not be made.
-        has_stored: the store holds a capture of the model.
+        built: its stages, None if they could not be built.
+        has_stored: whether the store holds a capture of the model.
 
     Raises:
-        Exception: nothing is left to try. It is ``error``, or an earlier or clearer one.
+        Exception: no attempt follows. It is ``error``, or an earlier or clearer error.
     """
     if isinstance(error, torch.OutOfMemoryError | DeviceMemoryFull):
-        # Another attempt needs as much.
+        # Another attempt needs as much memory.
         raise error
     config = attempt.config
     if isinstance(error, KernelsUnavailable):
         return replace(attempt, config=replace(config, kernels=error.kernels))
     if isinstance(error, DeterministicUnavailable):
         assert built is not None
-        # Some op between ours does not keep the order of sums. Torch's own do where all tiers run one shape.
+        # An op between the package's kernels does not keep the order of sums. In one shape of all tiers, torch's
+        # kernels keep it.
         if built.config.one_shape or config.weights.rounds:
             raise error
         if attempt.consumed is not None:
@@ -148,7 +149,7 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
     if attempt.mismatch is not None and isinstance(error, UnsupportedModel | CaptureError):
         raise attempt.mismatch from None
     if built is None:
-        # A stored capture may not bear the sizes of this wrap.
+        # A stored capture may not support the sizes of this wrap.
         if (
             attempt.stored
             and isinstance(error, PassError | RuntimeError)
@@ -173,10 +174,10 @@ def _of_users_pass(error: Exception, config: BuildConfig) -> bool:
 def _blame_pass(
     model: PreTrainedModel, info: ModelInfo, config: BuildConfig, built: BuiltStages, error: CaptureMismatch
 ) -> None:
-    """Report the user's pass after which the model computes something else, if it is one.
+    """Blame a failed capture check on the user's pass that changed the logits, if one did.
 
     Raises:
-        PassFailed: it is.
+        PassFailed: after the user's first pass the graph does not compute what the model computes.
     """
     stages, names = list(built.model.values()), {item.name for item in config.passes}
     first = next((place for place, stage in enumerate(stages) if stage.name in names), None)
@@ -191,8 +192,8 @@ def _blame_pass(
     fields = error.fields
     reason = (
         f"after it the graph does not compute what {fields['model']} computes: largest logit difference "
-        f"{fields['difference']:.3g} (allowed {fields['allowed']:.3g}). A pass over the model's own graph keeps its "
-        "logits; to change those that are judged, give it an anchor in a step"
+        f"{fields['difference']:.3g} (allowed {fields['allowed']:.3g}). A pass over the model's own graph must keep "
+        "its logits; to change the logits that tokens are chosen from, give the pass an anchor in a step"
     )
     raise PassFailed(name=stages[first].name, reason=reason) from error
 
@@ -205,13 +206,13 @@ def reference(graph: StepGraph) -> Callable[..., Any]:
 def _check(
     model: PreTrainedModel, info: ModelInfo, config: BuildConfig, built: BuiltStages, seconds: Seconds
 ) -> tuple[Callable[..., Any], float]:
-    """Lower the outlined model, and hold it and the drafter against the modules that they were captured from."""
+    """Lower the outlined model, and compare it and the drafter with the modules that they were captured from."""
     outlined = built.model.last.graph
     with seconds.of("compile"):
         try:
             lowered = lower(config.backend, outlined, "the captured model")
         except LoweringError:
-            # What is lowered calls the C++ ops, which are built meanwhile and may not come about.
+            # The lowered code calls the C++ ops, and their build may have failed.
             _settle(config, outlined)
             raise
         _settle(config, outlined)
@@ -248,17 +249,19 @@ def _store(built: BuiltStages, attempt: Attempt, store: CaptureStore, storage: S
         built.observed = replace(built.observed, reason=OTHER_ATTENTION)
     if not built.from_store:
         store.save(built.model[CAPTURE].graph, built.observed)
-    # The target's capture may have been read, and the drafter's made.
+    # The target's capture may be a stored one while the drafter's is new.
     drafter = built.drafter
     if drafter is not None and not drafter.from_store:
         drafter.network.store(drafter.captured, storage)
 
 
 def _prove(model: PreTrainedModel, built: BuiltStages, lowered: Callable[..., Any], seconds: Seconds) -> None:
-    """Prove that a context's bits do not depend on the tier, where they are to or can be the same.
+    """Prove that the bits of a context's logits do not depend on the tier, unless the wrap does not keep them.
+
+    Without ``deterministic=True`` a failed proof turns ``deterministic`` off.
 
     Raises:
-        DeterministicUnavailable: they do, and ``deterministic=True`` was asked for.
+        DeterministicUnavailable: the bits depend on the tier, and ``deterministic`` is True.
     """
     config = built.config
     if not config.keeps_bits:

@@ -37,20 +37,21 @@ from speccompile.utils.workers import release_workers
 
 @dataclass
 class Build:
-    """Everything that a wrap made, and the seconds it took.
+    """Everything that a wrap built, and the seconds of each part.
+
+    ``make`` builds the executables of another kind. ``make_mixed`` builds the mixed tiers of a kind; they are empty if
+    prompts cannot be processed in decode steps.
 
     Args:
-        config: what was asked for, as it could be had.
-        weights: the model's own, by path; consumed ones as they are now.
-        constants: what its steps read besides, of modules and hooks.
-        model: stages of the model alone, which all executables start from.
+        config: the requested options, with those that the build decided.
+        weights: the model's weights, by path; consumed weights in their packed form.
+        constants: the other tensors of modules and hooks that its steps read.
+        model: the stages of the model, from which all executables start.
         executables: those of ``BuildConfig.kind``.
-        make: makes those of another kind.
-        make_mixed: makes the mixed tiers of a kind: none where prompts cannot be read along.
-        captures: the CUDA graphs, None if there are none.
-        drafter: the mode's own network, None if there is none.
-        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a graph if there are graphs.
-        target_id: of the weights before they were rounded; None where the model still has them.
+        captures: the CUDA graphs, or None.
+        drafter: the mode's own network, or None.
+        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a CUDA graph if ``captures`` are used.
+        target_id: of the weights before they were rounded; None if the model still has them.
     """
 
     config: BuildConfig
@@ -85,10 +86,11 @@ def build(
     storage: Storage | None = None,
     consumed: ConsumedWeights | None = None,
 ) -> Build:
-    """Make all executables of a wrap; ``consumed`` takes the weights that are packed.
+    """Build all executables of a wrap.
 
     Args:
         storage: of captures, finished steps and compiled bodies; None is the cache folder.
+        consumed: receives the packed weights; None leaves the model's own in place.
 
     Raises:
         CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
@@ -104,7 +106,7 @@ def build(
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     weights = partial(named_tensors, model)
     kinds = (Captures, NoneType)
-    captures = ask(backend, "say what captures its steps", lambda: backend.captures(arena, weights), kinds)
+    captures = ask(backend, "return what captures its steps", lambda: backend.captures(arena, weights), kinds)
     maker = ExecutableMaker(config, arena, outlined, stages.maker, captures)
     with seconds.of("binding" if captures is None else "CUDA graphs"):
         executables = maker.of_steps(stages.tiers, stages.prefill)
@@ -118,7 +120,7 @@ def build(
         make_mixed = config.ranks.on_all("the build of mixed steps", make_mixed)
         config.ranks.take(arena)
     if traits_of(info.device).host_memory:
-        # Another thread may run the steps.
+        # Another thread may run the steps, with its own workers.
         release_workers()
     identity = None
     if consumed is not None and config.weights.rounds:
@@ -147,7 +149,7 @@ def build(
 
 @one_build()
 def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:
-    """What a build of the same would read from its storage, by name."""
+    """The files that the same build would read from its storage, by name."""
     outlined = build.model.last.graph
     capture_name = CaptureStore(model, build.info, CacheFolder()).name
     finished = [step for tier in tiers for step in (tier.step, tier.step.drafter) if step is not None]

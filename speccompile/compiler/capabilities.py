@@ -1,6 +1,6 @@
-"""What goes with what: derived from what modes and rules say of themselves, asked by ``wrap``, and printed as a table.
+"""Combinations of modes, rules, backends and policies, derived from the attributes of modes and rules.
 
-``python -m speccompile.compiler.capabilities`` prints the table of docs/modes.md.
+``python -m speccompile.compiler.capabilities`` prints the table of docs/modes.md. ``wrap`` calls the same functions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def rule_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
     if rule.needs_draft_probs and not mode.draft_probs:
         return (
             f"it needs the probabilities that drafts were drawn from, and the drafter of mode {mode.name!r} has none; "
-            "take acceptance='rejection', to which its drafts are certain"
+            "use acceptance='rejection', which judges them as drafts of probability 1"
         )
     return ""
 
@@ -36,12 +36,12 @@ def tree_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
 def backend_refusal(mode: Mode | type[Mode], backend: str) -> str:
     """Why ``mode`` does not run on any device that ``backend`` runs on; empty if it does."""
     if set(mode.devices).isdisjoint(backends()[backend].devices):
-        return f"its drafter runs on {' and '.join(mode.devices)} alone"
+        return f"its drafter only runs on {' and '.join(mode.devices)}"
     return ""
 
 
 def table() -> str:
-    """Markdown: a line for each mode, with what it does not go with, and why."""
+    """Markdown with a line for each mode: what it cannot be combined with, and why."""
     reasons: list[str] = []
 
     def cell(reason: str) -> str:
@@ -70,7 +70,8 @@ def table() -> str:
     rows = [f"| {' | '.join(line)} |" for line in lines]
     notes = [f"{number}. {reason}" for number, reason in enumerate(reasons, 1)]
     policies = (
-        f"Every mode goes with every policy: {', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
+        "Every mode can be combined with every policy: "
+        f"{', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
     )
     judges = " and ".join(f"`{rule.name}`" for rule in rules if rule.judges_trees)
     where = "where the model attends by the attention op and keeps no recurrent state"
@@ -79,7 +80,7 @@ def table() -> str:
         for mode in sorted(BUILT_IN, key=lambda mode: mode.name)
         if mode.drafts_trees and "cuda" not in {*mode.devices} & {*mode.tree_devices}
     )
-    trees = f"Trees are judged by {judges}, {where}; {on_a_cpu} propose them on a CPU alone."
+    trees = f"Trees are judged by {judges}, {where}; {on_a_cpu} propose them only on a CPU."
     return "\n".join([*rows, "", *notes, "", policies, trees])
 
 

@@ -1,4 +1,4 @@
-"""What a wrap is to build, as data: the options, checked, and what follows from them alone."""
+"""The options of a wrap after their checks, and the values that only depend on them."""
 
 from __future__ import annotations
 
@@ -25,21 +25,27 @@ from speccompile.sampling.filters import FILTER_OPTIONS
 from speccompile.sampling.user import UserProcessor
 from speccompile.utils.weight_forms import WeightForms
 
-# Prompt tokens that a mixed step reads along, about. On a CPU they cost little beside the weights, which are read
-# anyway; of twice as many, after a long context, attention alone would take as long as the step.
+# About how many prompt tokens a mixed step processes. On a CPU they cost little beside the weights, which the step
+# reads in any case. With twice as many after a long context, their attention would double the time of the step.
 MIXED_TOKENS = 8
 
 
 @dataclass(frozen=True)
 class BuildConfig:
-    """What ``wrap`` was asked for, checked, and by which means it can be had.
+    """The options of ``wrap`` after their checks, and the objects that realise them.
 
-    ``deterministic`` None asks for it where it costs nothing; ``route`` is known when the model has been observed;
-    ``network`` is the mode's own, ``saved`` what is kept of each position to be saved, and ``choice`` is by which
-    ``mode="auto"`` came to the mode. ``max_len_reason`` is empty where the caller gave ``max_len``. ``passes`` are the
-    user's own. ``state_checkpoints`` are tokens between two checkpoints of recurrent state. ``recurrent`` and
-    ``attends``, whether the target has layers of either kind, are known with the route, and ``experts``, whether it has
-    any, with the captured graph.
+    Args:
+        deterministic: None means deterministic logits where they cost nothing.
+        route: None until the model has been observed.
+        network: the mode's own network.
+        saved: which values of each position are kept to be saved.
+        choice: the choice of ``mode="auto"`` that led to ``mode``.
+        max_len_reason: why ``max_len`` has its value; empty if the caller gave it.
+        passes: the user's own.
+        state_checkpoints: tokens between two checkpoints of recurrent state.
+        recurrent, attends: whether the target has layers with a recurrent state, and with attention; known with the
+            route.
+        experts: whether the target has experts; known with the captured graph.
     """
 
     mode: Mode
@@ -70,13 +76,13 @@ class BuildConfig:
 
     @property
     def target_form(self) -> str:
-        """What the weights are rounded to, as a :func:`~speccompile.hidden_states.target_id.target_id` notes it."""
+        """The forms of the weights, as a :func:`~speccompile.hidden_states.target_id.target_id` contains them."""
         calibrated = "" if self.calibration is None else f" calibrated {self.calibration.digest}"
         return f"{self.weights}{calibrated}"
 
     @property
     def kind(self) -> Kind:
-        """What requests run that ask for nothing: the user's own processors hold for them too."""
+        """The kind of requests without options. The user's own processors apply to them too."""
         return "sampled" if self.logits_processors else "greedy"
 
     @property
@@ -91,9 +97,11 @@ class BuildConfig:
 
     @property
     def drawn_options(self) -> frozenset[str]:
-        """Options of requests that run the kind ``drawn``; empty if there is none. Ranks choose from their own part of
-        the logits, which only the temperature leaves possible. The user's passes may have their anchors in the
-        pipeline."""
+        """Options of requests that run the kind ``drawn``; empty if no request does.
+
+        Each rank chooses from its own part of the logits, which is only possible with the temperature. The user's
+        passes may have their anchors in the pipeline of processors, which ``drawn`` does not run.
+        """
         if self.logits_processors or self.passes or self.rule.greedy_only:
             return frozenset()
         if self.uses_filters:
@@ -103,23 +111,23 @@ class BuildConfig:
 
     @property
     def row_fixed(self) -> bool:
-        """In all kernels a row's order of sums does not depend on other rows."""
+        """Whether no kernel's order of sums in a row depends on other rows."""
         return self.kernels.native and self.route == "attention"
 
     @property
     def one_shape(self) -> bool:
-        """All tiers run one shape, which makes up for kernels that do not."""
+        """Whether all tiers run one shape, which keeps the order of sums where the kernels do not."""
         return self.deterministic is True and not self.row_fixed
 
     @property
     def reads_dead_places(self) -> bool:
-        """Attention reads places of a slot that its text has not reached, too, and hides them."""
+        """Whether attention also reads positions of a slot after the end of its sequence, and masks them."""
         routes = [self.route, *([] if self.network is None else [self.network.route])]
         return self.one_shape or "eager" in routes
 
     @property
     def keeps_bits(self) -> bool:
-        """A context's logits are the same in every bit, wherever they are computed."""
+        """Whether a context's logits have the same bits in every tier, row and position."""
         return self.one_shape or (self.row_fixed and self.deterministic is not False)
 
     @property
@@ -139,7 +147,7 @@ class BuildConfig:
 
     @property
     def row_counts(self) -> tuple[int, ...]:
-        """Row counts of the executables: a step runs the smallest that holds its live rows."""
+        """Row counts of the executables; a step runs the smallest that holds its live rows."""
         return (self.max_batch,) if self.one_shape else row_counts(self.max_batch)
 
     def width(self, draft_len: int) -> int:
@@ -148,16 +156,16 @@ class BuildConfig:
 
     @property
     def stores_probabilities(self) -> bool:
-        """A split drafter hands over what its drafts were drawn from."""
+        """Whether a split drafter stores the probabilities that its drafts were drawn from."""
         return self.mode.split and self.mode.draft_probs and self.rule.uses_draft_probs
 
     @property
     def drafts_in_segments(self) -> bool:
-        """The drafter of a tier continues that of the next smaller one."""
+        """Whether the drafter of a tier continues that of the next smaller tier."""
         return self.mode.drafts_in_segments and len(self.tiers) > len({0} & set(self.tiers)) + 1
 
     def drafted_before(self, draft_len: int) -> int:
-        """The drafts that are stored when the drafter of the tier ``draft_len`` begins."""
+        """Number of drafts that are stored when the drafter of the tier ``draft_len`` begins."""
         return max((k for k in self.tiers if k < draft_len), default=0)
 
     def form(
@@ -187,31 +195,34 @@ class BuildConfig:
 
     @property
     def truncates_trees(self) -> bool:
-        """The same of the nodes of proposed trees."""
+        """Whether nodes of proposed trees that a guide forbids are removed after a step."""
         return "tree_proposed" in self.kept_facts
 
     @property
     def mixes(self) -> bool:
-        """A prompt can be read along with the rows of a decode step: attention reads each row's live places alone, and
-        it makes no difference to the text which step reads the prompt's last token. The prompt's rows would need one
-        recurrent state, one after another, so a model that keeps one reads its prompts in chunks."""
+        """Whether a decode step can also process prompt tokens.
+
+        Attention must only read each row's live positions, and the text must not depend on which step processes the
+        prompt's last token. A model with a recurrent state processes its prompts in chunks: the rows of a prompt would
+        need the same state one after another.
+        """
         mixable = self.route == "attention" and not self.one_shape and self.rule.text_invariant and not self.recurrent
-        # The executables of a split drafter read no prompt along.
+        # The executables of a split drafter do not process prompt tokens.
         return mixable and not self.mode.split
 
     @property
     def mixed_row_counts(self) -> tuple[int, ...]:
-        """Row counts of mixed steps, in which one slot belongs to the prompt."""
+        """Row counts of mixed steps, in which one of the slots processes its prompt."""
         live = range(1, self.max_batch)
         return tuple(sorted({min(rows for rows in self.row_counts if rows >= needed) for needed in live}))
 
     def prompt_rows(self, draft_len: int) -> int:
-        """Rows of a mixed step's target that read a prompt, as wide as the others."""
+        """Rows of a mixed step's target that process a prompt, as wide as the other rows."""
         return max(1, MIXED_TOKENS // self.width(draft_len))
 
     @property
     def checkpoints(self) -> int:
-        """How many checkpoints of recurrent state a slot has room for. In one shape no prefix is reused."""
+        """Number of checkpoints of recurrent state of a slot. It is 0 in one shape, where no prefix is reused."""
         if self.state_checkpoints is None or self.one_shape:
             return 0
         return (self.max_len - 1) // self.state_checkpoints
@@ -223,5 +234,5 @@ class BuildConfig:
 
 
 def row_counts(max_batch: int) -> tuple[int, ...]:
-    """Powers of two below ``max_batch``, and that."""
+    """Powers of two below ``max_batch``, and ``max_batch``."""
     return (*itertools.takewhile(lambda rows: rows < max_batch, (2**power for power in itertools.count())), max_batch)

@@ -1,4 +1,4 @@
-"""Proves, at build time, that a context's logits do not depend on where in a step it stands: of chains and of trees."""
+"""Build-time proofs that a context's logits do not depend on its row and position in a step of a chain or a tree."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 
 Run = Callable[..., Any]
-#: A lowered model, and the graph that says what it is called with.
+#: A lowered model, and the graph whose ports are its arguments.
 Model = tuple[Run, StepGraph]
 
 
 @dataclass(frozen=True)
 class Placement:
-    """Where a context's newest token stands: which row, and which place, of steps of ``rows`` rows and ``width``."""
+    """The row and the position of a context's newest token in steps of ``rows`` rows and ``width``."""
 
     rows: int
     width: int
@@ -28,16 +28,16 @@ class Placement:
     place: int
 
     def __str__(self) -> str:
-        return f"row {self.row}, place {self.place} of a [{self.rows}, {self.width}] step"
+        return f"row {self.row}, position {self.place} of a [{self.rows}, {self.width}] step"
 
 
 def everywhere(rows: int, width: int) -> list[Placement]:
-    """All places of one shape."""
+    """All positions of one shape."""
     return [Placement(rows, width, row, place) for row in range(rows) for place in range(width)]
 
 
 def corners(rows: int, width: int) -> list[Placement]:
-    """First and last places of the shapes between one token and ``[rows, width]``, and a whole prompt at once."""
+    """First and last positions of the shapes between one token and ``[rows, width]``, and a whole prompt at once."""
     ends = [
         end
         for shape in ((1, 1), (1, width), (rows, 1), (rows, width))
@@ -48,8 +48,11 @@ def corners(rows: int, width: int) -> list[Placement]:
 
 @dataclass(frozen=True)
 class TreePlacement:
-    """Where a context's newest tokens stand in a step of ``rows`` trees: in one row, along the nodes 0, 2, 4, ... Each
-    node on this path but the last one has another text's token as its first child, and the path as its second."""
+    """The path of a context's newest tokens in a step of ``rows`` trees: in one row, the nodes 0, 2, 4, ...
+
+    Each node on this path but the last has two children. The first is a token of another sequence, the second is the
+    next node of the path.
+    """
 
     rows: int
     nodes: int
@@ -60,7 +63,7 @@ class TreePlacement:
 
 
 def tree_corners(rows: int, sizes: Iterable[int]) -> list[TreePlacement]:
-    """The first and the last of one row and of ``rows``, for trees of each number of nodes."""
+    """The first and the last row of steps of one row and of ``rows`` rows, for trees of each number of nodes."""
     ends = [(1, 0), (rows, 0), (rows, rows - 1)]
     return list(dict.fromkeys(TreePlacement(count, nodes, row) for nodes in sizes for count, row in ends))
 
@@ -74,7 +77,7 @@ def prove_deterministic(
         lowered: ``outlined`` as the backend lowers it.
 
     Raises:
-        DeterministicUnavailable: two placements differ in a bit; names the first op that shows it.
+        DeterministicUnavailable: two placements differ in a bit; it has the name of the first op that differs.
     """
     probe = _Probe(arena)
     first, *others = [placement for placement in placements if placement.place <= probe.target]
@@ -85,7 +88,7 @@ def prove_deterministic(
             if not torch.equal(expected, found):
                 change = float((expected - found).abs().max())
                 raise DeterministicUnavailable(
-                    evidence=f"the same context gave logits {change:.3g} apart in {placement} and in {first}",
+                    evidence=f"logits of the same context differ by {change:.3g} between {placement} and {first}",
                     op=_first_op(captured, probe, first, placement),
                 )
 
@@ -95,7 +98,7 @@ def prove_trees(chain: Model, tree: Model, arena: Arena, placements: Sequence[Tr
 
     Args:
         chain: the outlined model, as the backend lowers it, and its graph.
-        tree: the same of the model reading trees (:func:`~speccompile.passes.target.tree_bodies.of_trees`).
+        tree: the model over trees (:func:`~speccompile.passes.target.tree_bodies.of_trees`), lowered, and its graph.
 
     Raises:
         DeterministicUnavailable: they differ in a bit.
@@ -109,18 +112,18 @@ def prove_trees(chain: Model, tree: Model, arena: Arena, placements: Sequence[Tr
             if not torch.equal(expected, found):
                 change = float((expected - found).abs().max())
                 raise DeterministicUnavailable(
-                    evidence=f"the same context gave logits {change:.3g} apart in {placement} and in {alone}",
-                    op="one of a decoder layer that reads trees",
+                    evidence=f"logits of the same context differ by {change:.3g} between {placement} and {alone}",
+                    op="an op of a decoder layer over trees",
                 )
 
 
 class _Probe:
-    """One context that can be computed at any placement, with other text in the other rows."""
+    """One context that can be computed at any placement, with other sequences in the other rows."""
 
     def __init__(self, arena: Arena) -> None:
         self.arena = arena
         layout = arena.layout
-        # Two steps of text before the last one, so that keys written by a step of this very shape are read as well.
+        # Two steps of tokens before the last one: the last step then also reads keys that steps of its shape wrote.
         length = min(3 * layout.max_width, layout.max_len)
         self.target = length - 1
         generator = torch.Generator().manual_seed(0)
@@ -133,7 +136,7 @@ class _Probe:
         steps = [(first, at.width) for first in [*range(0, final, at.width), final][-3:]]
         lead, _ = steps[0]
         if lead > 0:
-            # At once: token by token it would take longer than all the rest of the proof.
+            # In one step: token by token it would last longer than the rest of the proof.
             steps = [(0, lead), *steps]
         absorbed = 0
         for number, (first, width) in enumerate(steps):
@@ -151,14 +154,14 @@ class _Probe:
         return result
 
     def tree_logits(self, chain: Model, tree: Model, at: TreePlacement) -> torch.Tensor:
-        """The same at the end of a path; what is before the tree's root is read by a step of the ``chain``."""
+        """Logits ``[V]`` of the context, whose newest tokens are a path of a tree after a step of the ``chain``."""
         device, depth = self.arena.device, min(at.nodes // 2, self.target)
         root, width = self.target - depth, at.nodes + 1
         if root:
             inputs = self._inputs(Placement(at.rows, root, at.row, 0), 0, root)
             _run(chain, self.arena, inputs)
         nodes = torch.arange(width, device=device)
-        # Nodes 2j - 1 and 2j are children of 2j - 2. What is deeper than the context is another text's as well.
+        # Nodes 2j - 1 and 2j are children of 2j - 2. Nodes deeper than the context have another sequence's tokens.
         depths, parents = (nodes + 1) // 2, (nodes - 1) // 2 * 2
         parents[:1].fill_(-1)
         on_path = (nodes % 2 == 0) & (depths <= depth)
@@ -200,28 +203,30 @@ def _arguments(graph: StepGraph, arena: Arena, inputs: dict[str, torch.Tensor]) 
 
 
 def _first_op(captured: StepGraph, probe: _Probe, one: Placement, other: Placement) -> str:
-    """Run the flat graph op by op with the context in both places. At the first position where a value differs, the
-    first op that computes one: all that it reads of earlier positions is equal."""
+    """The first op whose values differ between two placements of the context.
+
+    It is searched at the first position where a value differs: the values of earlier positions that it reads are equal.
+    """
     first, second = _Recorder(captured, one.row), _Recorder(captured, other.row)
     for recorder, at in ((first, one), (second, other)):
         probe.logits(recorder.run, captured, at)
     for place in sorted(first.seen.keys() & second.seen.keys()):
         if not torch.equal(first.seen[place], second.seen[place]):
             return first.names[place[1]]
-    return "one inside a compiled decoder layer (none in eager mode)"
+    return "an op inside a compiled decoder layer (none in eager mode)"
 
 
 class _Recorder(fx.Interpreter):
-    """Keeps what every op computed for one row at each position. Of a position that is read again, the newest."""
+    """Keeps the value of every op for one row at each position. Where a position is computed again, the newest."""
 
     def __init__(self, graph: StepGraph, row: int) -> None:
         super().__init__(fx.GraphModule(torch.nn.Module(), graph.graph))
         self.row = row
-        # The example sizes occur nowhere else, so they show which dimensions are those of rows and places.
+        # No other dimension has these example sizes, so they identify the dimensions of rows and positions.
         self.rows, self.width = graph.sizes["B"], graph.sizes["T"]
-        # Scores of all places of a slot: they differ where attention hides them.
+        # A dimension of this size has scores of all positions of a slot: they differ where attention masks them.
         self.cache_len = graph.layout.cache_len
-        #: By position and number of the op.
+        #: Values by position and number of the op.
         self.seen: dict[tuple[int, int], torch.Tensor] = {}
         self.names: list[str] = []
         self._first, self._width, self._number = 0, 0, 0
@@ -248,7 +253,7 @@ class _Recorder(fx.Interpreter):
                 self.seen[self._first + place, self._number] = found.clone()
 
     def _places(self, value: torch.Tensor, sizes: list[int]) -> Iterable[torch.Tensor]:
-        """What of ``value`` belongs to each place of the row; ``sizes`` are those of the example."""
+        """The part of ``value`` at each position of the row; ``sizes`` are those of the example."""
         both = self.rows * self.width
         if [size for size in sizes if size in (self.rows, self.width)] == [self.rows, self.width]:
             return value.movedim(sizes.index(self.width), -1).select(sizes.index(self.rows), self.row).movedim(-1, 0)

@@ -1,4 +1,4 @@
-"""What a wrap makes of a mode's own network: captured, its passes run, checked."""
+"""Captures a mode's own network, runs the passes over it, and checks the result."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ from speccompile.utils.weight_forms import WeightForms
 
 @dataclass(frozen=True)
 class Drafter:
-    """A network that drafts, ready to be copied into steps.
+    """A network that drafts, whose graph passes can copy into steps.
 
     Args:
-        captured: as it was captured, by its own names.
-        stages: by those of the arena.
+        captured: its captured graph, with its own names of tensors.
+        stages: its stages, with the names of the arena.
         packs: of its weights.
-        from_store: its capture was read.
+        from_store: whether its capture was read from a storage.
     """
 
     network: DraftNetwork
@@ -44,12 +44,12 @@ class Drafter:
 
     @property
     def graph(self) -> StepGraph:
-        """What passes copy."""
+        """The graph that passes copy."""
         return self.stages.last.graph
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """The network's own, by path."""
+        """The network's weights, by path."""
         return self.captured.weights
 
     def check(self, config: BuildConfig, arena: Arena) -> float:
@@ -68,14 +68,14 @@ class Drafter:
 
 
 def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, storage: Storage | None) -> Drafter:
-    """Capture ``network`` for an arena like ``target``, and run the passes that the target's capture goes through.
+    """Capture ``network`` for an arena like ``target``, and run the passes of the target's capture over it.
 
     Args:
-        storage: of captures; None captures it anew.
+        storage: of captures; None does not read a stored capture.
 
     Raises:
         CaptureError, PassError.
-        InvalidTiers: there are trees, and its attention has none.
+        InvalidTiers: a tier is a tree, and the network's attention does not support trees.
     """
     if config.trees and network.route != "attention":
         raise InvalidTiers(tiers=config.tiers, reason="there are trees, and the drafter runs its own attention")
@@ -86,7 +86,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     prefix_names(named, PREFIX, prefixed(layout))
     weights = WeightForms(network.weights)
     packs = WeightPacks(weights, quantized=config.quantized)
-    # Tiers that run one shape make the target's bits the same; a drafter's make no difference to the text.
+    # One shape of all tiers keeps the target's bits. The text does not depend on a drafter's bits.
     own = replace(
         config,
         route=network.route,
@@ -102,7 +102,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     prefix_bodies(outlined, PREFIX)
     if network.windows_stay:
         if config.trees and has_windows(outlined):
-            reason = "sliding windows of the drafter are made wider for each token of a chain"
+            reason = "sliding windows of the drafter grow with each token of a chain"
             raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
         add_wider_bodies(outlined, config.max_draft_len)
     return Drafter(network, captured, _ending_in(stages, outlined), packs, from_store)

@@ -40,7 +40,7 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
     widths = prefill_widths(config.max_len)
     chunks: list[PrefillName] = [(width, kind) for width in widths]
     if kind == config.kind:
-        # Inner chunks choose no token: they are made once, for all kinds. Another one follows, so none fills a text.
+        # Inner chunks choose no token, so all kinds share them. Another chunk follows, so none can fill a slot.
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]
@@ -51,11 +51,11 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
 
 
 class ExecutableMaker:
-    """Makes executables over one arena, those of a kind when they are asked for.
+    """Builds executables over one arena, those of a kind at its first use.
 
     Args:
         outlined: the model that all steps start from.
-        captures: makes CUDA graphs of them; None leaves them as they are.
+        captures: captures them as CUDA graphs; None leaves them as they are.
     """
 
     def __init__(
@@ -66,19 +66,19 @@ class ExecutableMaker:
         self._outlined = outlined
         self._steps = steps
         self._captures = captures
-        # Those of kinds that are built later, in other threads, are reported to what listens now.
+        # Kinds that are built later, in other threads, report to the listener of this thread.
         self._listener = listener()
         self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
         self._pooled = config.kernels.native and runs_on_ours(outlined)
 
     @one_build()
     def of_kind(self, kind: Kind) -> Executables:
-        """Tiers and prompt chunks. Raises as :meth:`of_steps`."""
+        """Tiers and prompt chunks of a kind. Raises as :meth:`of_steps`."""
         with self._memory_named(kind), self._listening(), task(f"build the {kind} steps"):
             return self.of_steps(*steps_of_kind(self._config, self._steps, kind))
 
     def of_steps(self, tiers: TierSteps, prefill: PrefillSteps) -> Executables:
-        """These, bound and stored.
+        """Store these steps, and bind them to the arena.
 
         Raises:
             LoweringError: with CUDA graphs, a step cannot be captured.
@@ -113,7 +113,7 @@ class ExecutableMaker:
 
     @one_build()
     def mixed(self, kind: Kind) -> Mapping[TierName, Tier]:
-        """Mixed tiers, the same ones whenever they are asked for; none where prompts cannot be read along. Raises as
+        """Mixed tiers of a kind, built at the first call; empty if decode steps cannot process prompts. Raises as
         :meth:`of_steps`."""
         if kind not in self._mixed:
             self._mixed[kind] = self._make_mixed(kind) if self._config.mixes else {}

@@ -1,4 +1,4 @@
-"""The stages of a wrap: the captured model and what the passes leave of it, nothing lowered yet."""
+"""The stages of a wrap: the captured model, and the graph after each pass, before lowering."""
 
 from __future__ import annotations
 
@@ -42,10 +42,11 @@ from speccompile.utils.tracer_isolation import copy_over_same_tensors
 
 @dataclass
 class BuiltStages:
-    """What was observed, the arena, and what the passes left: of the model, of each tier, of each prefill chunk, of
-    the drafter if there is one.
+    """The observation, the arena, and the stages: of the model, each tier, each prefill chunk, and the drafter.
 
-    ``probe`` is what the capture check needs of a model whose weights are consumed while they are packed.
+    Args:
+        probe: the model's own results, for the capture check of a model whose weights are consumed while they are
+            packed.
     """
 
     config: BuildConfig
@@ -74,13 +75,12 @@ def build_stages(
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
-    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` takes the weights that are
-    packed.
+    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` receives the packed weights.
     """
     started = time.perf_counter()
     storage = CacheFolder() if storage is None else storage
     if consumed is not None:
-        # An attempt before this one may have taken them.
+        # An earlier attempt may have consumed weights.
         consumed.undo()
     settle_rotary(model)
     known = CaptureStore(model, info, storage).load() if stored else None
@@ -88,7 +88,7 @@ def build_stages(
         known = None
     if known is None:
         with task("capture the model"):
-            # A twin of its own for each: a probe may leave other tables of positions in the modules.
+            # Each uses its own copy: the observation may leave other tables of positions in the modules.
             quantized = None if config.quantized is None else config.quantized.packs.values()
             with contextlib.nullcontext() if quantized is None else reading_packs(quantized):
                 observed = observe(copy_over_same_tensors(model), info, routes)
@@ -115,7 +115,7 @@ def build_stages(
     check_checkpoints(config)
     probe = None
     if consumed is not None and not config.weights.rounds:
-        # Now the model still reads its own weights. Unpacked ones take time, and room for the largest of them.
+        # The model still reads its own weights here. Later it would unpack them: slower, and with more memory.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         consumed.release_unread()
     importance = None if config.calibration is None else config.calibration.importance
@@ -141,14 +141,14 @@ def _allocated(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, obs
 
 
 def check_weights_named(packs: WeightPacks) -> None:
-    """Refuse forms of modules that there are not, and quantised weights that no step reads.
+    """Refuse forms of modules that do not exist, and quantised weights that no step reads.
 
     Raises:
         InvalidOption: a name of ``weights={name: form}`` decides on no weight, or one of a quantised checkpoint's
             weights is not among those that were packed.
     """
     if names := packs.unused_names():
-        reason = f"no packed linear is in a module {names[0]!r}; names are those of modules, as in named_modules()"
+        reason = f"no packed linear is in a module {names[0]!r}; use names of modules, as in named_modules()"
         if format := packs.stored_format(names[0]):
             reason = f"the weights of {names[0]!r} have the form that they are stored in ({format}); leave it out"
         elif (deciding := packs.deciding_name(names[0])) is not None:
@@ -162,10 +162,10 @@ def check_weights_named(packs: WeightPacks) -> None:
 
 
 def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
-    """Refuse a calibration that does not have the inputs of all weights that it concerns.
+    """Refuse a calibration without the inputs of a weight that is rounded by it.
 
     Raises:
-        InvalidCalibration: it lacks those of a weight.
+        InvalidCalibration: the inputs of a weight are missing.
     """
     if config.calibration is not None:
         rounded = (
@@ -175,16 +175,17 @@ def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
 
 
 def check_trees(config: BuildConfig) -> None:
-    """Refuse trees where attention has none.
+    """Refuse trees for a model whose layers do not support them.
 
     Raises:
-        InvalidTiers: it has none.
+        InvalidTiers: a tier is a tree, and the model keeps a recurrent state or runs its own attention, or all tiers
+            run one shape.
     """
     if not config.trees:
         return
     reason = ""
     if config.recurrent:
-        reason = "the model keeps a recurrent state, which follows one path alone"
+        reason = "the model keeps a recurrent state, which only follows one path"
     elif config.route != "attention":
         reason = "the model runs its own attention, which has no trees"
     elif config.one_shape:
@@ -197,7 +198,7 @@ def check_mode(config: BuildConfig) -> None:
     """Refuse a drafter that would advance the target's recurrent state.
 
     Raises:
-        InvalidOption: it would.
+        InvalidOption: the target has a recurrent state, and the drafter runs the target's layers.
     """
     if config.recurrent and config.mode.runs_target_layers and config.max_draft_len > 0:
         reason = "it drafts with the model's own layers, which keep a recurrent state: drafts would advance it"
@@ -205,16 +206,16 @@ def check_mode(config: BuildConfig) -> None:
 
 
 def check_checkpoints(config: BuildConfig) -> None:
-    """Refuse checkpoints of a recurrent state where there is none.
+    """Refuse ``state_checkpoints`` for a model without a recurrent state.
 
     Raises:
-        InvalidOption: there is none.
+        InvalidOption: the model keeps no recurrent state.
     """
     if config.state_checkpoints is not None and not config.recurrent:
-        reason = "the model keeps no recurrent state: it reuses prefixes of any length without checkpoints"
+        reason = "the model keeps no recurrent state and reuses prefixes of any length without them; leave it out"
         raise InvalidOption(where="wrap", name="state_checkpoints", value=config.state_checkpoints, reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:
-    """How far back a token may look, for a text that is to be longer."""
+    """The longest window or chunk; ``max_len`` if logits depend on the length that the cache reports."""
     return arena.layout.max_len if observed.counts else observed.reach

@@ -23,12 +23,12 @@ PREFILL_WIDTHS = (4, 8, 16, 32, 64, 128, 512)
 
 
 def prefill_widths(max_len: int) -> tuple[int, ...]:
-    """Chunk widths worth having for prompts shorter than ``max_len``."""
+    """Chunk widths to build for prompts shorter than ``max_len``."""
     return tuple(width for width in PREFILL_WIDTHS if width == PREFILL_WIDTHS[0] or width <= max_len)
 
 
 def split_state(config: BuildConfig) -> list[StateSpec]:
-    """State that a split drafter leaves for the target's executable, or for its own next one."""
+    """State that a split drafter stores for the target's executable, or for the drafter's next one."""
     if not config.mode.split:
         return []
     specs = hand_over_state(config.tiers, probabilities=config.stores_probabilities)
@@ -38,7 +38,7 @@ def split_state(config: BuildConfig) -> list[StateSpec]:
 
 
 def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
-    """All state but what the target's layers keep and what a drafter's network keeps."""
+    """All state except that of the target's layers and of a drafter's network."""
     return [
         *core_state(vocab_size),
         *sampling_state(),
@@ -57,8 +57,8 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
     """All state tensors of the wrap, with their sizes.
 
     Raises:
-        InvalidOption: a pass of the user's has a state tensor that is called as one of the model's or drafter's, or
-            one that has a size below 0.
+        InvalidOption: a state tensor of the user's pass has the name of one of the model or the drafter, or a size
+            below 0.
     """
     config = replace(config, route=observed.route)
     kept = [
@@ -91,7 +91,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
 def _check_names(item: Pass, taken: Set[str]) -> None:
     for spec in state_specs_of(item):
         if spec.name in taken:
-            reason = f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}"
+            reason = f"a state tensor of pass {item.name!r} has the name {spec.name!r} of another; rename it"
             raise InvalidOption(where="wrap", name="passes", value=item, reason=reason)
 
 

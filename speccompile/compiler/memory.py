@@ -1,4 +1,4 @@
-"""Whether a GPU has memory for what a wrap allocates, asked before it does."""
+"""Checks that a GPU has memory for the tensors of a wrap, before they are allocated."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from speccompile.ops.cpu.forms import FORMS
 from speccompile.utils.device_memory import check_memory, memory_errors
 from speccompile.utils.parameters import parameter_bytes
 
-#: How a wrap needs less memory.
+#: Advice in messages: how a wrap needs less memory.
 LESS = "Give a smaller max_len or max_batch, or a model of fewer bytes (bfloat16)"
 
 
 def check_device_memory(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, layout: Layout) -> None:
-    """Check that the state of a wrap, its rounded weights, and the logits of its widest step fit beside the weights of
-    ``model``. Activations and CUDA graphs are not estimated: they are a few hundred MiB.
+    """Check that the state of a wrap, its rounded weights, and the logits of its widest step fit in memory together
+    with the weights of ``model``. Activations and CUDA graphs are not estimated: they need a few hundred MiB.
 
     Raises:
-        DeviceMemoryFull: they do not.
+        DeviceMemoryFull: they need more memory than the GPU has.
     """
     parts = {
         "state": sum(tensor.nbytes for tensor in layout.tensors.values()),
@@ -41,7 +41,7 @@ def memory_named(model: PreTrainedModel, info: ModelInfo) -> AbstractContextMana
 
 
 def _rounded_bytes(model: PreTrainedModel, info: ModelInfo, config: BuildConfig) -> int:
-    """Bytes of packs, if every matrix is one."""
+    """Bytes of packs, if every matrix is packed."""
     total, names = 0, all_names(model)
     for name, weight in model.named_parameters():
         modules = [known.rpartition(".")[0] for known in names[name]]

@@ -1,8 +1,7 @@
-"""Options of ``wrap`` held against the model, the mode and one another, before anything is captured. Each function
-raises a ``UserError``.
+"""Checks of the options of ``wrap`` against the model, the mode and one another, before anything is captured.
 
-What an option may be by itself is in :class:`~speccompile.compiler.options.WrapOptions`; which modes, rules and
-backends go together is in :mod:`speccompile.compiler.capabilities`.
+Each function raises a ``UserError``. :class:`~speccompile.compiler.options.WrapOptions` checks each option by itself;
+:mod:`speccompile.compiler.capabilities` checks combinations of modes, rules and backends.
 """
 
 from __future__ import annotations
@@ -33,63 +32,63 @@ from speccompile.utils.weight_forms import WeightForms
 
 
 def check_checkpoints(options: WrapOptions, max_len: int) -> None:
-    """Checkpoints of a recurrent state are of use, and a slot has some."""
+    """Check that checkpoints of a recurrent state can be used, and that a slot holds at least one."""
     interval, reason = options.state_checkpoints, ""
     if interval is None:
         return
     if not options.prefix_reuse:
-        reason = "with prefix_reuse=False no prompt goes on from a checkpoint"
+        reason = "with prefix_reuse=False no prompt continues from a checkpoint; use prefix_reuse=True, or leave it out"
     elif interval >= max_len:
-        reason = f"it must be less than max_len ({max_len}): a slot would have no checkpoint"
+        reason = f"it must be less than max_len ({max_len}), or a slot holds no checkpoint"
     if reason:
         raise InvalidOption(where="wrap", name="state_checkpoints", value=interval, reason=reason)
 
 
 def check_rule(rule: Rule, mode: Mode, tiers: tuple[int, ...]) -> None:
-    """``rule`` can judge the drafts of ``mode``, if a tier has drafts."""
+    """Check that ``rule`` can judge the drafts of ``mode``, if a tier has drafts."""
     reason = rule_refusal(mode, rule)
     if reason and max(tiers) > 0:
         raise InvalidOption(where="wrap", name="acceptance", value=rule.name, reason=reason)
 
 
 def check_trees(options: WrapOptions, mode: Mode, rule: Rule, info: ModelInfo) -> None:
-    """Trees among the tiers are what ``mode`` drafts and ``rule`` judges, and the vocabulary has enough tokens."""
+    """Check that ``mode`` drafts and ``rule`` judges trees, and that the vocabulary has enough tokens for them."""
     if not any(isinstance(shape, Tree) for shape in options.draft_lens):
         return
     reason = tree_refusal(mode, rule)
     trees = (shape for shape in options.draft_lens if isinstance(shape, Tree))
     if not reason and (wide := next((tree for tree in trees if tree.branches > info.vocab_size), None)) is not None:
-        reason = f"{wide} branches more often than the vocabulary has tokens, {info.vocab_size}"
+        reason = f"{wide} has more branches at a node than the vocabulary has tokens, {info.vocab_size}"
     if not reason and info.device.type not in mode.tree_devices:
-        reason = f"mode {mode.name!r} proposes them on {' and '.join(mode.tree_devices)} alone"
+        reason = f"mode {mode.name!r} only proposes them on {' and '.join(mode.tree_devices)}"
     if reason:
         raise InvalidTiers(tiers=options.draft_lens, reason=f"there are trees, and {reason}")
 
 
 def check_most_drafts(mode: Mode, tiers: tuple[int, ...]) -> None:
-    """No tier has more drafts in a sequence than ``mode`` proposes."""
+    """Check that no tier has more drafts in a row of tokens than ``mode`` proposes."""
     most = mode.most_drafts
     if most is not None and max(map(depth_of, tiers)) > most:
         raise InvalidTiers(tiers=tiers, reason=f"mode {mode.name!r} drafts at most {most} tokens")
 
 
 def check_unsharded(mode: Mode, ranks: Ranks | None) -> None:
-    """The model is not sharded. For a wrap that saves hidden states."""
+    """Check that the model is not sharded, for a wrap that saves hidden states."""
     if ranks is not None:
         raise InvalidOption(where="wrap", name="mode", value=mode.name, reason=f"the model is sharded, and {NO_DIGEST}")
 
 
 def check_backend(mode: Mode, backend: str) -> None:
-    """``mode`` runs on a device of ``backend``."""
+    """Check that ``mode`` runs on a device of ``backend``."""
     if reason := backend_refusal(mode, backend):
         raise InvalidOption(where="wrap", name="backend", value=backend, reason=reason)
 
 
 def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
-    """The kernels of linears can read the requested form of weights, and do without the model's own if ``consume``."""
+    """Check that the kernels of linears read the requested form of weights, and only packed ones with ``consume``."""
     if isinstance(options.weights, QuantizedPacks) and not (kernels.native or traits_of(info.device).cpp_ops):
         reason = (
-            f"integers of a checkpoint run on a CPU alone, and the model is on {info.device.type}; load it dequantised"
+            f"integers of a checkpoint only run on a CPU, and the model is on {info.device.type}; load it dequantised"
         )
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
     if WeightForms.of(options.weights).rounds and not (kernels.native or kernels.rounded):
@@ -99,7 +98,7 @@ def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: Mo
     if options.consume and not kernels.native:
         reason = (
             f"with backend {backend!r} on {info.device.type} the linears' kernels are {kernels.reason}, which read the "
-            "model's weights where they lie"
+            "model's weights in place"
         )
         raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
     if options.consume and isinstance(options.weights, QuantizedPacks):
@@ -108,18 +107,18 @@ def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: Mo
 
 
 def check_calibrated(options: WrapOptions) -> None:
-    """Some weights have a form that a calibration concerns. For a wrap with one."""
+    """Check that a form of weights is rounded by a calibration, for a wrap with a calibration."""
     forms = WeightForms.of(options.weights)
     if not any(FORMS[form].calibrated for form in (forms.others, *dict(forms.modules).values())):
         names = " or ".join(repr(name) for name, form in FORMS.items() if form.calibrated)
-        reason = f"no weight has a form that a calibration concerns; give weights={names} with it"
+        reason = f"no weight has a form that is rounded by a calibration; give weights={names} with it"
         given = options.calibration
         value = str(given) if isinstance(given, Path) else given
         raise InvalidOption(where="wrap", name="calibration", value=value, reason=reason)
 
 
 def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:
-    """Its weights are not sharded, and can be rounded if an option of the mode rounds them."""
+    """Check that the weights of ``network`` are not sharded, and can be rounded if an option rounds them."""
     if any(hasattr(weight, "to_local") for weight in network.module.parameters()):
         reason = "its weights, or the target's that it shares, are sharded; give the folder of a checkpoint"
         raise InvalidOption(where="wrap", name="draft", value=type(network.module).__name__, reason=reason)
@@ -131,7 +130,7 @@ def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedM
     elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"
     elif consume and _share_weights(network.module, model):
-        reason = "consume=True takes the weights that it would round"
+        reason = "consume=True frees the weights that this option rounds; use consume=False"
     if reason:
         option = config.mode.rounded_by
         raise config.mode.invalid(option, getattr(config.mode, option), reason)
@@ -142,30 +141,30 @@ def _share_weights(one: nn.Module, other: nn.Module) -> bool:
 
 
 def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> None:
-    """``mode`` has a head that can be trained here. For a wrap with ``learn``."""
+    """Check that ``mode`` has a head that can be trained during serving, for a wrap with ``learn``."""
     reason = ""
     if mode.learns_from is None:
-        reason = f"mode {mode.name!r} has no head that can be trained; eagle3 and eagle3_one_model have"
+        reason = f"mode {mode.name!r} has no head that can be trained; use mode eagle3 or eagle3_one_model"
     elif config.max_draft_len == 0:
-        reason = "no tier has drafts"
+        reason = "no tier has drafts; give tiers with a draft length above 0"
     elif not config.rule.text_invariant:
-        reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts"
+        reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts; use acceptance='exact'"
     elif options.consume:
-        reason = "the head learns from the model's own weights, which consume=True gives up"
+        reason = "the head learns from the model's own weights, which consume=True frees; use consume=False"
     elif config.weights.rounds:
-        reason = f"the head learns from the model's own weights, and the text is of weights={options.weights!r}"
+        reason = f"the head learns from the model's own weights, and the text is that of weights={options.weights!r}"
     elif options.save_hidden_states is not None:
-        reason = "hidden states are kept for save_hidden_states"
+        reason = "hidden states are kept for save_hidden_states; leave one of the two out"
     if reason:
         raise InvalidOption(where="wrap", name="learn", value=options.learn, reason=reason)
 
 
 def check_adapters(options: WrapOptions, saves: SaveHiddenStates | None, info: ModelInfo) -> None:
-    """No hidden states are saved, and the device has kernels for the largest rank. For a wrap with adapters."""
+    """Check that no hidden states are saved, and that the device has kernels for ``max_rank``."""
     assert options.adapters is not None
     reason = ""
     if saves is not None:
-        reason = "hidden states are saved of the model's own text, and adapters change it"
+        reason = "hidden states are saved of the model's own text, which adapters change; leave one of the two out"
     elif traits_of(info.device).triton_ops and options.adapters.max_rank > MOST_ON_CUDA:
         reason = f"max_rank must be at most {MOST_ON_CUDA} on {info.device.type}"
     if reason:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 DEFAULT_MODE = "ngram"
 DEFAULT_TIERS = (0, 1, 3, 7)
-#: Most tokens of a sequence where the caller does not say, and the model has as many positions.
+#: The default of ``max_len`` for a model with as many positions.
 DEFAULT_MAX_LEN = 2048
 
 
@@ -42,12 +42,12 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
         InvalidTiers: ``tiers`` are something else.
     """
     if isinstance(tiers, Iterator):
-        # Messages show it.
+        # Messages show all values.
         tiers = tuple(tiers)
     try:
         values = tuple(python_numbers(value) for value in tiers)
     except TypeError:
-        raise InvalidTiers(tiers=tiers, reason="it is not a sequence") from None
+        raise InvalidTiers(tiers=tiers, reason="it must be a sequence") from None
     for value in values:
         if not isinstance(value, int) or isinstance(value, bool) or value < 0:
             raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} must be a draft length or a Tree")
@@ -91,8 +91,9 @@ def _seconds(where: str, name: str, value: Any) -> float:
 
 @dataclass(frozen=True)
 class WrapOptions(Options):
-    """What ``wrap`` is given besides the model and ``progress``, checked as far as that is possible without the model.
-    The docstring of :func:`speccompile.wrap` says more of each.
+    """The arguments of ``wrap`` except the model and ``progress``, with the checks that do not need the model.
+
+    The docstring of :func:`speccompile.wrap` describes each.
 
     Raises:
         InvalidOption, InvalidTiers, InvalidPolicy: a value is not valid.
@@ -155,7 +156,8 @@ class WrapOptions(Options):
     state_checkpoints: int | None = field(
         default=EngineOptions.state_checkpoints,
         metadata=option(
-            "Tokens between two checkpoints of recurrent state, from which prompts go on that leave a known sequence.",
+            "Tokens between two checkpoints of recurrent state, from which a prompt continues that differs from a "
+            "known sequence.",
             WholeNumber(1, or_none=True),
         ),
     )
@@ -166,7 +168,7 @@ class WrapOptions(Options):
         default=None, metadata=option("Your own `LogitsProcessor`, or a list of them, for every request.")
     )
     scores: bool = field(
-        default=False, metadata=option("Whether the arena has room for `output_logits` and `output_scores`.", flag)
+        default=False, metadata=option("Whether the arena holds `output_logits` and `output_scores`.", flag)
     )
     consume: bool = field(default=False, metadata=option("Whether to keep one copy of the weights.", flag))
     save_hidden_states: SaveHiddenStates | str | Path | None = field(
@@ -178,13 +180,11 @@ class WrapOptions(Options):
     )
     adapters: Adapters | None = field(
         default=None,
-        metadata=option("How many LoRA adapters there is room for: an `Adapters(count=...)`.", adapters_or_none),
+        metadata=option("How many LoRA adapters can be loaded at a time: an `Adapters(count=...)`.", adapters_or_none),
     )
     rank_timeout: float = field(
         default=60.0,
-        metadata=option(
-            "Seconds after which a rank of a sharded model that does not take part counts as lost.", _seconds
-        ),
+        metadata=option("Seconds without an answer after which a rank of a sharded model counts as lost.", _seconds),
     )
     #: Options of the mode, by name. :func:`speccompile.modes.create` checks them.
     mode_options: Mapping[str, Any] = field(default_factory=dict)
@@ -194,7 +194,7 @@ class WrapOptions(Options):
         if self.policy is not None:
             policy = parse_policy(self.policy, self.draft_lens)
             if isinstance(policy, LearningPolicy):
-                # These policies can name draft lengths, and not trees.
+                # These policies choose among draft lengths, never trees.
                 policy.check(chains(self.draft_lens))
 
     @property
@@ -204,7 +204,7 @@ class WrapOptions(Options):
 
     @property
     def engine(self) -> EngineOptions:
-        """The options that the engine has."""
+        """The options of the engine."""
         return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse, self.state_checkpoints)
 
     def arguments(self) -> dict[str, Any]:

@@ -1,11 +1,12 @@
-"""A wrapped model as one file: what :meth:`Speculator.save` writes and :func:`speccompile.load` reads.
+"""A wrapped model as one file, which :meth:`Speculator.save` writes and :func:`speccompile.load` reads.
 
 A zip file with a manifest (JSON: versions, model, machine, options, a SHA-256 of every other file), the captured graph
 (JSON), the finished steps as printed Python, Inductor's artifacts of the bodies and their machine code. No weights.
 
 A package is a program: steps run as Python, Inductor's artifacts are pickles with Python and C++ inside, and machine
-code is put into Inductor's cache folder. Take one only from where you would take a program; its hashes tell damage, not
-malice. What has a safe form has it: manifest and graph are JSON, constants are read with ``weights_only=True``.
+code is put into Inductor's cache folder. Load a package only from a source whose programs you would run: its hashes
+detect damage, not malice. All other parts have a safe form: manifest and graph are JSON, constants are read with
+``weights_only=True``.
 """
 
 from __future__ import annotations
@@ -50,11 +51,11 @@ SAVE_AGAIN = "Wrap the model here and save that"
 
 @dataclass(frozen=True)
 class Package:
-    """What a file holds, whole.
+    """The complete contents of a package.
 
     Args:
         manifest: see :func:`make_manifest`.
-        files: all others, by name.
+        files: all other files, by name.
     """
 
     manifest: Mapping[str, Any]
@@ -65,10 +66,10 @@ class Package:
 
 
 def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> None:
-    """All that can be said before anything is compiled for a package.
+    """Check that a package can be written, before anything is compiled for it.
 
     Raises:
-        CannotSave: the model, or an option of ``wrap``, cannot be in one.
+        CannotSave: the model, or an option of ``wrap``, cannot be saved.
         OSError: ``path`` cannot be written.
     """
     if isinstance(options.weights, QuantizedForms):
@@ -77,7 +78,7 @@ def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> N
     if is_consumed(model):
         raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
     if code := own_code(model):
-        raise CannotSave(name="the model", reason=f"it has {code}, which is code of your own")
+        raise CannotSave(name="the model", reason=f"it has {code}, which is your code")
     for name, value in options.arguments().items():
         _json_value(name, value)
     if path.is_dir():
@@ -92,7 +93,7 @@ def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> N
 def make_manifest(
     model: PreTrainedModel, options: WrapOptions, state: Collection[str], files: Mapping[str, bytes]
 ) -> dict[str, Any]:
-    """Everything that a package has to fit, and what it holds.
+    """Everything that must match when a package is loaded, and a list of its contents.
 
     Args:
         options: plain values, as :func:`check_savable` accepts them.
@@ -110,7 +111,7 @@ def make_manifest(
 
 
 def write_package(path: Path, manifest: Mapping[str, Any], files: Mapping[str, bytes]) -> None:
-    """Write all of it, or leave what was there."""
+    """Write the whole package, or leave the file at ``path`` as it was."""
     partial = _partial(path)
     try:
         with zipfile.ZipFile(partial, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -145,9 +146,9 @@ def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, Mapping):
         return {"mapping": {key: _json_value(f"{name}[{key!r}]", item) for key, item in value.items()}}
     if isinstance(value, Calibration):
-        raise CannotSave(name=name, reason="it holds no weights and nothing about them; give the file of a calibration")
+        raise CannotSave(name=name, reason="a package holds nothing about weights; give the file of a calibration")
     if isinstance(value, SaveHiddenStates):
-        raise CannotSave(name=name, reason="its folder is one of this machine")
+        raise CannotSave(name=name, reason="its folder exists only on this machine")
     if isinstance(value, Tree):
         return {"tree": value.fields}
     if value is None or isinstance(value, bool | int | float | str):
@@ -155,16 +156,20 @@ def _json_value(name: str, value: Any) -> Any:
     if isinstance(value, os.PathLike):
         return os.fspath(value)
     if isinstance(value, torch.nn.Module):
-        reason = f"it holds no weights, and a {type(value).__qualname__} has some"
-        raise CannotSave(name=name, reason=f"{reason}; of a draft model or head give the folder or the hub id")
-    raise CannotSave(name=name, reason=f"{type(value).__qualname__} objects are code of your own, which it cannot hold")
+        reason = f"a package holds no weights, and a {type(value).__qualname__} has weights"
+        raise CannotSave(name=name, reason=f"{reason}; give a draft model or head as its folder or hub id")
+    raise CannotSave(name=name, reason=f"{type(value).__qualname__} objects are your code, which it cannot hold")
 
 
 # --- reading -------------------------------------------------------------------------------------
 
 
 def read_package(path: Path) -> Package:
-    """Raises CorruptPackage unless every file is there, and no other, with the content that was written."""
+    """Read and verify a package.
+
+    Raises:
+        CorruptPackage: a file is missing, differs from the written one, or is not in the manifest.
+    """
 
     def refuse(what: str) -> CorruptPackage:
         return CorruptPackage(path=str(path), what=what)
@@ -184,7 +189,7 @@ def read_package(path: Path) -> Package:
     if manifest.get("format") != FORMAT:
         raise refuse(f"its format is {manifest.get('format')!r}, and this version reads {FORMAT}")
     if any(Path(name).is_absolute() or ".." in Path(name).parts for name in files):
-        raise refuse("a file of it would lie outside of its folder")
+        raise refuse("the path of one of its files leads outside of its folder")
     if missing := sorted(listed.keys() - files.keys()):
         raise refuse(f"{', '.join(missing)} is missing")
     if added := sorted(files.keys() - listed.keys()):
@@ -196,12 +201,12 @@ def read_package(path: Path) -> Package:
 
 
 def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
-    """Refuse a package unless it was made for such a model, by these versions, and, if it holds compiled code, on such
-    a machine.
+    """Check that a package was written for such a model, by these versions, and, if it has compiled code, on such a
+    machine.
 
     Raises:
         ForeignPackage: with the first difference.
-        UserError: ``wrap`` would not take the model either.
+        UserError: ``wrap`` does not accept the model.
     """
 
     def compare(theirs: Mapping[str, Any], ours: Mapping[str, Any], advice: str) -> None:
@@ -214,7 +219,7 @@ def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
     compare(manifest["versions"], _versions(), f"{SAVE_AGAIN}, or install those versions")
     theirs, ours = manifest["model"], json.loads(json.dumps(_model(model)))
     compare({"model class": theirs["class"]}, {"model class": ours["class"]}, "Load the model that was wrapped")
-    compare(theirs["weights"], ours["weights"], "Load the model that was wrapped (other values are fine, shapes not)")
+    compare(theirs["weights"], ours["weights"], "Load the model that was wrapped (other values are fine)")
     compare({"configuration": theirs["config"]}, {"configuration": ours["config"]}, "Load the model that was wrapped")
     code = "the model's code and modules (a digest)"
     compare({code: theirs["capture"]}, {code: ours["capture"]}, "Load the model that was wrapped")
@@ -223,7 +228,7 @@ def check_fits(package: Package, path: Path, model: PreTrainedModel) -> None:
     advice = "Register the same ones with speccompile.sampling.register_processor"
     compare({"registered processors": manifest["processors"]}, {"registered processors": known}, advice)
     if manifest["machine"]:
-        compare(manifest["machine"], machine(model.device), f"{SAVE_AGAIN}, or set it as it was")
+        compare(manifest["machine"], machine(model.device), f"{SAVE_AGAIN}, or set it as on the other machine")
 
 
 def read_wrap_options(manifest: Mapping[str, Any]) -> WrapOptions:

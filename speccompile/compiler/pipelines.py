@@ -1,6 +1,6 @@
 """The passes of each executable, in the order in which they run.
 
-Modes and acceptance rules give parts of the lists; the user's own passes stand where their anchors are.
+Modes and acceptance rules provide parts of the lists. The user's own passes are inserted at their anchors.
 """
 
 from __future__ import annotations
@@ -62,14 +62,14 @@ from speccompile.passes.target.tree_bodies import AddTreeBodies
 from speccompile.passes.target.use_skinny_linears import UseSkinnyLinears
 from speccompile.utils.joined_weights import JoinedWeights
 
-#: Requests that follow a guide run none of these.
+#: Kinds without guides: requests with a guide run steps of other kinds.
 WITHOUT_GUIDES: tuple[ChunkKind, ...] = ("greedy", "drawn", "inner")
 
 
 def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeights | None = None) -> Pipeline:
-    """Passes over the captured model alone; all tiers start from the graph that they leave.
+    """Passes over the captured model; all tiers start from the resulting graph.
 
-    ``joined`` moves its weights; None moves none.
+    ``joined`` moves the model's weights; None moves no weights.
     """
     native = config.kernels.native
     if not config.attends:
@@ -107,7 +107,7 @@ def _linears(config: BuildConfig, packs: WeightPacks) -> list[Pass]:
 
 
 def step_pipeline(config: BuildConfig, form: StepForm) -> Pipeline:
-    """Passes that make an executable of this form from the outlined model."""
+    """Passes that turn the outlined model into an executable of this form."""
     passes = [
         _rows(config, form),
         *_filters(config, form),
@@ -124,8 +124,8 @@ def step_pipeline(config: BuildConfig, form: StepForm) -> Pipeline:
 
 
 def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
-    """Passes that make the executable of a split drafter, which runs before a step of this form; None where the step
-    has no drafts to wait for."""
+    """Passes of the executable of a split drafter, which runs before a step of this form; None if the step has no
+    drafts."""
     if not config.mode.split or form.drafts == 0:
         return None
     form = config.drafter_form(form)
@@ -154,12 +154,12 @@ def _rows(config: BuildConfig, form: StepForm) -> Pass:
 
 
 def _filters(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """Steps of the kind ``drawn`` have no processors but the filters."""
+    """Steps of the kind ``drawn`` only have the filters as processors."""
     return [UseFilters()] * (form.kind == "drawn" and config.uses_filters)
 
 
 def _drafts(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """From rows to drafts, and how many of them are judged."""
+    """Passes from rows to drafts, and to the number of drafts that are judged."""
     if not form.drafts:
         return [NoDrafts()]
     mode = config.mode
@@ -169,24 +169,28 @@ def _drafts(config: BuildConfig, form: StepForm) -> list[Pass]:
         drafts = mode.drafting(form)
     if form.tree is None:
         limited = any("drafts_limited" in item.provides for item in drafts)
-        # The list is the mode's own, which may hold it.
+        # A new list: the mode may keep its own.
         drafts = [*drafts, *[FillDrafts(form.drafts)] * config.rule.fills_drafts, *[LimitDrafts()] * (not limited)]
-    # Drafts of a network are the first rank's, its own or the target's layers. Others follow from tokens alone, which
-    # are equal on all ranks.
+    # Drafts of a network or of the target's layers are those of the first rank. Other drafts only depend on tokens,
+    # which are equal on all ranks.
     ranks, drafted = config.ranks, config.network is not None or mode.runs_target_layers
     return [*drafts, *([] if ranks is None or not drafted else [BroadcastDrafts(ranks.name, ranks.size)])]
 
 
 def _marks(config: BuildConfig) -> list[Pass]:
-    """Values of the target are marked before its inputs are bound, which may leave some positions out for the
-    lm_head."""
+    """Passes that mark values of the target.
+
+    They run before the inputs are bound, which may exclude some positions from the lm_head.
+    """
     taps = config.mode.taps if config.max_draft_len else ()
     return [*[MarkTaps(taps)] * bool(taps), *([] if config.saved is None else [MarkSaved(config.saved.taps)])]
 
 
 def _inputs(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """The tokens that the target reads. The hidden states to be saved are read after it, by the reader of the final
-    norm's output; of a tree, those of the accepted path after the commit."""
+    """Passes that bind the target's tokens, and those that save its hidden states.
+
+    Hidden states are read after the final norm. Those of a tree are read after the commit, along the accepted path.
+    """
     saves: list[Pass] = [SaveHidden(SavedRows.STATE)] * (config.saved is not None)
     recurrence: list[Pass] = [BindRecurrence(prompt=bool(form.chunk))] * config.recurrent
     if form.chunk:
@@ -201,7 +205,7 @@ def _inputs(config: BuildConfig, form: StepForm) -> list[Pass]:
 
 
 def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """From logits to accepted tokens, by the rule; and records of what was chosen from."""
+    """Passes from logits to accepted tokens, by the rule, and those that record scores and log-probabilities."""
     if form.kind == "inner":
         return []
     rule, kind, kernels = config.rule, form.step_kind, ChooseSampling(config.kernels.native)
@@ -223,7 +227,7 @@ def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:
 
 
 def _same_choice(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """All ranks choose the same; without the logits of other ranks where no processor needs them."""
+    """Passes by which all ranks choose the same tokens, without the other ranks' logits if no processor needs them."""
     ranks = config.ranks
     if ranks is None:
         return []
@@ -244,11 +248,11 @@ def _commit(config: BuildConfig, form: StepForm) -> list[Pass]:
 
 
 def _after_commit(config: BuildConfig, form: StepForm) -> list[Pass]:
-    """A drafter's own state, unless no tier could use it, the rule's, and that of guides."""
+    """Passes that update the state of the drafter (if a tier has drafts), of the rule, and of guides."""
     passes: list[Pass] = []
     if config.max_draft_len:
         passes = [*[LowerTaps()] * bool(config.mode.taps), *config.mode.after_commit(form)]
-    # Proposals from hidden states are the first rank's, as drafts of a network are.
+    # Proposals from hidden states are those of the first rank, as drafts of a network are.
     from_hidden = any(isinstance(item, ProposeFromHidden | ProposeTreeFromHidden) for item in passes)
     if config.ranks is not None and from_hidden:
         passes.append(BroadcastProposals(config.ranks.name, config.ranks.size))

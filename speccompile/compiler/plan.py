@@ -1,4 +1,4 @@
-"""What a wrap builds: its options held against the model, before anything is captured."""
+"""The plan of a wrap: its options, checked against the model before anything is captured."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ from speccompile.utils.weight_forms import WeightForms
 
 @dataclass(frozen=True)
 class Plan:
-    """What ``wrap`` was asked for, checked, before anything is captured."""
+    """The options of ``wrap`` after their checks, and the objects that they name."""
 
     info: ModelInfo
     config: BuildConfig
@@ -65,13 +65,13 @@ def make_plan(
     """Check ``options`` against the model.
 
     Args:
-        passed_over: what ``auto`` chose before and could not be built, see
+        passed_over: choices of ``auto`` that could not be built, see
             :func:`~speccompile.modes.auto.first_that_works`.
         ranks: those of a sharded model.
 
     Raises:
-        ChoiceFailed: what ``auto`` chose now cannot be built.
-        UserError: an option does not fit the model or another option.
+        ChoiceFailed: the choice of ``auto`` cannot be built.
+        UserError: an option cannot be combined with the model or another option.
     """
     draft_lens = options.draft_lens
     own_passes = check_passes(options.passes)
@@ -101,7 +101,7 @@ def make_plan(
     rounded = ["rounded"] * WeightForms.of(options.weights).rounds
     kernels.prepare(*rounded)
     if options.consume or rounded:
-        # There is no other way then, so a model is not captured in vain.
+        # These options need the C++ ops. Waiting for them here avoids a capture in vain.
         kernels = kernels.settled(*rounded)
     check_weights(options, kernels, backend.name, info)
     config = BuildConfig(
@@ -132,12 +132,12 @@ def make_plan(
     )
     Settings(model.generation_config).check(supported=GENERATE_ONLY)
     token_list(model.generation_config.eos_token_id)
-    # After everything that is quickly refused: it may have to be loaded.
+    # After the quick checks: the network may be loaded from a checkpoint.
     network = None
     if max(draft_lens) > 0:
         with replacing(choice):
             mode = mode.loaded(model)
-            # A checkpoint says how its head drafts.
+            # The checkpoint decides whether its head drafts trees.
             check_trees(options, mode, rule, info)
             network = mode.network(model, info, max_len)
     most = mode.most_drafts
@@ -165,7 +165,7 @@ def make_plan(
 def _choose_mode(
     asked: Mode | Auto, model: PreTrainedModel, options: WrapOptions, kernels: Kernels, passed_over: Failed | None
 ) -> tuple[Mode, Choice | None]:
-    """The mode, and by which choice of ``auto``, if that chose it."""
+    """The mode, and the choice of ``auto`` that led to it, or None."""
     if isinstance(asked, Mode):
         return asked, None
     choice = asked.choose(
@@ -183,13 +183,13 @@ def _choose_mode(
 
 
 def _positions(model: PreTrainedModel) -> int | None:
-    """How many positions the model was made for, None where its config does not say."""
+    """The number of positions in the model's config; None if the config has none."""
     positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
     return positions if isinstance(positions, int) and positions > 1 else None
 
 
 def _choose_max_len(model: PreTrainedModel, given: int | None) -> tuple[int, str]:
-    """``max_len``, and why that."""
+    """``max_len``, and why it has this value."""
     if given is not None:
         return given, ""
     positions = _positions(model)
@@ -208,7 +208,7 @@ def _choose_saves(given: Any, mode: Mode) -> SaveHiddenStates | None:
     if given is None:
         return mode.saves
     if mode.saves is not None:
-        reason = f"mode {mode.name!r} says so by options of its own"
+        reason = f"mode {mode.name!r} has its own options for this; give them instead"
         raise InvalidOption(where="wrap", name="save_hidden_states", value=given, reason=reason)
     if isinstance(given, SaveHiddenStates):
         return given
@@ -229,11 +229,13 @@ def _read_calibration(options: WrapOptions, model: PreTrainedModel) -> Calibrati
 
 
 def warn_of_positions(model: PreTrainedModel, info: ModelInfo, max_len: int) -> None:
-    """Warn of a ``max_len`` above the model's positions. Call it once a build has shown that such a text can be
-    decoded: a model with a table of positions is refused."""
+    """Warn of a ``max_len`` above the model's positions.
+
+    Call it after a build, which refuses a model with a table of too few positions.
+    """
     positions = _positions(model)
     if positions is not None and max_len > positions:
         warn_caller(
-            f"max_len={max_len} exceeds the {positions} positions that {info.name} was made for; "
-            "its text may degrade after them, as in transformers",
+            f"max_len={max_len} exceeds the {positions} positions that {info.name} was trained for; "
+            "its text may degrade after them, as in transformers. Give a smaller max_len to avoid this",
         )

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 
 class Seconds:
-    """By name of the work, added up."""
+    """Total seconds by name of the work."""
 
     def __init__(self) -> None:
         self.by_name: dict[str, float] = {}

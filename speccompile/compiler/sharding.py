@@ -1,4 +1,4 @@
-"""Sharded models: this rank's part, and the ranks that run it together."""
+"""Sharded models: this rank's part of the model, and the ranks that run it together."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from speccompile.graph_capture.sharded import ShardPosition, shard_of, tensor_pa
 from speccompile.ranks.ranks import Ranks
 from speccompile.utils.weight_forms import QuantizedForms
 
-#: Options of ``wrap`` that have to be the same on all ranks; of the others each rank has an object of its own.
+#: Options of ``wrap`` that must be equal on all ranks; each rank has its own object for every other option.
 COMPARED = ("mode", "tiers", "max_batch", "max_len", "backend", "deterministic", "weights", "prefix_reuse", "scores")
 #: Why a sharded model saves no hidden states.
 NO_DIGEST = "records name their target by a digest of its whole weights, which no rank has; save them with one process"
 
 
 def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
-    """A sharded model as this rank's part of it, and the ranks; any other model as it is. All ranks call it.
+    """Return this rank's part of a sharded model, and the ranks; any other model itself, and None. All ranks call it.
 
     Raises:
         UnsupportedModel: it is sharded in a way that is not supported.
-        InvalidOption: an option does not go with a sharded model.
+        InvalidOption: an option cannot be combined with a sharded model.
         RanksDiffer: another rank has other options or versions.
         RankLost: another rank has ended, or does not wrap.
     """
@@ -45,10 +45,10 @@ def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
 
 @contextlib.contextmanager
 def abandoned_on_error(ranks: Ranks | None) -> Iterator[None]:
-    """What fails on one rank is an error on the others at once: they would wait for it.
+    """Report an exception in the block to the other ranks, which otherwise wait for this one.
 
     Raises:
-        RankError: another rank failed, whatever the build has called what came of it here.
+        RankError: another rank failed. It replaces the exception that this failure caused here.
     """
     try:
         yield
@@ -63,7 +63,7 @@ def abandoned_on_error(ranks: Ranks | None) -> Iterator[None]:
 
 
 def _rank_error(error: BaseException | None) -> RankError | None:
-    """The first one that led to ``error``."""
+    """The first RankError among the causes of ``error``, or None."""
     while error is not None and not isinstance(error, RankError):
         error = error.__cause__ or error.__context__
     return error
@@ -73,7 +73,7 @@ def _check_options(options: WrapOptions) -> None:
     reasons = {
         "consume": "the sharded model shares its weights with other ranks' work; load it with a larger tp_size instead",
         "adapters": "adapters are not split over ranks; merge one into the model before it is sharded",
-        "learn": "each rank would train a head of its own",
+        "learn": "each rank would train its own head; train with one process",
         "save_hidden_states": NO_DIGEST,
         "calibration": "it names its model by a digest of the whole weights, which no rank has",
     }

@@ -1,8 +1,8 @@
-"""Finished steps as printed code; steps that are stored are read instead of built.
+"""Finished steps as printed code. A stored step is read instead of built.
 
-The result of passes depends on the outlined model, on the passes' fields and on their code. All of these are in the
-name of a stored step, so a step of that name is the one that the passes would build. Its stages are built at the first
-access.
+The result of passes depends on the outlined model, on the passes' fields and on their code. The name of a stored step
+is a digest of all of these, so the stored step is the one that the passes would build. Its stages are built at the
+first access.
 """
 
 from __future__ import annotations
@@ -45,14 +45,13 @@ class StepMaker:
         self._keys: list[tuple[Pass, Any]] = []
 
     def finish(self, pipeline: Pipeline) -> FinishedStep:
-        """The last stage of ``pipeline`` as source and graph: the stored one if there is one, else it is run and
-        stored."""
+        """Return the last stage of ``pipeline`` as source and ports: the stored step, or else the result of a run."""
         name = self._name(pipeline)
         stored = None if name is None else self._storage.read(name)
         if name is not None and stored is not None:
             return self._read(pipeline, name, json.loads(stored))
         if name is None:
-            # Its passes may read something that changes until the first access to the stages.
+            # Its passes may read values that change before the first access to the stages.
             stages = self._run(pipeline)
             graph = stages.last.graph
             source = to_python(graph, pipeline.tier)
@@ -62,7 +61,7 @@ class StepMaker:
             stages = self._deferred_stages(pipeline, name, source)
         ports = tuple(graph.ports[node.name] for node in graph.placeholders)
         if not all(port.role == "state" or port.name in self._known for port in ports):
-            # What is stored names ports, and has no values: here a pass of the user has added a constant.
+            # A stored step has names of ports without values, and here a pass of the user has added a constant.
             name = None
         return FinishedStep(source, ports, graph.sizes["B"], graph.sizes["T"], stages, name)
 
@@ -77,15 +76,15 @@ class StepMaker:
         return self._model.followed_by(stages)
 
     def _deferred_stages(self, pipeline: Pipeline, name: str, source: str) -> Stages:
-        """The stages that ``source`` comes from, built at the first access."""
+        """The stages that lead to ``source``, built at the first access."""
 
         @one_build()
         def rerun() -> Stages:
             stages = self._run(pipeline)
             if to_python(stages.last.graph, pipeline.tier) != source:
                 raise PassError(
-                    f"the stored {pipeline.tier} is not what its passes make now, though its key is the same: delete "
-                    f"{name} in the cache folder and wrap again",
+                    f"the stored {pipeline.tier} differs from the result of its passes, though its key is the same: "
+                    f"delete {name} in the cache folder and wrap again",
                     tier=pipeline.tier,
                     file=name,
                 )
@@ -102,8 +101,8 @@ class StepMaker:
         return FinishedStep(data["source"], ports, data["rows"], data["width"], stages, name)
 
     def _name(self, pipeline: Pipeline) -> str | None:
-        """The name of a step in the storage. None for passes without a stable key: code from outside of this package,
-        or values that have no key."""
+        """The name of a step in the storage. None if a pass has no stable key: code from outside of this package, or
+        values without a key."""
         if self._outlined.logits_processors:
             return None
         try:
@@ -114,7 +113,7 @@ class StepMaker:
         return f"steps/{digest(chr(10).join(parts))[:32]}.json"
 
     def _key_of_users(self, item: Pass) -> Any:
-        """As it was when it was first asked for: a pass may change what it can reach, such as a list of what it saw."""
+        """The key of a user's pass at the first call: the pass may later change values that the key covers."""
         known = next((key for other, key in self._keys if other is item), None)
         if known is None:
             known = own_code_key(item)
@@ -129,7 +128,7 @@ class StepMaker:
 
     @functools.cached_property
     def _start(self) -> str:
-        """Digest of the code, and of everything that passes can read of the outlined model and the drafter."""
+        """Digest of the code, and of everything in the outlined model and the drafter that passes can read."""
         drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
         processors = [(item.name, state_of(item), item.whole) for item in all_processors(self._outlined.layout.tensors)]
         versions = [sources(), torch.__version__, transformers.__version__]
@@ -138,7 +137,7 @@ class StepMaker:
 
 
 def _seen(graph: StepGraph) -> list[str]:
-    """Everything that passes can read of an outlined model, except the values of weights."""
+    """Everything in an outlined model that passes can read, except the values of weights."""
     anchors = graph.anchors
     nodes = [anchors.tokens, anchors.positions, anchors.start, *anchors.layers, anchors.final_norm, anchors.lm_head]
     return [

@@ -1,4 +1,4 @@
-"""Checks that the user's own passes have a place among the passes of this package, and names of their own."""
+"""Checks that the user's own passes have anchors among the passes of this package, and unique names."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from speccompile.passes.user_pass import state_specs_of
 
 
 def check_anchors(config: BuildConfig, vocab_size: int) -> None:
-    """Every pass of the user's own has a place in some pipeline, and a name and state tensors of its own.
+    """Check that each of the user's passes has its anchor in a pipeline, and a unique name and state tensors.
 
     Raises:
-        InvalidOption: one has not.
+        InvalidOption: a pass fails this check.
     """
     if not config.passes:
         return
@@ -37,26 +37,26 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
     taken = {spec.name for spec in state_specs(without, vocab_size)}
     for item in config.passes:
         if item.name in (CAPTURE, *ours):
-            raise refuse(item, f"a pass or stage of this package has the name {item.name!r}")
+            raise refuse(item, f"a pass or stage of this package has the name {item.name!r}; rename it")
         if item.name in of_model and item.name in set().union(*of_steps):
             reason = f"pass {item.name!r} has anchors both among the passes of the model and among those of a step"
             raise refuse(item, f"{reason}: give each its own pass")
         if item.name not in run:
             word = "after" if item.anchors_after else "before"
             anchors = item.anchors_after or item.anchors_before
-            reason = f"pass {item.name!r} goes {word} {' or '.join(map(repr, anchors))}, which "
+            reason = f"pass {item.name!r} runs {word} {' or '.join(map(repr, anchors))}, which "
             if own.intersection(anchors):
-                raise refuse(item, f"{reason}has no place either: the anchor of one has to be a pass of this package")
+                raise refuse(item, f"{reason}does not run: one of them must have a pass of this package as its anchor")
             reason += "is not among the passes"
-            raise refuse(item, f"{reason}: {', '.join(ours)}")
+            raise refuse(item, f"{reason}; use one of {', '.join(ours)}")
         for spec in state_specs_of(item):
             if spec.name in taken:
-                raise refuse(item, f"another state tensor has the name {spec.name!r} of one of pass {item.name!r}")
+                raise refuse(item, f"a state tensor of pass {item.name!r} has the name {spec.name!r} of another")
             taken.add(spec.name)
 
 
 def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
-    """One of each form that this wrap may build."""
+    """A pipeline of each form that this wrap may build."""
     yield model_pipeline(config, WeightPacks(config.weights))
     width = prefill_widths(config.max_len)[0]
     for kind in config.kinds:

@@ -1,7 +1,7 @@
-"""The sampling pipeline: what happens to the target's logits before a token is chosen, one file (or family) a step.
+"""The sampling pipeline: processors that change the target's logits before a token is chosen, one file for each family.
 
-In the order, with the names and the values of transformers' logits processors and warpers. Your own
-processor derives from ``Processor`` and is added by ``register_processor`` (``examples/custom_processor.py``).
+Order, names and values are those of transformers' logits processors and warpers. Your own processor derives from
+``Processor`` and is added by ``register_processor`` (``examples/custom_processor.py``).
 """
 
 from speccompile.graph.state import N, StateSpec

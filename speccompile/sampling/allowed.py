@@ -1,4 +1,4 @@
-"""A function of the user's own that says, on the host, which tokens may come next."""
+"""The request's own function, called on the host, that returns the allowed next tokens."""
 
 from __future__ import annotations
 
@@ -13,17 +13,20 @@ from speccompile.graph.state import N, StateSpec, V
 from speccompile.sampling.base import Option, Processor, token_problem
 from speccompile.utils.numbers import python_numbers
 
-#: (row of the batch, text so far int64 [P + new]) -> ids of the tokens that may come.
+#: (row of the batch, sequence so far int64 [P + new]) -> ids of the tokens that may come next.
 AllowedTokensFunction = Callable[[int, torch.Tensor], Iterable[int]]
 
 
 def _problem(value: Any, vocab: int) -> str | None:
-    return None if callable(value) else "it has to be a function (batch_id, input_ids) -> token ids"
+    return None if callable(value) else "it must be a function (batch_id, input_ids) -> token ids"
 
 
 class AllowedTokens(Processor):
-    """transformers' ``PrefixConstrainedLogitsProcessor``. The engine asks before every step, and the row goes without
-    drafts: after a draft the function was not asked. A guide does the same without leaving the step."""
+    """transformers' ``PrefixConstrainedLogitsProcessor``.
+
+    The engine calls the function before every step. The row has no drafts, since the function was not called for the
+    positions after them. A guide restricts tokens inside the step, drafts included.
+    """
 
     name = "allowed_tokens"
     options: ClassVar = (Option("prefix_allowed_tokens_fn", _problem),)
@@ -41,15 +44,15 @@ class AllowedTokens(Processor):
 
 
 def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) -> torch.Tensor:
-    """What ``function`` allows after ``text``, as bool ``[V]``.
+    """Call ``function``, and return the tokens that it allows after ``text`` as bool ``[V]``.
 
     Raises:
-        InvalidInput: it returned what are not token ids, or none at all.
+        InvalidInput: the function returned no token, or values that are not token ids.
     """
     returned = function(row, torch.tensor(text))
     if not isinstance(returned, Iterable):
         raise InvalidInput(
-            name="prefix_allowed_tokens_fn", reason=f"it has to return a list of token ids, not {returned!r}"
+            name="prefix_allowed_tokens_fn", reason=f"it must return a list of token ids, got {returned!r}"
         )
     ids = returned.tolist() if isinstance(returned, torch.Tensor | np.ndarray) else list(returned)
     ids = ids if isinstance(ids, list) else [ids]
@@ -57,11 +60,9 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
         item.item() if isinstance(item, torch.Tensor) and item.numel() == 1 else python_numbers(item) for item in ids
     ]
     if not ids:
-        raise InvalidInput(
-            name="prefix_allowed_tokens_fn", reason="it returned no token; one at least has to be allowed"
-        )
+        raise InvalidInput(name="prefix_allowed_tokens_fn", reason="it must return at least one token id, got none")
     if wrong := next((problem for item in ids if (problem := token_problem(item, vocab))), None):
-        raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it must return token ids, and returned: {wrong}")
+        raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it must return token ids: {wrong}")
     mask = torch.zeros(vocab, dtype=torch.bool)
     mask[ids] = True
     return mask

@@ -27,15 +27,15 @@ class Automata:
         self._classes, self._moves = classes, moves
 
     def tokens(self, now: torch.Tensor) -> torch.Tensor:
-        """Which tokens the states ``[B]`` allow: bool ``[B, V]``, true for all tokens of a row without an automaton."""
+        """The tokens that the states ``[B]`` allow: bool ``[B, V]``, all True for a row without an automaton."""
         return (self._to(now[:, None], self._classes[self._slots[:, 0]]) >= 0) | (now < 0)[:, None]
 
     def are_complete(self, now: torch.Tensor) -> torch.Tensor:
-        """Whether the text at the states ``[B]`` is complete, so that only an EOS token may follow: bool ``[B]``."""
+        """Whether only an EOS token may follow at the states ``[B]``: bool ``[B]``."""
         return (self._to(now[:, None], self._width - 1)[:, 0] == COMPLETE) & (now >= 0)
 
     def move(self, now: torch.Tensor, token: torch.Tensor) -> torch.Tensor:
-        """The states after one more token ``[B]``; -1 where it is not allowed, or there is no automaton."""
+        """The states after one more token ``[B]``; -1 where it is not allowed, or the row has no automaton."""
         known = (now >= 0) & (token >= 0) & (token < self._classes.shape[1])
         token = token.clamp(0, self._classes.shape[1] - 1)
         to = self._to(now[:, None], self._classes[self._slots, token[:, None]])
@@ -46,7 +46,7 @@ class Automata:
 
 
 def no_row_is_guided(guide_state: torch.Tensor, slots: torch.Tensor) -> bool:
-    """Whether no row has an automaton. Always False on devices where reading a tensor waits for them."""
+    """Whether no row has an automaton. Always False on devices where reading a tensor waits for the device."""
     return traits_of(guide_state.device).host_memory and not bool((guide_state[slots] >= 0).any())
 
 
@@ -59,8 +59,8 @@ def advance(
     most: int,
     tables: Sequence[torch.Tensor],
 ) -> None:
-    """Move ``guide_state`` ``[N]`` of the rows' ``slots`` ``[B]`` by the last ``emitted`` ``[N]`` tokens of their text,
-    at most ``most``."""
+    """Advance ``guide_state`` ``[N]`` of the rows' ``slots`` ``[B]`` by the last ``emitted`` ``[N]`` tokens of their
+    sequences, at most ``most``."""
     if no_row_is_guided(guide_state, slots):
         return
     automata, now, count = Automata(slots, *tables), guide_state[slots], emitted[slots]
@@ -99,11 +99,12 @@ def allowed_trees(
     guide_state: torch.Tensor,
     tables: Sequence[torch.Tensor],
 ) -> None:
-    """Keep of the proposed trees of the rows' ``slots`` ``[B]`` the tokens that are allowed after those on their path.
-    They move up in the order that they have, and their parents are numbered anew.
+    """Remove tokens that are not allowed after their path from the proposed trees of the rows' ``slots`` ``[B]``.
+
+    The other tokens keep their order and move to the front. Their parents are renumbered.
 
     Args:
-        tree_tokens, tree_parents: ``[N, P]``; tree_count: ``[N]``; as :func:`speccompile.ops.tree.fit_tree` has them.
+        tree_tokens, tree_parents: ``[N, P]``; tree_count: ``[N]``; as for :func:`speccompile.ops.tree.fit_tree`.
     """
     if no_row_is_guided(guide_state, slots):
         return
@@ -111,7 +112,7 @@ def allowed_trees(
     count = tree_count[slots]
     places = torch.arange(drafts.shape[1], device=slots.device)
     free, kept = guide_state[slots] < 0, torch.zeros_like(slots)
-    # Of each node, the newest token first: its state, and its number among those that are kept, -1 if it is not.
+    # For each node, the newest token first: its state, and its number among the nodes that are kept, or -1.
     states, numbers = [guide_state[slots]], [kept]
     found, of = drafts.clone(), parents.clone()
     for index in range(drafts.shape[1]):

@@ -1,4 +1,4 @@
-"""What a processor of the sampling pipeline is: request options, per-slot state, and one op on the scores."""
+"""Processors of the sampling pipeline: request options, per-slot state, and one op on the scores."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speccompile.graph.state import StateSpec
 from speccompile.utils.devices import traits_of
 from speccompile.utils.torch_private import OpOverload
 
-#: Numbers that divide or multiply scores: beyond these, float32 scores could overflow.
+#: Bounds of numbers that divide or multiply scores: beyond them, float32 scores could overflow.
 SMALLEST, GREATEST = 1e-6, 1e6
-#: Of whole numbers without their own bound, such as would not fit into int64 when others are added.
+#: Upper bound of whole numbers without their own bound: sums with other numbers fit into int64.
 MOST = 2**31 - 1
 
 SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor[] state) -> ()"
@@ -29,12 +29,12 @@ class Option:
     """A parameter of a request, as transformers names it.
 
     Args:
-        name: of the keyword.
-        problem: what is wrong with a value, given the vocabulary's size; None if nothing is.
-        neutral: at this value, as at None, nothing happens.
-        default: taken by a request that samples and says nothing, where the model's generation_config does neither.
-        draws: it means something only to a request that draws its tokens (``do_sample=True``).
-        forbids: it only forbids tokens, so it may name ids that the lm_head cannot choose.
+        name: the keyword.
+        problem: returns why a value is not valid, given the vocabulary's size; None for a valid value.
+        neutral: the value that has no effect, as None has.
+        default: the value for a request that samples, if neither the request nor the model's generation_config has one.
+        draws: whether the option only affects requests that draw their tokens (``do_sample=True``).
+        forbids: whether the option only forbids tokens. It may then name ids that the lm_head cannot choose.
     """
 
     name: str
@@ -49,7 +49,7 @@ class Option:
         return value is None or bool(value == self.neutral)
 
 
-#: Whose function an op calls, by the op's name.
+#: The processor whose function an op calls, by the op's name.
 IMPLEMENTATIONS: dict[str, Any] = {}
 
 
@@ -69,26 +69,28 @@ def define_op(
 class Processor(ABC):
     """One step of the pipeline between the target's logits and the chosen token.
 
-    A new one is a subclass in its own file: of this package, listed in :mod:`speccompile.sampling.pipeline`; outside,
-    passed to :func:`speccompile.sampling.register_processor`. Its state is part of the arena and its op a node of every
-    sampled step.
+    A new one is a subclass in its own file. One of this package is listed in :mod:`speccompile.sampling.pipeline`;
+    one from outside is passed to :func:`speccompile.sampling.register_processor`. Its state is part of the arena, and
+    its op is a node of every sampled step.
     """
 
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
     state: ClassVar[tuple[StateSpec, ...]]
-    #: Core state (of :func:`speccompile.graph.state.core_state`) that it reads besides.
+    #: Core state (of :func:`speccompile.graph.state.core_state`) that it also reads.
     reads: ClassVar[tuple[str, ...]] = ()
-    #: Its state is too large to be gathered in every step: it comes whole, after the rows' slots ``[B]``.
+    #: Whether its state is too large to be gathered in every step. The op then receives the rows' slots ``[B]`` and the
+    #: whole state.
     whole: ClassVar[bool] = False
 
     @abstractmethod
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
-        """What goes into the slot's state, by name: numbers, or lists that leave the rest at ``fill``.
+        """Return values for the slot's state, by name: numbers, or lists that leave the rest at ``fill``.
 
         Args:
             values: this processor's options that are not neutral, at least one.
+            prompt_length: tokens of the prompt.
         """
 
     @abstractmethod
@@ -96,11 +98,11 @@ class Processor(ABC):
         """Change ``scores`` in place.
 
         Args:
-            scores: float32 ``[B, T, V]``; those of place i choose the token after ``context[:, : length + i]``.
+            scores: float32 ``[B, T, V]``; those at position i choose the token after ``context[:, : length + i]``.
             context: int64 ``[B, S]``: each row's sequence, then its drafts, -1 where the row has fewer drafts than the
                 tier.
             length: int64 ``[B]``, committed tokens.
-            state: of the rows, ``[B, ...]``, in the order of ``state`` and ``reads``.
+            state: the state of the rows, ``[B, ...]``, in the order of ``state`` and ``reads``.
         """
 
     def call(
@@ -111,16 +113,16 @@ class Processor(ABC):
         drafted: int,
         state: Sequence[torch.Tensor],
     ) -> None:
-        """What the op does: :meth:`apply`, unless no row wants anything.
+        """Run the op: :meth:`apply`, unless no row uses the processor.
 
         Args:
-            drafted: how many of the ``length`` tokens are drafts: 0, but for a drafter's own forwards.
+            drafted: how many of the ``length`` tokens are drafts: 0, except in a drafter's own forwards.
         """
         if not traits_of(scores.device).host_memory or self.active(*state):
             self.apply(scores, context, length, *state)
 
     def active(self, *state: torch.Tensor) -> bool:
-        """Whether any row wants anything. Asked on the CPU alone, where looking costs nothing."""
+        """Whether any row uses the processor. Only called on a CPU, where reading a tensor costs nothing."""
         return bool((state[0] != self.state[0].fill).any())
 
     @property
@@ -130,18 +132,18 @@ class Processor(ABC):
         return overload
 
     def register(self) -> None:
-        """Define :attr:`op`, which is what a step's graph calls. An op of that name, if there is one, calls this
-        processor from now on."""
+        """Define :attr:`op`, which a step's graph calls. An existing op of that name calls this processor from now
+        on."""
         define_op(self, f"{self.name}_", "CompositeExplicitAutograd", lambda processor: processor.call)
 
 
 def context_lengths(scores: torch.Tensor, length: torch.Tensor) -> torch.Tensor:
-    """Tokens before each place, ``[B, T]``."""
+    """Number of tokens before each position, ``[B, T]``."""
     return length[:, None] + torch.arange(scores.shape[1], device=length.device)
 
 
 def forbid(scores: torch.Tensor, ids: torch.Tensor) -> None:
-    """Set to -inf the scores of ``ids`` ``[B, T, C]`` (or ``[B, 1, C]`` for all places), -1 where there is none."""
+    """Set to -inf the scores of ``ids`` ``[B, T, C]`` (or ``[B, 1, C]`` for all positions); -1 stands for no id."""
     vocab = scores.shape[-1]
     mask = torch.zeros(*ids.shape[:2], vocab + 1, dtype=torch.bool, device=scores.device)
     mask.scatter_(2, torch.where(ids < 0, vocab, ids), True)
@@ -152,52 +154,52 @@ def forbid(scores: torch.Tensor, ids: torch.Tensor) -> None:
 
 
 def number(low: float, high: float = float("inf"), *, above: bool = False) -> Callable[[Any, int], str | None]:
-    """``low <= value <= high``, or ``low < value`` with ``above``."""
+    """The check of an option that is a number: ``low <= value <= high``, or ``low < value`` with ``above``."""
 
     def problem(value: Any, vocab: int) -> str | None:
         good = isinstance(value, int | float) and not isinstance(value, bool)
         if good and (low < value if above else low <= value) and value <= high and value != float("inf"):
             return None
         bounds = f"above {low:g}" if above else f"of at least {low:g}"
-        return f"it has to be a number {bounds}" + ("" if high == float("inf") else f" and at most {high:g}")
+        return f"it must be a number {bounds}" + ("" if high == float("inf") else f" and at most {high:g}")
 
     return problem
 
 
 def whole(low: int, high: int = MOST) -> Callable[[Any, int], str | None]:
-    """The check of an option that is an int from ``low`` to ``high``; it returns what is wrong, or None."""
+    """The check of an option that is an int from ``low`` to ``high``; it returns why a value is not valid, or None."""
 
     def problem(value: Any, vocab: int) -> str | None:
         if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
             return None
-        return f"it has to be an int of at least {low} and at most {high}"
+        return f"it must be an int of at least {low} and at most {high}"
 
     return problem
 
 
 def token_ids(capacity: int, *, alone: bool = False) -> Callable[[Any, int], str | None]:
-    """A list of at most ``capacity`` token ids, or, with ``alone``, also one of them."""
+    """The check of an option that is a list of at most ``capacity`` token ids or, with ``alone``, one token id."""
 
     def problem(value: Any, vocab: int) -> str | None:
         values = as_ids(value) if alone else value
         if not isinstance(values, list | tuple):
-            return "it has to be a list of token ids"
+            return "it must be a list of token ids"
         if len(values) > capacity:
-            return f"it has {len(values)} ids, and a slot has room for {capacity}"
+            return f"it has {len(values)} ids, and a slot holds at most {capacity}"
         return next((wrong for item in values if (wrong := token_problem(item, vocab))), None)
 
     return problem
 
 
 def token_problem(value: Any, vocab: int) -> str | None:
-    """What is wrong with a token id; None if nothing is."""
+    """Return why ``value`` is not a valid token id, or None."""
     if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
         return None
     return f"{value!r} is not a token id (0 .. {vocab - 1})"
 
 
 def bias_problem(value: Any) -> str | None:
-    """What is wrong with a number that is added to scores; None if nothing is."""
+    """Return why ``value`` is not valid as a number that is added to scores, or None."""
     good = isinstance(value, int | float) and not isinstance(value, bool)
     if good and (abs(value) <= GREATEST or value == -inf):
         return None
@@ -205,5 +207,5 @@ def bias_problem(value: Any) -> str | None:
 
 
 def as_ids(value: Any) -> Any:
-    """One id as a list; a list as it is."""
+    """One id as a list; a list unchanged."""
     return [value] if isinstance(value, int) else value

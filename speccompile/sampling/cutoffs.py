@@ -1,4 +1,4 @@
-"""Epsilon and eta cutoff: tokens whose probability is below a limit go."""
+"""Epsilon and eta cutoff: tokens whose probability is below a limit are removed."""
 
 from __future__ import annotations
 

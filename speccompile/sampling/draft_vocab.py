@@ -1,7 +1,7 @@
 """A drafter with its own vocabulary, which is a part of the target's.
 
-EAGLE-3's heads and what was made after them: ``d2t`` of a checkpoint has the offset of each draft token's id, so that
-draft token i is the target's ``i + d2t[i]``.
+EAGLE-3's heads and later ones have such a vocabulary. ``d2t`` of a checkpoint has the offset of each draft token's id:
+draft token i is the target's token ``i + d2t[i]``.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from speccompile.errors import InvalidInput
 
 
 def check_d2t(d2t: torch.Tensor, vocab: int) -> None:
-    """Asked when a checkpoint is read.
+    """Check ``d2t`` of a checkpoint.
 
     Args:
         d2t: int64 ``[Vd]``.
         vocab: V, the target's.
 
     Raises:
-        InvalidInput: a draft token is none of the target's, or two are the same.
+        InvalidInput: a draft token is not a token of the target, or two draft tokens are the same one.
     """
     if d2t.ndim != 1 or d2t.dtype not in (torch.int64, torch.int32):
-        raise InvalidInput(name="d2t", reason="it has to be a list of whole numbers, one for each draft token")
+        raise InvalidInput(name="d2t", reason="it must be a list of whole numbers, one for each draft token")
     ids = target_ids(d2t)
     outside = ((ids < 0) | (ids >= vocab)).nonzero().flatten()
     if len(outside):

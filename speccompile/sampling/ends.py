@@ -1,4 +1,4 @@
-"""Where a text may end and where it has to."""
+"""Lengths at which a sequence may end, and at which it must end."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speccompile.sampling.base import Option, Processor, as_ids, context_lengths
 
 class MinNewTokens(Processor):
     """transformers' ``MinNewTokensLengthLogitsProcessor``, or ``MinLengthLogitsProcessor``, whose length includes the
-    prompt: no EOS id comes earlier. ``min_new_tokens`` takes precedence, as in transformers."""
+    prompt: no EOS id is chosen earlier. ``min_new_tokens`` takes precedence, as in transformers."""
 
     name = "min_new_tokens"
     options: ClassVar = (Option("min_new_tokens", whole(0), neutral=0), Option("min_length", whole(0), neutral=0))
@@ -31,7 +31,7 @@ class MinNewTokens(Processor):
 
 
 class ForcedEos(Processor):
-    """transformers' ``ForcedEOSTokenLogitsProcessor``: the last token that a request may have is one of these."""
+    """transformers' ``ForcedEOSTokenLogitsProcessor``: the last token before the length limit is one of these."""
 
     name = "forced_eos"
     options: ClassVar = (Option("forced_eos_token_id", token_ids(EOS_CAPACITY, alone=True)),)

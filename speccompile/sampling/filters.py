@@ -1,5 +1,7 @@
-"""Temperature, top-k, top-p and min-p as one op, and that op with the draw after it: for steps of rows that use nothing
-else. On CUDA they read the options where they lie in the arena, and the logits at most four times."""
+"""Temperature, top-k, top-p and min-p as one op, without and with the draw, for steps whose rows use nothing else.
+
+On CUDA the ops read the options from the arena without a copy, and the logits at most four times.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ _library.define(f"draw_filtered(Tensor logits, {_OPTIONS}, Tensor length, Tensor
 
 
 def filter_logits(logits: torch.Tensor, slots: torch.Tensor, *options: torch.Tensor) -> torch.Tensor:
-    """The definition: scores float32 ``[B, T, V]`` of ``logits``, as :data:`FILTERS` one after another leave them.
+    """Reference of the op: scores float32 ``[B, T, V]`` of ``logits`` after all :data:`FILTERS`, in their order.
 
     Args:
         slots: int64 ``[B]``.
@@ -49,12 +51,12 @@ def draw_filtered(
     seed: torch.Tensor,
     depths: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The definition: tokens int64 ``[B, T]`` of ``logits`` ``[B, T, V]``, drawn from :func:`filter_logits` by the
-    target's noise, -1 where none can be chosen.
+    """Reference of the op: tokens int64 ``[B, T]``, drawn from the filtered ``logits`` ``[B, T, V]`` by the target's
+    noise; -1 where no token can be chosen.
 
     Args:
         length, seed: int64 ``[N]``.
-        depths: int64 ``[B, T]``, how many tokens each place is after the sequence; None is 0 .. T-1.
+        depths: int64 ``[B, T]``, the distance of each position from the end of the sequence; None is 0 .. T-1.
     """
     scores = filter_logits(logits, slots, temperature, top_k, top_p, min_p)
     after = torch.arange(logits.shape[1], device=logits.device) if depths is None else depths

@@ -1,4 +1,4 @@
-"""Guided decoding: a token has to lead on in the request's automaton."""
+"""Guided decoding: only tokens with a transition in the request's automaton can be chosen."""
 
 from __future__ import annotations
 
@@ -17,20 +17,21 @@ TABLE_CAPACITY = 2**18
 
 def _problem(value: Any, vocab: int) -> str | None:
     if not isinstance(value, Guide):
-        return "it has to be a Guide: speccompile.guides.json_schema_guide(schema, tokenizer), or regex_guide"
+        return "it must be a Guide: speccompile.guides.json_schema_guide(schema, tokenizer), or regex_guide"
     if len(value.classes) > vocab:
         return f"its tokenizer has {len(value.classes)} tokens, and the model {vocab}"
     if value.table_size > TABLE_CAPACITY:
-        return f"its table has {value.table_size} entries, and a slot has room for {TABLE_CAPACITY}; make it simpler"
+        return f"its table has {value.table_size} entries, and a slot holds at most {TABLE_CAPACITY}; simplify it"
     return None
 
 
 class FollowGuide(Processor):
-    """Tokens that lead nowhere in the slot's automaton get -inf, at every place, after the drafts before it.
+    """Set the scores of tokens without a transition in the slot's automaton to -inf, at each position of the step.
 
-    ``guide_state`` is where the committed text has led; ``advance_guide`` moves it on. After a draft that is not
-    allowed, and never accepted, nothing is forbidden. Where the text is complete it ends, also where a processor before
-    this one forbids its end, as ``min_new_tokens`` does.
+    ``guide_state`` is the state after the committed tokens; the op ``advance_guide_`` updates it. The states of later
+    positions follow the drafts before them. Nothing is forbidden after a draft that is not allowed, since it is never
+    accepted. A sequence that is complete ends, even if an earlier processor forbids EOS tokens, as ``min_new_tokens``
+    does.
     """
 
     name = "guide"

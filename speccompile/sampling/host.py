@@ -20,7 +20,7 @@ from speccompile.utils.workers import out_of_pool
 #: ``processor(input_ids [1, P + new] int64, scores [1, V] float32) -> scores [1, V]``.
 HostProcessor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
-#: Options of a request that are called on the host; its row goes without drafts.
+#: Options of a request that are called on the host; its row has no drafts.
 CALLED_ON_HOST = ("logits_processor", "watermarking_config")
 
 _calls: weakref.WeakValueDictionary[int, HostCall] = weakref.WeakValueDictionary()
@@ -28,14 +28,14 @@ _numbers = itertools.count(1)
 
 
 class HostCall:
-    """What is called for one request, once for each of its tokens.
+    """The Python code of one request, called on the host once for each of its tokens.
 
     Args:
-        processors: called before temperature, top_k, ...; they may keep memory of the request's tokens.
-        watermark: called after these, or None.
+        processors: called before temperature, top_k, ...; they may keep state between the request's tokens.
+        watermark: called after temperature, top_k, ...; or None.
         shown: the prompt as the caller gave it, int64 ``[1, P]``, with its padding.
         prompt_length: tokens of the prompt without padding.
-        num_logits: processors are called with the scores of so many tokens, those that the lm_head can choose.
+        num_logits: processors receive the scores of so many tokens, those that the lm_head can choose.
     """
 
     def __init__(
@@ -49,9 +49,9 @@ class HostCall:
         self.processors = tuple(processors)
         self.watermark = () if watermark is None else (watermark,)
         self._shown, self._prompt_length, self._num_logits = shown, prompt_length, num_logits
-        #: What one of them raised.
+        #: The exception that a processor raised.
         self.error: BaseException | None = None
-        #: Names it in the state of its slot.
+        #: Its value of ``host_call`` in the state of its slot.
         self.number = next(_numbers)
         _calls[self.number] = self
 
@@ -72,7 +72,7 @@ class HostCall:
                     given = _checked(processor, processor(input_ids, given), chosen)
             chosen.copy_(given[0])
         except BaseException as error:
-            # A step is of many requests: the engine ends this one with its error when the step is over.
+            # The step has other requests too: the engine ends this one with its error after the step.
             self.error = error
             scores.fill_(float("nan"))
 
@@ -99,8 +99,8 @@ def _watermark_problem(value: Any, vocab: int) -> str | None:
 
 
 class _OnHost(Processor):
-    """An op that calls what belongs to the request of each row. It changes the first place of a row alone, since the
-    row has no drafts."""
+    """An op that calls the Python code of each row's request. It only changes the first position of a row, which has no
+    drafts."""
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         # The engine writes ``host_call`` before the step that chooses the first token: chunks of a prompt choose none.
@@ -114,7 +114,7 @@ class _OnHost(Processor):
         drafted: int,
         state: Sequence[torch.Tensor],
     ) -> None:
-        # A CUDA graph cannot call the host; requests that would need it are refused there.
+        # A CUDA graph cannot call the host; requests with host processors are refused there.
         if traits_of(scores.device).host_memory or not torch.cuda.is_current_stream_capturing():
             self.apply(scores, context, length, *state)
 
@@ -127,7 +127,7 @@ class _OnHost(Processor):
 
     @abstractmethod
     def of(self, host_call: HostCall) -> tuple[HostProcessor, ...]:
-        """What to call, in order."""
+        """The processors to call, in order."""
 
 
 class HostProcessors(_OnHost):
@@ -157,7 +157,7 @@ class Watermark(_OnHost):
 def host_call(
     values: Mapping[str, Any], shown: torch.Tensor, prompt_length: int, num_logits: int, device: torch.device
 ) -> HostCall | None:
-    """What a request with these options has called on the host; None if nothing is.
+    """The host call of a request with these options, or None.
 
     Raises:
         InvalidOption: the watermark cannot be built.

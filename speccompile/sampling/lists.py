@@ -1,4 +1,4 @@
-"""Lists of tokens: a bias on their scores, or none of them at all."""
+"""Lists of tokens that get a bias on their scores, or that are never chosen."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ BEGIN_CAPACITY = 64
 
 def _bias_problem(value: Any, vocab: int) -> str | None:
     if not isinstance(value, Mapping):
-        return "it has to map token ids to numbers"
+        return "it must map token ids to numbers"
     if len(value) > BIAS_CAPACITY:
-        return f"it has {len(value)} ids, and a slot has room for {BIAS_CAPACITY}"
+        return f"it has {len(value)} ids, and a slot holds at most {BIAS_CAPACITY}"
     for token, bias in value.items():
         if wrong := token_problem(token, vocab):
             return wrong
@@ -37,7 +37,7 @@ def _bias_problem(value: Any, vocab: int) -> str | None:
 
 
 class LogitBias(Processor):
-    """Added to the scores of single tokens: OpenAI's ``logit_bias``."""
+    """A bias that is added to the scores of single tokens: OpenAI's ``logit_bias``."""
 
     name = "logit_bias"
     options: ClassVar = (Option("logit_bias", _bias_problem, neutral={}),)
@@ -59,7 +59,7 @@ class LogitBias(Processor):
 
 
 class SuppressTokens(Processor):
-    """transformers' ``SuppressTokensLogitsProcessor``: these tokens never come."""
+    """transformers' ``SuppressTokensLogitsProcessor``: these tokens are never chosen."""
 
     name = "suppress_tokens"
     options: ClassVar = (Option("suppress_tokens", token_ids(SUPPRESS_CAPACITY), neutral=[], forbids=True),)
@@ -73,7 +73,7 @@ class SuppressTokens(Processor):
 
 
 class BeginSuppressTokens(Processor):
-    """transformers' ``SuppressTokensAtBeginLogitsProcessor``: these tokens do not come first."""
+    """transformers' ``SuppressTokensAtBeginLogitsProcessor``: these tokens are not chosen first."""
 
     name = "begin_suppress_tokens"
     options: ClassVar = (Option("begin_suppress_tokens", token_ids(BEGIN_CAPACITY), neutral=[], forbids=True),)

@@ -1,4 +1,4 @@
-"""Scores without NaN and infinities, and scores as logarithms of probabilities."""
+"""Processors that replace NaN and infinities in scores, and that turn scores into logarithms of probabilities."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Processors and guides on CUDA, where no step may wait for the host. Kernels return at once for rows without them.
+"""CUDA implementations of the ops of processors and guides, which ``speccompile.sampling`` defines.
 
-``speccompile.sampling`` defines the ops.
+No step may wait for the host. The kernels return at once for rows that do not use the processor.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from speccompile.ops.on_cuda import register_on_cuda
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 
-#: Of a processor's op: scores, context, length, how many of these tokens are drafts, and the processor's state.
+#: Arguments of a processor's op: scores, context, length, how many of these tokens are drafts, the processor's state.
 Kernel = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, int, Sequence[torch.Tensor]], None]
 
 
 def on_cuda(name: str) -> Callable[[Kernel], Kernel]:
-    """The decorated function is the op of the processor ``name`` on CUDA. It imports triton when it is called first."""
+    """Register the decorated function as the op of the processor ``name`` on CUDA. Its first call imports triton."""
 
     def register(kernel: Kernel) -> Kernel:
         register_on_cuda(_library, f"{name}_", kernel)
@@ -180,7 +180,7 @@ def _truncate_drafts(lens, slots, drafts, states, tables):  # type: ignore[no-un
     truncate_drafts(lens, slots, drafts, states, tables)
 
 
-# CUDA has no trees of drafters that propose at the end of a step, so no kernel truncates them.
+# On CUDA no drafter proposes trees at the end of a step, so no kernel truncates trees.
 register_on_cuda(_library, "advance_guide_", _advance_guide)
 register_on_cuda(_library, "truncate_drafts_", _truncate_drafts)
 

@@ -1,4 +1,4 @@
-"""Penalties on tokens that have occurred."""
+"""Penalties on tokens that occur in the sequence."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from speccompile.sampling.base import GREATEST, SMALLEST, Option, Processor, con
 
 
 class RepetitionPenalty(Processor):
-    """transformers' ``RepetitionPenaltyLogitsProcessor``: of every token in prompt and text, a positive score is
-    divided by the penalty and a negative one multiplied."""
+    """transformers' ``RepetitionPenaltyLogitsProcessor``: for every token in prompt and output, a positive score is
+    divided by the penalty, and a negative one is multiplied."""
 
     name = "repetition_penalty"
     options: ClassVar = (Option("repetition_penalty", number(SMALLEST, GREATEST), neutral=1.0),)
@@ -30,7 +30,7 @@ class RepetitionPenalty(Processor):
 
 
 class PresencePenalty(Processor):
-    """Taken once from the score of every token among the new ones, as in OpenAI's API and vLLM."""
+    """A penalty that is subtracted once from the score of every new token, as in OpenAI's API and vLLM."""
 
     name = "presence_penalty"
     options: ClassVar = (Option("presence_penalty", number(-100, 100), neutral=0.0),)
@@ -45,13 +45,13 @@ class PresencePenalty(Processor):
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         penalty, start = state
         ids, counts = _occurring(scores, context, length, start)
-        # Without new tokens ``ids`` is something, and nothing is taken from it.
+        # Without new tokens ``ids`` has arbitrary ids, and 0 is subtracted.
         taken = penalty[:, None, None] * counts.any(-1, keepdim=True)
         scores.scatter_(-1, ids, scores.gather(-1, ids) - taken)
 
 
 class FrequencyPenalty(Processor):
-    """Taken from a token's score for every time it occurs among the new ones, as in OpenAI's API and vLLM."""
+    """A penalty that is subtracted for each occurrence of a token among the new ones, as in OpenAI's API and vLLM."""
 
     name = "frequency_penalty"
     options: ClassVar = (Option("frequency_penalty", number(-100, 100), neutral=0.0),)
@@ -66,7 +66,7 @@ class FrequencyPenalty(Processor):
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         penalty, start = state
         ids, counts = _occurring(scores, context, length, start)
-        # Counted first and taken once: a sum of many small steps would depend on their order.
+        # Counted first and subtracted once: a sum of many small steps depends on their order.
         times = torch.zeros_like(scores).scatter_add_(-1, ids, counts.to(scores.dtype))
         scores.sub_(times * penalty[:, None, None])
 
@@ -74,8 +74,10 @@ class FrequencyPenalty(Processor):
 def _occurring(
     scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, start: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ids ``[B, T, S]`` before each place from ``start`` ``[B]`` on, and which of them count. Those that do not
-    are the id at ``start``, so that writing there twice the same does no harm."""
+    """Ids ``[B, T, S]`` from ``start`` ``[B]`` to each position, and a mask of those that occur there.
+
+    All other ids are replaced by the id at ``start``, which is written twice with the same value.
+    """
     places = torch.arange(context.shape[1], device=context.device)
     counts = (places >= start[:, None, None]) & (places < context_lengths(scores, length)[..., None])
     first = context.gather(1, start[:, None].clamp(max=context.shape[1] - 1))[:, None]

@@ -37,22 +37,22 @@ PENALTIES: tuple[Processor, ...] = (
     SuppressTokens(),
     BeginSuppressTokens(),
 )
-#: They run after the processors of ``wrap(logits_processor=...)``, as in transformers; the penalties run before those.
+#: They run after the processors of ``wrap(logits_processor=...)``, as in transformers; the penalties run before them.
 WARPERS: tuple[Processor, ...] = (*FILTERS, TypicalP(), Cutoffs())
-#: Python code of a request, before the warpers and after them. Only the target's scores go through these.
+#: Python code of a request, before the warpers and after them. It only changes the target's scores.
 HOST_PROCESSORS: tuple[Processor, ...] = (HostProcessors(),)
 WATERMARK: tuple[Processor, ...] = (Watermark(),)
-#: After all others.
+#: Processors after all others.
 LAST: tuple[Processor, ...] = (RenormalizeLogits(),)
-#: Those of this package.
+#: All processors of this package.
 PROCESSORS = (*PENALTIES, *HOST_PROCESSORS, *WARPERS, *WATERMARK, *LAST)
-#: Request options by name, those of registered processors included.
+#: Request options by name, with those of registered processors.
 OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS for option in processor.options}
 
 for _processor in PROCESSORS:
     _processor.register()
 
-#: From outside, by the name of the processor after which they run (:mod:`speccompile.sampling.register`).
+#: Processors from outside, by the name of the processor after which they run (:mod:`speccompile.sampling.register`).
 REGISTERED: dict[str, list[Processor]] = {}
 
 
@@ -60,7 +60,7 @@ def registered_processors(state: Collection[str] | None = None) -> list[Processo
     """Processors registered from outside.
 
     Args:
-        state: names of a speculator's state tensors: those that were registered when it was wrapped.
+        state: names of a speculator's state tensors, to return only processors that were registered before its wrap.
     """
     found = [processor for processors in REGISTERED.values() for processor in processors]
     return found if state is None else [item for item in found if item.state[0].name in state]
@@ -70,7 +70,7 @@ def in_order(processors: Sequence[Processor], state: Collection[str] | None = No
     """``processors`` of this package, each followed by those that are registered after it.
 
     Args:
-        state: as :func:`registered_processors` has it.
+        state: as for :func:`registered_processors`.
     """
     for processor in processors:
         yield processor
@@ -84,6 +84,6 @@ def all_processors(state: Collection[str]) -> tuple[Processor, ...]:
 
 
 def sampling_state(processors: Sequence[Processor] | None = None) -> list[StateSpec]:
-    """Per-slot state of ``processors``, and the seed; None is all of them."""
+    """Per-slot state of ``processors`` (None: all processors), and the seed."""
     processors = [*PROCESSORS, *registered_processors()] if processors is None else processors
     return [StateSpec("seed", (N,), torch.int64, high=2), *(spec for item in processors for spec in item.state)]

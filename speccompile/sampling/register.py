@@ -1,4 +1,4 @@
-"""Processors from outside become part of the sampling pipeline."""
+"""Registers processors from outside in the sampling pipeline."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speccompile.sampling.pipeline import (
     sampling_state,
 )
 
-#: Arguments of ``generate`` and ``submit`` that do not go to the sampling pipeline.
+#: Arguments of ``generate`` and ``submit`` that are not options of the sampling pipeline.
 ARGUMENTS = frozenset(
     {
         *("ids", "input_ids", "inputs", "attention_mask", "generation_config", "max_new_tokens", "max_length"),
@@ -45,17 +45,17 @@ def register_processor(processor: Processor, *, after: str, replace: bool = Fals
     """Add ``processor`` to the sampling pipeline of every model that is wrapped from now on.
 
     Its options are request options (``generate``, ``submit``), its state is in the arena of each slot, and its op is a
-    node of every sampled step. Drafts stay possible, and the text stays independent of them.
+    node of every sampled step. Requests that use it have drafts, and their text does not depend on the drafts.
 
     Args:
         after: the name of the penalty or warper after which it runs (``"repetition_penalty"``, ``"top_p"``), or of a
             processor that was registered before.
-        replace: take the place of a registered one of the same name. Models that were wrapped with that one run this
-            one from now on: wrap them again, or call ``spec.rebuild()``.
+        replace: whether to replace a registered processor of the same name. Models that were wrapped with that one
+            run this one from now on: wrap them again, or call ``spec.rebuild()``.
 
     Raises:
-        InvalidOption: it is not a processor, its name, an option or a state tensor exists already, or ``after`` is not
-            a place.
+        InvalidOption: ``processor`` is not a processor, its name, an option or a state tensor exists already, or
+            ``after`` is not a processor that others can follow.
     """
 
     def refuse(field: str, value: object, reason: str) -> NoReturn:
@@ -84,20 +84,20 @@ def register_processor(processor: Processor, *, after: str, replace: bool = Fals
 def _form_problem(processor: Processor) -> str | None:
     name, options, state = (getattr(processor, field, None) for field in ("name", "options", "state"))
     if not isinstance(name, str) or not name.isidentifier():
-        return f"its name has to be an identifier, and is {name!r}"
+        return f"its name must be an identifier, got {name!r}"
     if not isinstance(options, tuple) or not all(isinstance(option, Option) for option in options):
-        return f"its options have to be a tuple of Option, and are {options!r}"
+        return f"its options must be a tuple of Option, got {options!r}"
     if not isinstance(state, tuple) or not state or not all(isinstance(spec, StateSpec) for spec in state):
         return (
-            "its state has to be a tuple of at least one StateSpec, which holds what the request of a slot wants, and "
-            f"is {state!r}"
+            "its state must be a tuple of at least one StateSpec, which holds the options of a slot's request, got "
+            f"{state!r}"
         )
     names = [item.name for item in (*options, *state)]
     if wrong := [item for item in names if not item.isidentifier()]:
-        return f"the name of an option or a state tensor has to be an identifier, and is {wrong[0]!r}"
+        return f"the name of an option or a state tensor must be an identifier, got {wrong[0]!r}"
     for kind, items in (("options", options), ("state tensors", state)):
         if len({item.name for item in items}) < len(items):
-            return f"two of its {kind} have one name"
+            return f"two of its {kind} have the same name"
     if unknown := set(processor.reads) - {spec.name for spec in core_state(2)}:
         return f"reads names the core state {sorted(unknown)[0]!r}, which does not exist"
     return None
@@ -105,16 +105,16 @@ def _form_problem(processor: Processor) -> str | None:
 
 def _clash(processor: Processor, others: list[Processor]) -> str | None:
     if processor.name in [item.name for item in others]:
-        return f"there is a processor called {processor.name!r}"
+        return f"there is already a processor called {processor.name!r}; rename it"
     op = f"{processor.name}_"
     if op not in IMPLEMENTATIONS and hasattr(torch.ops.speccompile, op):
-        return f"there is an op called {op!r}"
+        return f"there is already an op called {op!r}; rename the processor"
     taken = {option.name for item in others for option in item.options}
     for option in processor.options:
         if option.name in taken | ARGUMENTS:
-            return f"there is a request option called {option.name!r}"
+            return f"there is already a request option called {option.name!r}; rename the option"
     states = {spec.name for spec in [*core_state(2), *sampling_state(others)]}
     for spec in processor.state:
         if spec.name in states:
-            return f"there is a state tensor called {spec.name!r}"
+            return f"there is already a state tensor called {spec.name!r}; rename the tensor"
     return None

@@ -1,4 +1,4 @@
-"""A request's processors in the places of built-in ones: transformers' ``_merge_criteria_processor_list``."""
+"""Processors of a request that replace built-in ones: transformers' ``_merge_criteria_processor_list``."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from transformers.generation import (
 
 from speccompile.errors import InvalidOption
 
-#: What transformers builds of an option, and a processor of exactly this type replaces. It is none of these for
-#: ``min_new_tokens``: transformers sets ``min_length`` too there, so that holds beside the processor.
+#: The option from which transformers builds a processor, by its type: a request's processor of exactly this type
+#: replaces it. ``min_new_tokens`` is not among them: transformers also sets ``min_length`` for it, which still applies.
 _BUILT_IN: dict[type, str] = {
     SequenceBiasLogitsProcessor: "sequence_bias",
     RepetitionPenaltyLogitsProcessor: "repetition_penalty",
@@ -36,18 +36,19 @@ _BUILT_IN: dict[type, str] = {
 
 
 def replace_built_in(where: str, values: Mapping[str, Any], order: Sequence[str]) -> dict[str, Any]:
-    """Options in force, without those that one of ``logits_processor`` replaces.
+    """Return the options in force, without those that a processor of ``logits_processor`` replaces.
 
-    The first processor of a built-in one's type takes its place in transformers. Here all of them are called after the
-    options, so those that replace go first, and what would come between them and the options that stay is refused.
+    In transformers the first processor of a built-in one's type runs instead of it, at its position. Here all
+    processors of ``logits_processor`` are called after the options. The processors that replace others are therefore
+    called first, and an option that comes after them in transformers is refused.
 
     Args:
-        where: what was called, for messages.
+        where: the called function, for messages.
         values: options in force by name, with ``logits_processor`` as a tuple.
-        order: names of the options in the order in which they are applied, those before ``logits_processor``.
+        order: names of the options before ``logits_processor``, in the order in which they are applied.
 
     Raises:
-        InvalidOption: an option that stays comes after one that is replaced.
+        InvalidOption: an option that is not replaced is applied after one that is replaced.
     """
     processors = values["logits_processor"]
     least = [name for name in ("min_length", "min_new_tokens") if name in values]
@@ -69,9 +70,9 @@ def replace_built_in(where: str, values: Mapping[str, Any], order: Sequence[str]
     later = [name for name in order[order.index(first) :] if name in values and name not in replacing]
     if later:
         reason = (
-            f"logits_processor has a {type(replacing[first]).__name__}, which takes its place in transformers, before "
-            f"{later[0]}, and would be called after it here; leave out {first} (the processor is then "
-            "called after it in transformers too), or the processor"
+            f"logits_processor has a {type(replacing[first]).__name__}, which replaces it in transformers, before "
+            f"{later[0]}, and would be called after {later[0]} here; leave out {first} (the processor is then "
+            f"called after {later[0]} in transformers too), or the processor"
         )
         raise InvalidOption(where=where, name=first, value=values[first], reason=reason)
     called = [replacing[name] for name in replaced]

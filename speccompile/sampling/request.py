@@ -1,4 +1,4 @@
-"""How one request's tokens are chosen: its options, checked, and how they get into its slot."""
+"""The sampling options of one request: reads and checks them, and writes them into the state of its slot."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from speccompile.utils.warn import warn_caller
 
 @dataclass(frozen=True)
 class Sampling:
-    """Options that do something, by name, and the seed of what is drawn.
+    """Options that have an effect, by name, and the seed of the draws.
 
-    A request without any has None instead: it is decoded greedily, by executables that know nothing of all this. Where
-    the wrap has processors of the user's, there are no such executables, and it has a ``Sampling`` without values.
-    ``host_call`` is what the host calls in each of the request's steps, once the request is there.
+    A request without such options has None instead, and runs the greedy executables, which have no processors. If the
+    wrap has processors of the user's, all executables have processors, and the request has a ``Sampling`` without
+    values. ``host_call`` is the Python code that the host calls in each step of a submitted request.
     """
 
     values: Mapping[str, Any]
@@ -39,7 +39,7 @@ class Sampling:
     host_call: HostCall | None = None
 
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
-        """Write into the state of ``slot``, which holds nothing of a former owner."""
+        """Write the options into the state of ``slot``, which must be in its initial state."""
         arena.write("seed", slot, self.seed)
         for processor in all_processors(arena.layout.tensors):
             values = {
@@ -52,21 +52,21 @@ class Sampling:
 
     @property
     def asks(self) -> AllowedTokensFunction | None:
-        """What the host asks before each of its tokens."""
+        """The function that the host calls before each of the request's tokens, or None."""
         return self.values.get("prefix_allowed_tokens_fn")
 
     def draws_with(self, options: frozenset[str]) -> bool:
-        """Whether its tokens are drawn, and no other options than these change its logits."""
+        """Whether its tokens are drawn, and only ``options`` change its logits."""
         return "temperature" in self.values and self.values.keys() <= options
 
     @property
     def on_host(self) -> bool:
-        """The host decides what each of its tokens may be, so its row has no drafts."""
+        """Whether the host restricts each of its tokens, so its row has no drafts."""
         return self.asks is not None or any(name in self.values for name in CALLED_ON_HOST)
 
     def of_row(self, row: int, rows: int) -> Sampling:
-        """The same for one of the rows of a batch, which draws with its own seed. Where there are several, it calls its
-        own copies of the processors.
+        """The options of one of the rows of a batch, with its own seed and, for several rows, its own copies of the
+        processors.
 
         Raises:
             InvalidOption: a processor cannot be copied.
@@ -78,7 +78,7 @@ class Sampling:
         return Sampling(values, (self.seed + row) % SEEDS, row)
 
     def of_request(self, shown: torch.Tensor, prompt_length: int, num_logits: int, device: torch.device) -> Sampling:
-        """The same with :attr:`host_call` for one request; ``shown`` ``[1, P]`` is its prompt as the caller gave it."""
+        """These options with the :attr:`host_call` of a request, whose prompt ``shown`` ``[1, P]`` may have padding."""
         return replace(self, host_call=host_call(self.values, shown, prompt_length, num_logits, device))
 
 
@@ -101,15 +101,15 @@ def read_sampling(
     """Check a request's options, and add those of the model's generation_config that transformers reads.
 
     Args:
-        where: what was called, for messages.
+        where: the called function, for messages.
         given: options by name; None is as if not given.
-        do_sample: None is what the generation_config says.
-        seed: None takes one from torch's default generator, if anything is drawn. If nothing is, it means nothing.
+        do_sample: None is the value of the generation_config.
+        seed: None draws one from torch's default generator, if the request draws tokens. Without draws it is not used.
         num_logits: the lm_head can choose the ids below it. Other ids of an option would have no score.
-        source: where a value of ``config`` is from, by name, for messages.
+        source: returns where the value of an option in ``config`` is from, for messages.
 
     Raises:
-        InvalidOption: names the option and says what it may be.
+        InvalidOption: an option is not valid.
     """
     draws = bool(config.do_sample) if do_sample is None else do_sample
     values: dict[str, Any] = {}
@@ -132,10 +132,10 @@ def read_sampling(
         if not option.is_neutral(value):
             values[name] = value
     if draws and values["temperature"] < LEAST_TEMPERATURE:
-        # The greatest score is chosen, with any of these options.
+        # The greatest score is chosen, whatever these options are.
         values = {name: value for name, value in values.items() if not OPTIONS[name].draws}
     if "bad_words_ids" in values:
-        # As in transformers: a text may always end.
+        # As in transformers: EOS tokens stay possible.
         words = [word for word in values.pop("bad_words_ids") if list(word) not in [[item] for item in eos]]
         values |= {"bad_words_ids": words} if words else {}
     if "logits_processor" in values:
@@ -148,7 +148,7 @@ def read_sampling(
         )
     if "guide" in values:
         if not eos:
-            reason = "a text that follows a guide ends with an EOS token, and this request has none: pass eos_token_id"
+            reason = "a sequence with a guide ends with an EOS token, and this request has none: pass eos_token_id"
             raise InvalidOption(where=where, name="guide", value=values["guide"], reason=reason)
         values["guide"] = values["guide"].tables(tuple(eos), vocab_size)
     if not values:
@@ -159,7 +159,7 @@ def read_sampling(
 
 
 def _configured(option: Option, value: Any, source: str) -> Any:
-    """The value of an option in a generation_config. None, with a warning, if transformers does not read it there."""
+    """The value of an option in a generation_config; None, with a warning, if transformers does not read it there."""
     if value is None or option.name in _FIELDS:
         return value
     if not option.is_neutral(value):

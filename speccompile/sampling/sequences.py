@@ -1,4 +1,4 @@
-"""Sequences of tokens: a bias on their last token, bad words, and n-grams that were there before."""
+"""Sequences of tokens: a bias on their last token, bad words, and n-grams that must not repeat."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from speccompile.sampling.base import (
 
 SEQUENCES = 256
 WORDS = 64
-#: Of a word and of a sequence with a bias.
+#: Most tokens of a word, and of a sequence with a bias.
 WORD_TOKENS = 8
 LONGEST_NGRAM = 16
 
 
 def _words_problem(value: Any, vocab: int) -> str | None:
     if not isinstance(value, list | tuple) or not all(isinstance(word, list | tuple) and word for word in value):
-        return "it has to be a list of lists of token ids"
+        return "it must be a list of lists of token ids"
     if len(value) > WORDS or any(len(word) > WORD_TOKENS for word in value):
         longest = max(len(word) for word in value)
-        return f"it has {len(value)} words of up to {longest} tokens; there is room for {WORDS} of up to {WORD_TOKENS}"
+        return f"it has {len(value)} words of up to {longest} tokens; a slot holds {WORDS} of up to {WORD_TOKENS}"
     return next((wrong for word in value for token in word if (wrong := token_problem(token, vocab))), None)
 
 
 def _biased(value: Any) -> list[tuple[tuple[int, ...], float]] | None:
-    """Each sequence and its bias, of either form that transformers accepts; None for anything else."""
+    """Each sequence and its bias, from either form that transformers accepts; None for any other value."""
     pairs = list(value.items()) if isinstance(value, Mapping) else value
     if not isinstance(pairs, list | tuple) or not all(
         isinstance(pair, list | tuple) and len(pair) == 2 for pair in pairs
@@ -43,7 +43,7 @@ def _biased(value: Any) -> list[tuple[tuple[int, ...], float]] | None:
         return None
     if not all(isinstance(sequence, list | tuple) and sequence for sequence, _ in pairs):
         return None
-    # As in transformers, the last bias of a sequence counts.
+    # As in transformers, the last bias of a sequence applies.
     return list({tuple(sequence): bias for sequence, bias in pairs}.items())
 
 
@@ -54,8 +54,7 @@ def _biased_problem(value: Any, vocab: int) -> str | None:
     longest = max((len(sequence) for sequence, _ in pairs), default=0)
     if len(pairs) > SEQUENCES or longest > WORD_TOKENS:
         return (
-            f"it has {len(pairs)} sequences of up to {longest} tokens; there is room for {SEQUENCES} of up to "
-            f"{WORD_TOKENS}"
+            f"it has {len(pairs)} sequences of up to {longest} tokens; a slot holds {SEQUENCES} of up to {WORD_TOKENS}"
         )
     for sequence, bias in pairs:
         if wrong := next((wrong for token in sequence if (wrong := token_problem(token, vocab))), None):
@@ -66,12 +65,12 @@ def _biased_problem(value: Any, vocab: int) -> str | None:
 
 
 class SequenceBias(Processor):
-    """transformers' ``SequenceBiasLogitsProcessor``: added to the score of a sequence's last token where
-    the others come before it."""
+    """transformers' ``SequenceBiasLogitsProcessor``: a bias on the last token of a sequence, added to its score where
+    the other tokens precede it."""
 
     name = "sequence_bias"
     options: ClassVar = (Option("sequence_bias", _biased_problem, neutral=[]),)
-    #: Sequences end at the last place, with -1 before them.
+    #: Each sequence ends in the last column, with -1 before it.
     state: ClassVar = (
         StateSpec("biased_sequences", (N, SEQUENCES, WORD_TOKENS), torch.int64, fill=-1, low=-1, high=2),
         StateSpec("sequence_biases", (N, SEQUENCES), torch.float32),
@@ -98,11 +97,11 @@ class SequenceBias(Processor):
 
 
 class BadWords(Processor):
-    """transformers' ``NoBadWordsLogitsProcessor``: the last token of a word must not follow its others."""
+    """transformers' ``NoBadWordsLogitsProcessor``: the last token of a word is forbidden after the word's others."""
 
     name = "bad_words"
     options: ClassVar = (Option("bad_words_ids", _words_problem, neutral=[]),)
-    #: Words end at the last place, with -1 before them.
+    #: Each word ends in the last column, with -1 before it.
     state: ClassVar = (StateSpec("bad_words", (N, WORDS, WORD_TOKENS), torch.int64, fill=-1, low=-1, high=2),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -115,7 +114,7 @@ class BadWords(Processor):
 
 
 class NoRepeatNgram(Processor):
-    """transformers' ``NoRepeatNGramLogitsProcessor``: no n tokens come twice, prompt included."""
+    """transformers' ``NoRepeatNGramLogitsProcessor``: no n-gram of the sequence, prompt included, repeats."""
 
     name = "no_repeat_ngram"
     options: ClassVar = (Option("no_repeat_ngram_size", whole(0, LONGEST_NGRAM), neutral=0),)
@@ -128,7 +127,7 @@ class NoRepeatNgram(Processor):
         size = state[0][:, None, None]
         ends = context_lengths(scores, length)
         places = torch.arange(context.shape[1], device=context.device)
-        # An n-gram may end at a place that has its other tokens before it, and is before the new token.
+        # An earlier n-gram may end at a position with n - 1 tokens before it, before the new token.
         agrees = (size > 0) & (places >= size - 1) & (places < ends[..., None])
         for back in range(1, LONGEST_NGRAM):
             shifted = torch.nn.functional.pad(context, (back, 0), value=-1)[:, : context.shape[1]]
@@ -142,11 +141,11 @@ def _ending_last(sequence: Sequence[int]) -> list[int]:
 
 
 def _completes(sequences: torch.Tensor, context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """Whether the tokens before the places ``ends`` ``[B, T]`` are those of each sequence but its last: bool
+    """Whether all tokens of each sequence except its last precede the positions ``ends`` ``[B, T]``: bool
     ``[B, T, sequences]``.
 
     Args:
-        sequences: int64 ``[B, sequences, WORD_TOKENS]``, -1 before their first tokens, or everywhere.
+        sequences: int64 ``[B, sequences, WORD_TOKENS]``, -1 before their first tokens, and in unused rows.
     """
     agrees = sequences[:, None, :, -1].expand(-1, ends.shape[1], -1) >= 0
     for back in range(1, WORD_TOKENS):

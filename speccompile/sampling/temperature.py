@@ -1,4 +1,4 @@
-"""Temperature: scores are divided by it; one below 1e-5 chooses the greatest."""
+"""Temperature: scores are divided by it. A temperature below 1e-5 chooses the greatest score."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import GREATEST, Option, Processor, number
 
-#: Below it the greatest score is chosen, as in vLLM: divided by less, scores could overflow.
+#: A lower temperature chooses the greatest score, as in vLLM: scores divided by it could overflow.
 LEAST_TEMPERATURE = 1e-5
 
 
 class Temperature(Processor):
-    """transformers' ``TemperatureLogitsWarper``. A slot at 0 draws nothing and is left as it is."""
+    """transformers' ``TemperatureLogitsWarper``. The scores of a slot at 0, which draws nothing, do not change."""
 
     name = "temperature"
     options: ClassVar = (Option("temperature", number(0, GREATEST), default=1.0, draws=True),)

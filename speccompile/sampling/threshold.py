@@ -19,8 +19,8 @@ class Scans:
 
     Attributes:
         greatest: the greatest scores in descending order, ``[B, T, count]``.
-        share: the softmax of the greatest one, ``[B, T, 1]``. The order of its sums depends on V alone, neither on the
-            number of places nor on threads.
+        share: the softmax of the greatest one, ``[B, T, 1]``. The order of its sums depends on V, not on the
+            number of positions or on threads.
     """
 
     greatest: Callable[[torch.Tensor, int], torch.Tensor]

@@ -1,4 +1,4 @@
-"""Typical-p: tokens whose information is nearest to the entropy stay, as few as make up the mass p."""
+"""Typical-p: the fewest tokens whose information is nearest to the entropy and whose probabilities sum to p stay."""
 
 from __future__ import annotations
 
@@ -38,6 +38,8 @@ class TypicalP(Processor):
 
 
 def row_sums(values: torch.Tensor) -> torch.Tensor:
-    """Of ``[B, T, V]``, ``[B, T, 1]``. Torch shares one long sum out among threads, but not each of many short ones: in
-    two steps the order does not depend on how many places there are."""
+    """Sums ``[B, T, 1]`` of ``[B, T, V]``, in an order that does not depend on the number of positions.
+
+    Torch divides one long sum among threads, but not each of many short sums. Two steps of short sums avoid this.
+    """
     return F.pad(values, (0, -values.shape[-1] % 256)).unflatten(-1, (-1, 256)).sum(-1).sum(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""Logits processors of the user's own, as transformers calls them, inside the step's graph."""
+"""The user's own logits processors, as transformers calls them, inside the step's graph."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ Processor = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class UserProcessor:
-    """A processor that :func:`speccompile.sampling.user_check.check_processors` has let through.
+    """A processor that :func:`speccompile.sampling.user_check.check_processors` has accepted.
 
     Args:
-        name: of its class.
-        original: what was given to ``wrap``.
+        name: the name of its class or function.
+        original: the object that was given to ``wrap``.
         function: its ops, ``(input_ids [R, P], scores [R, V], *held) -> scores [R, V]``, for any R and P; it may write
             into ``scores``.
         held: the tensors that it holds, not copies of them.
-        least: tokens that a text must have before it can be called.
+        least: tokens that a sequence must have before the processor can be called.
     """
 
     name: str
@@ -50,11 +50,11 @@ def apply_processors(
     length: torch.Tensor,
     held: Sequence[torch.Tensor],
 ) -> None:
-    """Change ``scores`` ``[B, T, V]`` in place, by all of them in turn.
+    """Change ``scores`` ``[B, T, V]`` in place by all processors, in order.
 
     Args:
-        context, length: as :meth:`speccompile.sampling.base.Processor.apply` has them.
-        held: what the processors hold, one after another.
+        context, length: as for :meth:`speccompile.sampling.base.Processor.apply`.
+        held: the tensors that the processors hold, in order.
     """
     input_ids = texts_in_front(context, context_lengths(scores, length))
     remaining = iter(held)
@@ -65,27 +65,28 @@ def apply_processors(
 
 
 def texts_in_front(context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    """The tokens before each place as a separate row, ``[B * T, S]``: the last one in the last column, the first one
-    repeated before it. So every token of the row occurs in the sequence.
+    """The tokens before each position as a separate row, ``[B * T, S]``, with the last token in the last column.
+
+    Columns before the first token repeat it, so every token of the row occurs in the sequence.
 
     Args:
-        context: ``[B, S]``; ends: ``[B, T]``, the number of tokens before each place.
+        context: ``[B, S]``; ends: ``[B, T]``, the number of tokens before each position.
     """
     rows, size = context.shape
     columns = torch.arange(size, device=context.device)
     source = (columns - (size - ends[..., None])).clamp(min=0)
-    # After a row's own drafts there is -1, which is not an index. What is chosen there is not read.
+    # After a row's own drafts there is -1, which is not an index. Tokens chosen there are not used.
     return context.gather(1, source.view(rows, -1)).view(-1, size).clamp(min=0)
 
 
 @dataclass(frozen=True)
 class ProcessorTrace:
-    """What tracing a processor found.
+    """The traced ops of a processor, and numbers that its behaviour may depend on.
 
     Args:
-        function, held: as :class:`UserProcessor` has them.
-        lengths: numbers that it compares the text's length with.
-        tokens: numbers in its ops and in the integer tensors it holds: ids that it may look for.
+        function, held: as in :class:`UserProcessor`.
+        lengths: numbers that it compares the sequence's length with.
+        tokens: numbers in its ops and in the integer tensors it holds: ids that it may search for.
         sequences: the integer tensors that it holds; their last dimension is a sequence.
     """
 
@@ -99,7 +100,7 @@ class ProcessorTrace:
 def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -> ProcessorTrace:
     """Trace ``processor`` over fakes of ``input_ids`` ``[R, P]`` and ``scores`` ``[R, V]``, R and P symbolic.
 
-    A branch that it takes by P is taken as for the given P.
+    A branch on P is traced as for the given P.
 
     Raises:
         DataDependentOutputException, DynamicOutputShapeException: it reads values in Python.
@@ -129,7 +130,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
 
 
 def _held_as_inputs(traced: fx.GraphModule) -> tuple[torch.Tensor, ...]:
-    """Tensors that the code has become further inputs; returns them."""
+    """Turn tensors that the code holds into further inputs, and return them."""
     graph = traced.graph
     graph.eliminate_dead_code()
     last = graph.find_nodes(op="placeholder")[-1]

@@ -1,4 +1,4 @@
-"""What is let into the graph of a user's own logits processors, and why the rest is refused."""
+"""Checks whether the user's own logits processors can be part of a step's graph."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from speccompile.utils.torch_private import DataDependentOutputException, Dynami
 #: Rows of a call, and the longest context that a processor may require.
 ROWS = 4
 MAX_LEAST = 16
-#: Texts of these lengths are compared, besides the shortest, the longest, and those that a processor's branches name.
+#: Lengths of compared sequences. The shortest, half the longest, the longest, and lengths in branches are added.
 LENGTHS = (1, 2, 3, 7, 33)
-#: Most ids and most sequences that texts are composed of.
+#: Most ids and most held sequences from which the compared sequences are composed.
 MAX_TOKENS = 32
 
 CALLED = "It is called as processor(input_ids, scores), with int64 [B, P] and float32 [B, V]"
 AS_OPS = (
-    "Write it with tensor operations alone (torch.where in place of `if`, comparisons in place of loops over tokens) "
-    "and without memory of its own"
+    "Write it only with tensor operations (torch.where instead of `if`, comparisons instead of loops over tokens) and "
+    "without state between calls"
 )
 NO_LENGTHS = (
-    "In the graph a text stands at the end of its row, its first token repeated before it: positions, counts and "
-    "lengths cannot be told"
+    "In the graph a sequence ends in the last column of its row, and its first token is repeated before it: positions, "
+    "counts and lengths are unknown"
 )
-#: transformers' own processors whose work an option of a request does.
+#: Options of requests that replace processors of transformers, by the processor's class.
 BUILT_IN = {
     "ForcedEOSTokenLogitsProcessor": "forced_eos_token_id",
     "MinLengthLogitsProcessor": "min_new_tokens",
@@ -43,30 +43,30 @@ BUILT_IN = {
 def check_processors(
     given: Any, *, vocab_size: int, max_len: int, places: int, device: torch.device
 ) -> tuple[UserProcessor, ...]:
-    """Trace each processor, and compare what was traced with the processor itself.
+    """Trace each processor, and compare its trace with the processor.
 
     Args:
         given: a processor, a list of them (transformers' ``LogitsProcessorList`` is one), or None.
         vocab_size: V.
-        max_len: most tokens of a text.
+        max_len: most tokens of a sequence.
         places: columns of a row in the graph, more than ``max_len``.
         device: of the scores.
 
     Raises:
-        InvalidOption: it is neither of these.
-        UnsupportedProcessor: says which one, why, and what to do.
+        InvalidOption: ``given`` is not a processor, a list of them, or None.
+        UnsupportedProcessor: a processor cannot be traced, or its trace differs from it.
     """
     items = [] if given is None else list(given) if isinstance(given, list | tuple) else [given]
     for item in items:
         if not callable(item):
-            reason = "it has to be a LogitsProcessor or a list of them, callable with (input_ids, scores)"
+            reason = "it must be a LogitsProcessor or a list of them, callable with (input_ids, scores)"
             raise InvalidOption(where="wrap", name="logits_processor", value=item, reason=reason)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         return tuple(_Check(item, vocab_size, max_len, places, device).run() for item in items)
 
 
 class _Check:
-    """Of one processor."""
+    """The check of one processor."""
 
     def __init__(self, processor: Processor, vocab: int, max_len: int, places: int, device: torch.device) -> None:
         self.processor = processor
@@ -85,10 +85,10 @@ class _Check:
         return UserProcessor(self.name, self.processor, traced.function, traced.held, least)
 
     def _least(self) -> int:
-        """The shortest context that it accepts: a processor that reads the last two tokens fails for one."""
+        """The shortest context that it accepts: a processor that reads the last two tokens raises for one token."""
         for length in range(1, min(MAX_LEAST, self.max_len) + 1):
             try:
-                # Some prepare themselves in the first call: let it be this one.
+                # Some processors initialise themselves in the first call, which is this one.
                 self.processor(self._ids(ROWS, length), self._scores(ROWS))
                 return length
             except Exception as error:
@@ -99,10 +99,10 @@ class _Check:
         ids, scores = self._ids(ROWS, length), self._scores(ROWS)
         before = _snapshots(self.processor)
         first = self._call(ids, scores)
-        # In between another shape: what is kept for one may be made anew for the next.
+        # A call of another shape in between: a processor may keep tensors of the last shape.
         self._call(self._ids(ROWS - 1, self.max_len), self._scores(ROWS - 1))
         if not _same(first, self._call(ids, scores)):
-            raise self._refusal("called twice with the same tensors it returns different ones", AS_OPS)
+            raise self._refusal("two calls with the same tensors return different results", AS_OPS)
         if changed := _changed(before, _snapshots(self.processor)):
             raise self._refusal(f"a call changes its {changed}, and a graph keeps nothing for the next call", AS_OPS)
 
@@ -111,18 +111,18 @@ class _Check:
         together = self._call(ids, scores)
         for row in range(ROWS):
             if not _same(self._call(ids[row : row + 1], scores[row : row + 1]), together[row : row + 1]):
-                advice = "A row is its own request, and its text must not depend on its neighbours"
-                raise self._refusal("what it returns for a row depends on the other rows", advice)
+                advice = "Each row is a separate request, and must not depend on its neighbours"
+                raise self._refusal("its result for a row depends on the other rows", advice)
 
     def _trace(self) -> ProcessorTrace:
         attributes = _attributes(self.processor)
         before, saved = _snapshots(self.processor), dict(attributes)
-        # Equal sizes would be taken for the same one.
+        # Tracing would treat equal sizes as one symbol.
         rows = ROWS - 1 if self.places != ROWS - 1 else ROWS
         try:
             traced = trace(self.processor, self._ids(rows, self.places), self._scores(rows))
         except DataDependentOutputException as error:
-            reason = "it looks at the values of tensors in Python (an `if`, a loop, .item() or .tolist())"
+            reason = "it reads the values of tensors in Python (an `if`, a loop, .item() or .tolist())"
             raise self._refusal(f"it cannot be traced: {reason}", AS_OPS) from error
         except DynamicOutputShapeException as error:
             reason = f"the size of a tensor depends on values ({error.func}, as in scores[mask] -= 1)"
@@ -131,7 +131,7 @@ class _Check:
             raise self._refusal(f"it cannot be traced: {error_line(error)}", AS_OPS) from error
         finally:
             if changed := _changed(before, _snapshots(self.processor)):
-                # Nothing of a trace may stay in what is the user's.
+                # The user's processor must not keep fake tensors of the trace.
                 attributes.clear()
                 attributes.update(saved)
         if changed:
@@ -139,8 +139,8 @@ class _Check:
         return traced
 
     def _texts(self, traced: ProcessorTrace, least: int) -> Iterator[torch.Tensor]:
-        """Contexts ``[P]``: random ones, and those made of what the processor looks for, which could be seen in the
-        padding."""
+        """Contexts ``[P]``: random ones, and ones of the tokens that the processor searches for, which it could also
+        find in the padding."""
         named = [number + step for number in traced.lengths for step in (-1, 0, 1)]
         lengths = {*LENGTHS, *named, least, self.max_len // 2, self.max_len} & {*range(least, self.max_len + 1)}
         tokens = torch.tensor(sorted(traced.tokens)) if traced.tokens else self._ids(1, MAX_TOKENS)[0].cpu()
@@ -158,7 +158,7 @@ class _Check:
                 yield text.to(self.device)
 
     def _compare(self, traced: ProcessorTrace, text: torch.Tensor) -> None:
-        """The trace over rows as the graph has them, among others, with the processor over the text alone."""
+        """Compare the trace over the graph's rows, one of which has ``text``, with the processor over ``text``."""
         other = self._ids(1, self.max_len)[0]
         context = torch.zeros(ROWS, self.places, dtype=torch.int64, device=self.device)
         context[0, : len(text)] = text
@@ -175,36 +175,36 @@ class _Check:
                 raise self._refusal(f"{reason}: it counts rows, or loops over them, in Python", AS_OPS) from error
             if not _same(got[:1], expected):
                 tokens = f"{len(text)} token{'s' * (len(text) > 1)}"
-                reason = f"its result for a text of {tokens} changes when the text is padded to {self.places}"
+                reason = f"its result for a sequence of {tokens} changes when the sequence is padded to {self.places}"
                 raise self._refusal(f"{reason}: it depends on padding", NO_LENGTHS)
 
     def _call(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-        """What the processor itself returns for copies of these."""
+        """Call the processor with copies of the tensors, and check the form of its result."""
         own = ids.clone()
         try:
             result: Any = self.processor(own, scores.clone())
         except Exception as error:
             raise self._refusal(f"called with input_ids {list(ids.shape)} it raises {error_line(error)}") from error
-        form = f"scores like those it gets, float32 {list(scores.shape)} on {self.device}"
+        form = f"scores of the form that it receives, float32 {list(scores.shape)} on {self.device}"
         if not isinstance(result, torch.Tensor):
-            raise self._refusal(f"it returns {type(result).__name__}", f"It has to return {form}")
+            raise self._refusal(f"it returns {type(result).__name__}", f"It must return {form}")
         if (result.shape, result.dtype, result.device) != (scores.shape, scores.dtype, scores.device):
             seen = f"{str(result.dtype).removeprefix('torch.')} {list(result.shape)} on {result.device}"
-            raise self._refusal(f"it returns {seen}", f"It has to return {form}")
+            raise self._refusal(f"it returns {seen}", f"It must return {form}")
         if not torch.equal(own, ids):
             raise self._refusal("it writes into input_ids", "Work on input_ids.clone()")
         return result.clone()
 
     def _refusal(self, reason: str, advice: str = CALLED) -> UserError:
         if option := BUILT_IN.get(self.name):
-            advice = f"What it does is built in: leave it out, and give {option}=... to generate or submit"
+            advice = f"A built-in option does the same: leave it out, and give {option}=... to generate or submit"
         return UnsupportedProcessor(name=self.name, reason=reason, advice=advice)
 
     def _ids(self, rows: int, length: int) -> torch.Tensor:
         return torch.randint(self.vocab, (rows, length), generator=self.generator).to(self.device)
 
     def _scores(self, rows: int) -> torch.Tensor:
-        """In some rows some are forbidden already, as by another processor."""
+        """Random scores. In some rows some are -inf, as after another processor."""
         scores = 3 * torch.randn(rows, self.vocab, generator=self.generator)
         forbidden = torch.rand(rows, self.vocab, generator=self.generator) < 0.2
         forbidden &= torch.rand(rows, 1, generator=self.generator) < 0.5
@@ -212,18 +212,18 @@ class _Check:
 
 
 def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    # Rows of another count may be added up in another order.
+    # Sums may have another order for another number of rows.
     return one.shape == other.shape and bool(torch.isclose(one, other, rtol=1e-4, atol=1e-5, equal_nan=True).all())
 
 
 def _attributes(processor: Processor) -> dict[str, Any]:
-    # Some callables have none.
+    # Some callables have no attributes.
     attributes: dict[str, Any] = getattr(processor, "__dict__", {})
     return attributes
 
 
 def _snapshots(processor: Processor) -> dict[str, Any]:
-    """Its attributes in a form that differs when one of them was changed, in place too."""
+    """Its attributes in a form that differs after any change, also after one in place."""
     return {name: _snapshot(value) for name, value in _attributes(processor).items()}
 
 

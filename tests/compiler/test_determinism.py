@@ -87,7 +87,7 @@ def test_a_result_that_depends_on_the_row_is_refused_with_the_evidence(
         (logits,) = step(*inputs)
         return (logits + torch.arange(logits.shape[0])[:, None, None] * 1e-3,)
 
-    with raises(DeterministicUnavailable, evidence=re.compile("in row 1, place 0")) as caught:
+    with raises(DeterministicUnavailable, evidence=re.compile("between row 1, position 0")) as caught:
         prove(spec, graph, by_row)
     # No op of the eager graph does that: it is in what the backend made of them.
     assert "compiled decoder layer" in caught.value.fields["op"]

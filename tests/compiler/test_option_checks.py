@@ -74,14 +74,14 @@ def test_trees_need_a_device_that_the_mode_proposes_them_on(model: LlamaForCausa
     on_cuda = dataclasses.replace(on_cpu, device=torch.device("cuda"))
     check_trees(options, mode_named("ngram"), choose_rule("exact"), on_cpu)
     check_trees(options, mode_named("suffix"), choose_rule("exact"), on_cuda)
-    reason = "there are trees, and mode 'ngram' proposes them on cpu alone"
+    reason = "there are trees, and mode 'ngram' only proposes them on cpu"
     with raises(InvalidTiers, tiers=options.draft_lens, reason=reason):
         check_trees(options, mode_named("ngram"), choose_rule("exact"), on_cuda)
 
 
 def test_a_mode_needs_a_device_of_the_backend() -> None:
     check_backend(mode_named("suffix"), "inductor")
-    with raises(InvalidOption, where="wrap", name="backend", value="cudagraph", reason="its drafter runs on cpu alone"):
+    with raises(InvalidOption, where="wrap", name="backend", value="cudagraph", reason="its drafter only runs on cpu"):
         check_backend(mode_named("suffix"), "cudagraph")
 
 
@@ -129,13 +129,19 @@ def test_a_drafters_weights_are_not_sharded(model: LlamaForCausalLM) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"tiers": (0,)}, "no tier has drafts"),
-        ({"acceptance": "typical"}, "with the acceptance rule 'typical' the text depends on the drafts"),
-        ({"consume": True}, "the head learns from the model's own weights, which consume=True gives up"),
-        ({"weights": "int8"}, "the head learns from the model's own weights, and the text is of weights='int8'"),
+        ({"tiers": (0,)}, "no tier has drafts; give tiers with a draft length above 0"),
+        (
+            {"acceptance": "typical"},
+            "with the acceptance rule 'typical' the text depends on the drafts; use acceptance='exact'",
+        ),
+        (
+            {"consume": True},
+            "the head learns from the model's own weights, which consume=True frees; use consume=False",
+        ),
+        ({"weights": "int8"}, "the head learns from the model's own weights, and the text is that of weights='int8'"),
         (
             {"save_hidden_states": SaveHiddenStates("records", eagle3_layers_to_capture=(0,))},
-            "hidden states are kept for save_hidden_states",
+            "hidden states are kept for save_hidden_states; leave one of the two out",
         ),
     ],
     ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
@@ -149,7 +155,7 @@ def test_what_a_head_cannot_learn_beside(
 
 
 def test_a_mode_without_a_head_does_not_learn(model: LlamaForCausalLM) -> None:
-    reason = "mode 'ngram' has no head that can be trained; eagle3 and eagle3_one_model have"
+    reason = "mode 'ngram' has no head that can be trained; use mode eagle3 or eagle3_one_model"
     with raises(InvalidOption, where="wrap", name="learn", value=LEARN, reason=reason):
         planned(model, "ngram", learn=LEARN, **SIZES)
 

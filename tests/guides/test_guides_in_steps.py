@@ -318,7 +318,7 @@ def common_letters() -> Any:
 def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Speculator]) -> None:
     engine = specs["ngram"].engine
     for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
-        with raises(InvalidOption, name="guide", reason=re.compile("it has to be a Guide")):
+        with raises(InvalidOption, name="guide", reason=re.compile("it must be a Guide")):
             engine.submit([1], eos_token_id=[EOS], guide=wrong)
     with raises(InvalidOption, name="guide", reason=re.compile("this request has none: pass eos_token_id")):
         engine.submit([1], eos_token_id=[], guide=guides()["one"])
@@ -329,7 +329,7 @@ def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Specula
     moves = {state: {state % 280 + 1: (state + 1) % states} for state in range(states)}
     wide = Guide.of_transitions("x", 0, moves, {0}, VOCAB)
     assert wide.table_size > 2**18
-    with raises(InvalidOption, name="guide", reason=re.compile("and a slot has room for 262144; make it simpler")):
+    with raises(InvalidOption, name="guide", reason=re.compile("and a slot holds at most 262144; simplify it")):
         engine.submit([1], eos_token_id=[EOS], guide=wide)
     a = common().convert_tokens_to_ids("a")
     needs = Guide.of_transitions("aa", 0, {0: {a: 1}, 1: {a: 2}}, {2}, VOCAB)

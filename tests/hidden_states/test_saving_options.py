@@ -48,7 +48,7 @@ def saving(model: LlamaForCausalLM, tmp_path: Path) -> Iterator[Speculator]:
 
 
 def test_options_that_do_not_go_together(model: LlamaForCausalLM, tmp_path: Path, saving: Speculator) -> None:
-    with raises(InvalidOption, name="save_hidden_states", reason=re.compile("options of its own")):
+    with raises(InvalidOption, name="save_hidden_states", reason=re.compile("its own options")):
         wrap(model, "save_hidden_states", output_directory=tmp_path, save_hidden_states=tmp_path)
     with raises(InvalidOption, name="save_hidden_states", reason=re.compile("give a folder")):
         wrap(model, save_hidden_states=7)  # type: ignore[arg-type]

@@ -107,7 +107,7 @@ def fails(*arguments: Any) -> Any:
         ({"with_storage": fails}, "take a storage"),
         ({"with_storage": lambda *_: None}, "take a storage"),
         ({"prepare": fails}, "prepare"),
-        ({"captures": fails}, "say what captures its steps"),
+        ({"captures": fails}, "return what captures its steps"),
         ({"load": lambda *_: None}, "lower the captured model"),
         ({"load": lambda *_: fails}, "run the captured model"),
         ({"load": lambda *_: lambda: None}, "run the captured model"),

@@ -387,7 +387,7 @@ def test_what_has_no_trees_is_refused(model: LlamaForCausalLM, mode: str, option
 
 def test_trees_branch_at_most_as_often_as_there_are_tokens(model: LlamaForCausalLM) -> None:
     for tree in (Tree.static([(VOCAB,)]), Tree.dynamic(9, 3, 10**30)):
-        with raises(InvalidTiers, reason=re.compile(f"more often than the vocabulary has tokens, {VOCAB}")):
+        with raises(InvalidTiers, reason=re.compile(f"branches at a node than the vocabulary has tokens, {VOCAB}")):
             wrap(model, "suffix", tiers=(0, tree), max_len=MAX_LEN, backend="eager")
 
 

@@ -148,7 +148,7 @@ def test_an_anchor_may_be_one_of_several_and_another_pass_of_the_user(model: Lla
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"after": "no_such_pass"}, "'no_such_pass', which is not among the passes"),
-    ({"after": "count"}, "'count', which has no place either"),
+    ({"after": "count"}, "'count', which does not run"),
     ({"after": ()}, "set one of after and before"),
     ({"before": "commit"}, "set one of after and before"),
     ({"name": "commit"}, "a pass or stage of this package has the name 'commit'"),

@@ -130,10 +130,10 @@ FAULTS: list[tuple[Callable[..., Any], type[Exception], dict[str, Any]]] = [
     *[
         (function, InvalidInput, {"name": "prefix_allowed_tokens_fn", "reason": re.compile(reason)})
         for function, reason in (
-            (lambda *_: [], "it returned no token; one at least has to be allowed"),
-            (lambda *_: None, "it has to return a list of token ids, not None"),
-            (lambda *_: 5, "it has to return a list of token ids, not 5"),
-            (lambda *_: [1, VOCAB], r"it must return token ids, and returned: 128 is not a token id \(0 \.\. 127\)"),
+            (lambda *_: [], "it must return at least one token id, got none"),
+            (lambda *_: None, "it must return a list of token ids, got None"),
+            (lambda *_: 5, "it must return a list of token ids, got 5"),
+            (lambda *_: [1, VOCAB], r"it must return token ids: 128 is not a token id \(0 \.\. 127\)"),
             (lambda *_: [-1], r"-1 is not a token id \(0 \.\. 127\)"),
             (lambda *_: [1.5], "1.5 is not a token id"),
             (lambda *_: torch.tensor([[1]]), r"\[1\] is not a token id"),
@@ -167,7 +167,7 @@ def test_prefix_allowed_tokens_fn_must_be_a_function() -> None:
     with raises(
         InvalidOption,
         name="prefix_allowed_tokens_fn",
-        reason=re.compile(r"it has to be a function \(batch_id, input_ids\) -> token ids"),
+        reason=re.compile(r"it must be a function \(batch_id, input_ids\) -> token ids"),
     ):
         spec_of("ngram").engine.submit([1], prefix_allowed_tokens_fn=[1, 2])
 

@@ -121,33 +121,33 @@ def needs_more(input_ids: torch.Tensor, scores: torch.Tensor, cur_len: int) -> t
     return scores
 
 
-AS_OPS = "Write it with tensor operations alone"
-NO_LENGTHS = "positions, counts and lengths cannot be told"
+AS_OPS = "Write it only with tensor operations"
+NO_LENGTHS = "positions, counts and lengths are unknown"
 REFUSED: dict[str, tuple[Any, str, str]] = {
     "min length": (hf.MinLengthLogitsProcessor(20, 1), "it depends on padding", r"give min_new_tokens=\.\.\. to"),
-    "forced eos": (hf.ForcedEOSTokenLogitsProcessor(50, 1), "a text of 49 tokens", "give forced_eos_token_id"),
-    "begin": (hf.SuppressTokensAtBeginLogitsProcessor([3], 41), "a text of 41 tokens", "give begin_suppress_tokens"),
-    "ngrams": (hf.NoRepeatNGramLogitsProcessor(2), "a text of 1 token changes", "give no_repeat_ngram_size"),
-    "words": (hf.NoBadWordsLogitsProcessor([[5, 5, 7]]), "a text of 1 token changes", "give bad_words_ids"),
-    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 10, 11, 12]]), "a text of 4 tokens", "give bad_words_ids"),
+    "forced eos": (hf.ForcedEOSTokenLogitsProcessor(50, 1), "a sequence of 49 tokens", "give forced_eos_token_id"),
+    "begin": (hf.SuppressTokensAtBeginLogitsProcessor([3], 41), "sequence of 41 tokens", "give begin_suppress_tokens"),
+    "ngrams": (hf.NoRepeatNGramLogitsProcessor(2), "a sequence of 1 token changes", "give no_repeat_ngram_size"),
+    "words": (hf.NoBadWordsLogitsProcessor([[5, 5, 7]]), "a sequence of 1 token changes", "give bad_words_ids"),
+    "long word": (hf.NoBadWordsLogitsProcessor([[8, 8, 9, 10, 11, 12]]), "sequence of 4 tokens", "give bad_words_ids"),
     "length": (uses_length, "it depends on padding", NO_LENGTHS),
     "counts tokens": (CountsTokens(), "it depends on padding", NO_LENGTHS),
-    "one length": (long_texts, "its result for a text of 51 tokens changes when the text is padded to 64", NO_LENGTHS),
-    "counts calls": (CountsCalls(), "called twice with the same tensors it returns different ones", AS_OPS),
+    "one length": (long_texts, "a sequence of 51 tokens changes when the sequence is padded to 64", NO_LENGTHS),
+    "counts calls": (CountsCalls(), "two calls with the same tensors return different results", AS_OPS),
     "remembers": (Remembers(), "a call changes its 'seen'", AS_OPS),
     "count in a tensor": (CountsInATensor(), "a call changes its 'count'", AS_OPS),
-    "draws": (draws, "called twice with the same tensors it returns different ones", AS_OPS),
-    "branches": (branches, "it looks at the values of tensors in Python", AS_OPS),
-    "loops": (loops, "it looks at the values of tensors in Python", AS_OPS),
-    "watermark": (hf.WatermarkLogitsProcessor(VOCAB, "cpu"), "it looks at the values of tensors in Python", AS_OPS),
+    "draws": (draws, "two calls with the same tensors return different results", AS_OPS),
+    "branches": (branches, "it reads the values of tensors in Python", AS_OPS),
+    "loops": (loops, "it reads the values of tensors in Python", AS_OPS),
+    "watermark": (hf.WatermarkLogitsProcessor(VOCAB, "cpu"), "it reads the values of tensors in Python", AS_OPS),
     "masks": (masks, "the size of a tensor depends on values", AS_OPS),
     "numpy": (numpys, "it cannot be traced: RuntimeError", AS_OPS),
     "loops over rows": (loops_over_rows, "it counts rows, or loops over them, in Python", AS_OPS),
-    "rows": (mixes_rows, "what it returns for a row depends on the other rows", "must not depend on its neighbours"),
-    "texts": (mixes_texts, "what it returns for a row depends on the other rows", "must not depend on its neighbours"),
+    "rows": (mixes_rows, "its result for a row depends on the other rows", "must not depend on its neighbours"),
+    "texts": (mixes_texts, "its result for a row depends on the other rows", "must not depend on its neighbours"),
     "shape": (lambda ids, scores: scores[:, :5], r"it returns float32 \[4, 5\]", r"float32 \[4, 128\] on cpu"),
-    "dtype": (lambda ids, scores: scores.double(), r"it returns float64 \[4, 128\]", "It has to return scores"),
-    "nothing": (lambda ids, scores: None, "it returns NoneType", "It has to return scores"),
+    "dtype": (lambda ids, scores: scores.double(), r"it returns float64 \[4, 128\]", "It must return scores"),
+    "nothing": (lambda ids, scores: None, "it returns NoneType", "It must return scores"),
     "ids": (writes_ids, "it writes into input_ids", "clone"),
     "arguments": (needs_more, "it raises TypeError: .*cur_len", r"called as processor\(input_ids, scores\)"),
     "a class": (hf.TemperatureLogitsWarper, "it raises TypeError", "It is called as"),
@@ -164,7 +164,7 @@ def test_a_processor_that_cannot_be_traced_is_refused_by_name(name: str) -> None
 
 
 def test_what_it_looks_for_is_tried() -> None:
-    with raises(UnsupportedProcessor, reason=re.compile("its result for a text of 1 token changes")):
+    with raises(UnsupportedProcessor, reason=re.compile("its result for a sequence of 1 token changes")):
         check_processors(twice_the_same, vocab_size=5000, max_len=50, places=54, device=torch.device("cpu"))
 
 
@@ -182,7 +182,7 @@ def test_a_trace_leaves_nothing_in_a_processor() -> None:
 @pytest.mark.parametrize("given", [3, "repetition", [AfterLast(), None], {"penalty": 2}])
 def test_what_is_no_processor(given: Any) -> None:
     with raises(
-        InvalidOption, name="logits_processor", reason=re.compile("it has to be a LogitsProcessor or a list of them")
+        InvalidOption, name="logits_processor", reason=re.compile("it must be a LogitsProcessor or a list of them")
     ):
         wrapped(given)
 

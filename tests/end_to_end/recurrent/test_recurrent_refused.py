@@ -17,7 +17,7 @@ def wrap(mode: str, **options: object) -> Speculator:
 def test_trees_are_refused() -> None:
     tiers = (0, Tree.static([(0,), (1,)]))
     with raises(
-        InvalidTiers, reason="there are trees, and the model keeps a recurrent state, which follows one path alone"
+        InvalidTiers, reason="there are trees, and the model keeps a recurrent state, which only follows one path"
     ):
         wrap("ngram", tiers=tiers)
 
@@ -39,6 +39,6 @@ def test_a_drafter_with_recurrent_state_is_refused() -> None:
 
 
 def test_checkpoints_of_a_target_without_recurrent_state_are_refused() -> None:
-    reason = "the model keeps no recurrent state: it reuses prefixes of any length without checkpoints"
+    reason = "the model keeps no recurrent state and reuses prefixes of any length without them; leave it out"
     with raises(InvalidOption, where="wrap", name="state_checkpoints", value=8, reason=reason):
         speccompile.wrap(tiny_llama(), "none", tiers=(0,), max_len=40, backend="eager", state_checkpoints=8)

@@ -192,8 +192,8 @@ def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) 
 @pytest.mark.parametrize(
     ("mode", "options", "says"),
     [
-        ("mtp", {"consume": True}, "consume=True takes the weights"),
-        ("draft_target", {"consume": True}, "consume=True takes the weights"),
+        ("mtp", {"consume": True}, "consume=True frees the weights"),
+        ("draft_target", {"consume": True}, "consume=True frees the weights"),
         ("draft_target", {"weights": "int8"}, "weights are int8 already"),
     ],
 )
@@ -206,7 +206,7 @@ def test_what_shares_weights_does_not_go_with_rounding(mode: str, options: dict[
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"weights": "int8"}, "weights are int8 already"), ({"consume": True}, "consume=True takes the weights")],
+    [({"weights": "int8"}, "weights are int8 already"), ({"consume": True}, "consume=True frees the weights")],
 )
 def test_what_does_not_go_with_rounding(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
     with raises(InvalidOption, name="draft", value="self:int8", reason=re.compile(says)):
