@@ -164,6 +164,10 @@ def wrong_texts(
     found = [f"after {answer.prompt[:40]!r}...: {answer.error}" for answer in answers if answer.error is not None]
     ended = [answer for answer in answers if answer.error is None and (answer.text or not answer.left)]
     for batch in _batches(tokenizer, ended):
+        right = _most_likely(model, tokenizer, batch, new_tokens)
+        batch = [item for item, is_right in zip(batch, right, strict=True) if not is_right]
+        if not batch:
+            continue
         expected = _generate(model, [ids for _, ids in batch], new_tokens)
         for (answer, ids), tokens in zip(batch, expected, strict=True):
             text = str(tokenizer.decode(tokens, skip_special_tokens=True))
@@ -186,13 +190,37 @@ def _length(item: tuple[Answer, list[int]]) -> tuple[bool, int]:
     return item[0].long, len(item[1])
 
 
+def _most_likely(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, batch: Sequence[tuple[Answer, list[int]]], length: int
+) -> list[bool]:
+    """Whether the text of each answer, tokenized again, has the most likely token at each position: then ``generate``
+    has the same text, and one forward of the model has shown it. Other texts may be right too."""
+    texts = [list(tokenizer(answer.text, add_special_tokens=False)["input_ids"]) for answer, _ in batch]
+    ids, mask = _left_padded([[*prompt, *text] for (_, prompt), text in zip(batch, texts, strict=True)])
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    most = max(map(len, texts))
+    with torch.no_grad():
+        logits = model(ids, attention_mask=mask, position_ids=positions, logits_to_keep=most + 1).logits
+    best = logits.argmax(-1)[:, :-1].tolist()
+    return [
+        (answer.left or len(text) == length) and row[most - len(text) :] == text
+        for (answer, _), text, row in zip(batch, texts, best, strict=True)
+    ]
+
+
+def _left_padded(rows: Sequence[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ids ``[B, T]`` and their mask."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[0] * (longest - len(row)) + row for row in rows])
+    mask = torch.tensor([[0] * (longest - len(row)) + [1] * len(row) for row in rows])
+    return ids, mask
+
+
 def _generate(model: PreTrainedModel, prompts: Sequence[list[int]], new_tokens: int) -> list[list[int]]:
-    longest = max(map(len, prompts))
-    ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
-    mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
+    ids, mask = _left_padded(prompts)
     config = GenerationConfig(max_new_tokens=new_tokens, do_sample=False, pad_token_id=0)
     out = model.generate(input_ids=ids, attention_mask=mask, generation_config=config, eos_token_id=None)
-    tokens: list[list[int]] = out[:, longest:].tolist()
+    tokens: list[list[int]] = out[:, ids.shape[1] :].tolist()
     return tokens
 
 
