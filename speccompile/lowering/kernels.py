@@ -14,8 +14,7 @@ from speccompile.utils.warn import warn_caller
 
 @dataclass(frozen=True)
 class Kernels:
-    """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``step_ops``: commit
-    and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`). ``rounded``: linears over rounded
+    """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``rounded``: linears over rounded
     weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
     ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
     (:mod:`speccompile.passes.target.join_weights`). ``skinny_linears``: linears in half precision are one op, which has
@@ -24,7 +23,6 @@ class Kernels:
 
     native: bool
     reason: str
-    step_ops: bool = False
     rounded: bool = False
     few_launches: bool = False
     joins_weights: bool = False
@@ -60,7 +58,7 @@ class _PendingKernels(Kernels):
                 "and their results may depend on the tier. Mend that and wrap again",
                 Degraded,
             )
-        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", True)
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
 
 
 STOCK = Kernels(False, "torch's own")
@@ -69,7 +67,6 @@ ON_CUDA = Kernels(
     False,
     "Triton's for attention, linears of up to 16 rows in half precision, choice of tokens, commit and n-gram match; "
     "torch's own for other linears that are not rounded",
-    step_ops=True,
     rounded=True,
     few_launches=True,
     joins_weights=True,
@@ -91,7 +88,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     # Of an earlier wrap, which may have said why.
     forget_failures()
     cpu_ops()
-    return _PendingKernels(True, "ours", True)
+    return _PendingKernels(True, "ours")
 
 
 def _stock(missing: str) -> Kernels:
