@@ -1,4 +1,4 @@
-"""Which drafter pays on which texts? Modes side by side over the same prompts, by category.
+"""Modes side by side over the same prompts, by category: every tier, trees, and policies that adapt.
 
 ``python -m benchmarks.drafters --prompts FILE --head FOLDER``; see README.md beside this file.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,6 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.adaptive import Continued, fixed_name, parse_tree
 from benchmarks.machine import describe
 from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
@@ -28,14 +27,15 @@ from speccompile.cli.measure import NEAR_TIE, Clock, Run, Summary, Variant, meas
 from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
 from speccompile.cli.session import parse_options, session
-from speccompile.policies import Cost, Fixed
+from speccompile.errors import InvalidOption
+from speccompile.policies import Chooser, Fixed, Ladder, LearningPolicy, parse_policy
 from speccompile.policies.base import AnyPolicy
 from speccompile.runtime.check import first_difference
 
 PIPED_WIDTH = 160
 NONE, LOOKUP, HEAD, BOTH = "none", "ngram", "head", "suffix+head"
-#: What the head's and the composition's speeds are divided by.
-BASES = (NONE, LOOKUP)
+#: Names of modes in the tables; others have their own.
+NAMES = {"eagle3_one_model": HEAD, "suffix,eagle3_one_model": BOTH}
 #: Categories of Spec-Bench whose answers quote what the prompt has.
 QUOTING = ("translation", "summarization", "rag", "extraction")
 #: Tokens whose generation warms a way up.
@@ -71,27 +71,64 @@ class Way:
         return Variant(self.name, generate)
 
 
-def ways(
-    plain: Speculator,
-    lookup: Speculator,
-    head: Speculator,
-    both: Speculator,
-    draft_len: int,
-    trees: Sequence[Tree] = (),
-) -> list[Way]:
-    """``trees``: further tiers of the head's and the composition's."""
-    fixed = Fixed(draft_len)
-    found = [
-        Way(NONE, plain, Fixed(0), Counter()),
-        Way(LOOKUP, lookup, fixed, Counter()),
-        Way(HEAD, head, fixed, Counter()),
-        Way(BOTH, both, fixed, Counter()),
+class Continued:
+    """A policy that continues with its chooser, and what that has learned, when it is set again."""
+
+    def __init__(self, policy: LearningPolicy) -> None:
+        self._policy = policy
+        self._chooser: Chooser | None = None
+
+    def __str__(self) -> str:
+        return str(self._policy)
+
+    @property
+    def uses_costs(self) -> bool:
+        return self._policy.uses_costs
+
+    def check(self, draft_lens: Collection[int]) -> None:
+        self._policy.check(draft_lens)
+
+    def start(self, ladder: Ladder) -> Chooser:
+        self._chooser = self._chooser or self._policy.start(ladder)
+        return self._chooser
+
+
+def adapting(text: str, draft_lens: Collection[int]) -> Continued:
+    """A new policy by its name. One of a fixed draft length is refused."""
+    policy = parse_policy(text, tuple(draft_lens))
+    if not isinstance(policy, LearningPolicy):
+        reason = "it does not adapt; every fixed tier is there already"
+        raise InvalidOption(where="the command line", name="--policy", value=text, reason=reason)
+    return Continued(policy)
+
+
+def parse_tree(text: str) -> Tree:
+    try:
+        nodes, depth, branches = map(int, text.split(","))
+    except ValueError:
+        reason = "write nodes, depth and branches of a dynamic tree as 7,4,4"
+        raise InvalidOption(where="the command line", name="--tree", value=text, reason=reason) from None
+    return Tree.dynamic(nodes, depth, branches)
+
+
+def ways(wrapped: Mapping[str, Speculator], policies: Sequence[str]) -> list[Way]:
+    """Every tier of each, chains before trees; then each under each policy. The first, K=0, has its own name."""
+    plain, *_ = wrapped.values()
+    found = [Way(NONE, plain, Fixed(0), Counter())]
+    chains = [
+        (name, spec, [k for k in spec.engine.draft_lens if k and not isinstance(k, Tree)])
+        for name, spec in wrapped.items()
     ]
-    networks = [(HEAD, head), (BOTH, both)]
-    for tree in trees:
-        found += [Way(f"{name}, {fixed_name(tree)}", spec, Fixed(tree), Counter()) for name, spec in networks]
-    costs = [(LOOKUP, lookup), *networks]
-    return found + [Way(f"{name}, cost", spec, Continued(Cost()), Counter()) for name, spec in costs]
+    for name, spec, lens in chains:
+        names = [name] if len(lens) == 1 else [f"{name}, K={k}" for k in lens]
+        found += [Way(own, spec, Fixed(k), Counter()) for own, k in zip(names, lens, strict=True)]
+    for name, spec in wrapped.items():
+        trees = [tier for tier in spec.engine.draft_lens if isinstance(tier, Tree)]
+        found += [Way(f"{name}, tree:{int(t)},{t.depth},{t.branches}", spec, Fixed(t), Counter()) for t in trees]
+    for name, spec in wrapped.items():
+        lens = spec.engine.draft_lens
+        found += [Way(f"{name}, {text}", spec, adapting(text, lens), Counter()) for text in policies if len(lens) > 1]
+    return found
 
 
 def warm_up(way: Way, ids: torch.Tensor) -> None:
@@ -129,10 +166,9 @@ def groups(categories: Sequence[str]) -> list[Group]:
     return [*found, Group("all", tuple(range(len(categories))))]
 
 
-def report(
-    ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence[str], bases: Sequence[str] = BASES
-) -> dict[str, Any]:
-    """The figures of each group; ``bases`` are the ways that the others' speeds are divided by."""
+def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence[str]) -> dict[str, Any]:
+    """The figures of each group. Speeds are divided by those of no drafts and of the first way that drafts."""
+    bases = [way.name for way in ways[:2]]
     rows = []
     for group in groups(categories):
         summaries = {name: group.summary(own) for name, own in runs.items()}
@@ -177,15 +213,22 @@ def _table(title: str, headings: Sequence[str]) -> Table:
 
 
 def main(
-    head: Annotated[Path, typer.Option(help="An EAGLE-3 head: a folder.")],
+    head: Annotated[Path | None, typer.Option(help="An EAGLE-3 head: a folder.")] = None,
+    mode: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A mode, with commas several, composed; may repeat. ngram, and with a head its modes, if none."
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's or HumanEval's JSON lines, also .gz.")] = None,
     count: Annotated[int | None, typer.Option(min=1, help="So many prompts, spread over the categories.")] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 96,
-    draft_len: Annotated[int, typer.Option(min=1, help="K.")] = 3,
+    draft_len: Annotated[list[int] | None, typer.Option(min=1, help="K; may repeat. 3 if none.")] = None,
     tree: Annotated[
-        list[str] | None, typer.Option(help="Also drafted by the head: nodes, depth, branches; may repeat.")
+        list[str] | None, typer.Option(help="A tier of all but ngram: nodes, depth, branches; may repeat.")
     ] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="One that adapts; may repeat. cost if none.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     option: Annotated[list[str] | None, typer.Option(help="An option of all, name=value; may repeat.")] = None,
     draft_weights: Annotated[str, typer.Option(help="Of the head: same, int8 or int4.")] = "same",
@@ -193,26 +236,26 @@ def main(
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
-    """Compare no drafter, lookup, a head, and lookup with a head elsewhere; K drafts, and under ``cost``."""
+    """Compare no drafter with modes, at each tier and under policies that adapt, over the same prompts."""
     with session(), ExitStack() as opened:
+        lens, trees = draft_len or [3], [parse_tree(text) for text in tree or []]
+        policies = policy or ["cost"]
+        for text in policies:
+            adapting(text, (0, *lens, *trees))
         target, tokenizer = load(model)
         fitting = fitting_prompts(tokenizer, prompts, count, max_len - new_tokens)
         ids = [torch.tensor([own], device=target.device) for _, own in fitting]
         shared: dict[str, Any] = {"max_len": max_len, "backend": backend, "prefix_reuse": False}
         shared |= parse_options(option or [])
-        tiers = (0, draft_len)
-        trees = [parse_tree(text) for text in tree or []]
-        drafting = {"tiers": (*tiers, *trees), "draft": str(head), "draft_weights": draft_weights}
-        made = [
-            opened.enter_context(wrap(target, mode, **own, **shared))
-            for mode, own in (
-                ("none", {}),
-                ("ngram", {"tiers": tiers}),
-                ("eagle3_one_model", drafting),
-                (["suffix", "eagle3_one_model"], drafting),
-            )
-        ]
-        contenders = ways(*made, draft_len, trees)
+        wrapped = {NONE: opened.enter_context(wrap(target, "none", tiers=(0,), **shared))}
+        for text in mode or [LOOKUP, *(NAMES if head else ())]:
+            own: dict[str, Any] = {"tiers": (0, *lens, *(() if text == LOOKUP else trees))}
+            if "eagle3" in text:
+                own |= {"draft": str(head), "draft_weights": draft_weights}
+            drafters = text.split(",")
+            spec = wrap(target, drafters if len(drafters) > 1 else text, **own, **shared)
+            wrapped[NAMES.get(text, text)] = opened.enter_context(spec)
+        contenders = ways(wrapped, policies)
         for way in contenders:
             warm_up(way, ids[0])
         variants = [way.variant(temperature) for way in contenders]
@@ -221,14 +264,10 @@ def main(
         result = report(contenders, runs, [prompt.category for prompt, _ in fitting])
         different = show(result, target, ids, runs)
         if json_file is not None:
-            settings = {"model": model, "head": str(head), "prompts": name_of(prompts), "count": len(ids)}
-            settings |= {"new_tokens": new_tokens, "draft_len": draft_len, "temperature": temperature}
-            settings |= {
-                "trees": tree or [],
-                "draft_weights": draft_weights,
-                "options": option or [],
-                "max_len": max_len,
-            }
+            settings = {"model": model, "head": head and str(head), "modes": list(wrapped), "prompts": name_of(prompts)}
+            settings |= {"count": len(ids), "new_tokens": new_tokens, "draft_lens": lens, "trees": tree or []}
+            settings |= {"policies": policies, "temperature": temperature, "draft_weights": draft_weights}
+            settings |= {"options": option or [], "max_len": max_len}
             whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 

@@ -14,6 +14,8 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import pretrained
 from speccompile.compiler.layout import PREFILL_WIDTHS
+from speccompile.lowering import kernels
+from speccompile.lowering.kernels import Kernels
 from speccompile.lowering.tier import Tier
 
 # Modules of helpers explain a failed assertion as test files do.
@@ -111,10 +113,25 @@ def all_prompt_widths() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="module")
+def model(request: pytest.FixtureRequest) -> PreTrainedModel:
+    """A tiny Llama with random weights. ``TINY`` of the test file has its arguments of :func:`tiny_llama`."""
+    from support.tiny import tiny_llama
+
+    return tiny_llama(**getattr(request.module, "TINY", {}))
+
+
 @pytest.fixture(scope="session")
 def smollm2() -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """SmolLM2-135M-Instruct in float32 and its tokenizer: shared, so leave both as they are."""
     return pretrained.load("smollm2")
+
+
+@pytest.fixture
+def native(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager steps call the C++ ops, without compiled bodies around them."""
+    assert kernels.load_cpu_ops("rounded") is None
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
 
 
 @pytest.fixture

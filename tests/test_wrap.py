@@ -56,9 +56,7 @@ def built(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
     return builds
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {"vocab": VOCAB}
 
 
 # --- arguments of wrap -------------------------------------------------------------------------------------------

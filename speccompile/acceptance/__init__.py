@@ -19,11 +19,12 @@ __all__ = ["RULES", "Block", "Exact", "Forced", "Rejection", "Relaxed", "Rule", 
 
 
 def choose_rule(given: str | Rule | None) -> Rule:
-    """A rule itself, or the one of that name with its defaults; for None what the environment forces, else ``exact``.
+    """The rule ``given``, or the rule of that name with its default options. None is the rule of the environment
+    variable (see :func:`~speccompile.acceptance.forced.from_environment`), or ``exact``.
 
     Raises:
-        UnknownAcceptance: there is none of that name.
-        InvalidOption: it needs options that have no default.
+        UnknownAcceptance: no rule has that name.
+        InvalidOption: the rule has options without a default.
     """
     if given is None:
         return from_environment() or Exact()
@@ -31,7 +32,8 @@ def choose_rule(given: str | Rule | None) -> Rule:
         return given
     if given == Forced.name:
         reason = (
-            "say how many: pass speccompile.acceptance.Forced(accepted=...), Forced(rates=...) or Forced(trace=...)"
+            "it needs a number of drafts: pass speccompile.acceptance.Forced(accepted=...), Forced(rates=...) or "
+            "Forced(trace=...)"
         )
         raise InvalidOption(where="wrap", name="acceptance", value=given, reason=reason)
     if not isinstance(given, str) or given not in RULES:

@@ -1,4 +1,4 @@
-"""What an acceptance rule is: how a step's drafts and the target's scores become its tokens."""
+"""The base class of acceptance rules. A rule computes a step's tokens from its drafts and the target's scores."""
 
 from __future__ import annotations
 
@@ -15,50 +15,59 @@ from speccompile.passes.base import Pass
 
 @dataclass(frozen=True)
 class Rule(ABC):
-    """The fields of the dataclass are its options. A new rule is one file, listed in
-    ``speccompile.acceptance.RULES``."""
+    """A rule that accepts or rejects draft tokens. The fields of the dataclass are its options.
+
+    A new rule is one file, and an entry in ``speccompile.acceptance.RULES``.
+    """
 
     name: ClassVar[str]
-    #: Emitted tokens are distributed as the target's own.
+    #: The emitted tokens have the distribution of the target's own tokens.
     lossless: ClassVar[bool]
-    #: They are the very tokens that plain decoding draws from the same seed.
+    #: The emitted tokens equal those that plain decoding draws with the same seed.
     text_invariant: ClassVar[bool]
-    #: It looks at the drafter's probabilities, where the drafter has any.
+    #: The rule reads the drafter's probabilities, if the drafter has any.
     uses_draft_probs: ClassVar[bool] = False
-    #: It is another rule where the drafter has none: ``wrap`` refuses such a mode.
+    #: The rule needs the drafter's probabilities: ``wrap`` refuses a mode without them.
     needs_draft_probs: ClassVar[bool] = False
-    #: Drafts may be a tree, which :meth:`tree_passes` judge.
+    #: The drafts may be a tree: the rule has :meth:`tree_passes`.
     judges_trees: ClassVar[bool] = False
-    #: It has passes of the kind ``drawn``: all that it does with the target's logits is to choose a token.
+    #: The rule has passes of the kind ``drawn``: it uses the target's logits only to choose a token.
     draws_without_scores: ClassVar[bool] = False
-    #: It decides nothing about tokens that are drawn: requests that sample are refused.
+    #: The rule supports only greedy requests: requests that sample are refused.
     greedy_only: ClassVar[bool] = False
-    #: Rows get as many drafts as the tier has places, also where the drafter proposes fewer.
+    #: Every row has as many drafts as the tier, also if the drafter proposes fewer.
     fills_drafts: ClassVar[bool] = False
-    #: It may accept what a request's options forbid: requests whose every token has to be an allowed one are refused.
+    #: The rule may accept tokens that a request's options forbid: requests with a guide or a prefix function are
+    #: refused.
     breaks_guides: ClassVar[bool] = False
 
     def check(self, info: ModelInfo) -> None:  # noqa: B027  most rules fit every model
         """Refuse options that do not fit the target model.
 
         Raises:
-            InvalidOption: with what would fit.
+            InvalidOption: the message states the values that fit.
         """
 
     def state(self) -> list[StateSpec]:
-        """State tensors of the rule's own."""
+        """The rule's own state tensors."""
         return []
 
     @abstractmethod
     def passes(self, kind: Kind) -> list[Pass]:
-        """Passes from the facts ``step_logits`` and ``drafts`` to the fact ``accepted``: they name ``target_tokens``
-        ``[B, K+1]``, what is emitted if all of it is, and ``row_accepted`` ``[B]``."""
+        """Passes that require the facts ``step_logits`` and ``drafts`` and provide ``accepted``.
+
+        They name two values: ``target_tokens`` ``[B, K+1]``, the accepted drafts and the tokens after them, and
+        ``row_accepted`` ``[B]``, the number of accepted drafts.
+        """
 
     def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
-        """Passes of a rule that :attr:`judges_trees`, in a step of that shape, with the facts of :meth:`passes`: they
-        name ``target_tokens`` and ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``; of the kind ``scored``
-        also what :class:`~speccompile.passes.step.tree_accept.JoinScores` reads."""
-        raise NotImplementedError(f"rule {self.name!r} has judges_trees, and needs tree_passes")
+        """Passes of a rule that :attr:`judges_trees`, in a step of the shape ``tree``, with the facts of
+        :meth:`passes`.
+
+        They name ``target_tokens`` and ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``. Those of the kind
+        ``scored`` also name the values that :class:`~speccompile.passes.step.tree_accept.JoinScores` reads.
+        """
+        raise NotImplementedError(f"rule {self.name!r} has judges_trees = True: implement its tree_passes")
 
     def commit_passes(self) -> list[Pass]:
         """Passes that run after the commit."""
@@ -66,4 +75,4 @@ class Rule(ABC):
 
     @abstractmethod
     def explain(self) -> str:
-        """One sentence for people."""
+        """A description in one sentence, for a report."""

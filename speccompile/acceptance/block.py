@@ -1,4 +1,4 @@
-"""``block``: drafts are verified as a block, which accepts more of them than one by one.
+"""``block``: a row's drafts are verified together, which accepts more of them than one by one.
 
 Sun et al., "Block Verification Accelerates Speculative Decoding" (2024, arXiv 2403.10444), algorithm 2.
 """
@@ -16,11 +16,11 @@ from speccompile.acceptance.coins import CoinRule, offered_mass
 
 @dataclass(frozen=True)
 class Block(CoinRule):
-    """Keeps the longest prefix of drafts that a coin of its own lets pass.
+    """Accept the longest prefix of drafts whose coin passes; each prefix has its own coin.
 
-    Accepts at least as many as ``rejection`` on average. Whether a draft stays may depend on those after it. It is
-    refused for a drafter without probabilities, where it would be ``rejection``. Greedy requests are decided as by
-    ``exact``.
+    On average the rule accepts at least as many drafts as ``rejection``. The acceptance of a draft may depend on the
+    drafts after it. ``wrap`` refuses a drafter without probabilities: for it this rule is ``rejection``. Greedy
+    requests are decided by ``exact``.
     """
 
     name: ClassVar[str] = "block"
@@ -39,17 +39,23 @@ class Block(CoinRule):
         return F.pad(torch.where(coins < heights, prefixes, 0), (1, 0)).amax(1), left
 
     def explain(self) -> str:
-        return "the longest prefix of drafts that p/q of the whole of it allows; the text depends on the drafts"
+        return "the longest prefix of drafts that p/q of the whole prefix allows; the text depends on the drafts"
 
 
 def weigh(
     probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """h_i ``[B, K]``: the chance that the first i drafts stay if no more do; and what is left, ``[B, K+1, V]``."""
+    """The weights of prefixes, and the residuals.
+
+    Returns:
+        h_i, float32 ``[B, K]``: the probability that the first i drafts are accepted, given that no longer prefix is;
+            and the mass that the target's own token is drawn from after each prefix, ``[B, K+1, V]``, not
+            normalised.
+    """
     count = drafts.shape[1]
     offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
     target, drafted = (tensor.gather(-1, ids)[..., 0] for tensor in (probs[:, :count], mass))
-    # A draft that the drafter could not have drawn is refused where the target cannot either.
+    # A draft that neither the drafter nor the target can draw is rejected.
     ratio = torch.where(target > 0, target / drafted, 0.0)
     reached = [torch.ones_like(probs[:, 0, 0])]
     for place in range(count):

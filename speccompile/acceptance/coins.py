@@ -1,4 +1,8 @@
-"""What rules that flip coins have in common: coins and residual noise of the step's own, p and q."""
+"""Shared parts of the rules that accept drafts by random coins.
+
+Letters: p, the target's probabilities; q, the drafter's. Coins are uniform in 0 .. 1. Each step draws its own coins and
+its own noise for the residual distribution.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +30,7 @@ Judge = Callable[..., tuple[torch.Tensor, torch.Tensor]]
 
 @dataclass(frozen=True)
 class CoinRule(Rule):
-    """Lossless by coins where tokens are drawn; greedy requests are decided as by ``exact``."""
+    """A lossless rule that accepts drafts by coins if tokens are drawn. Greedy requests are decided by ``exact``."""
 
     lossless: ClassVar[bool] = True
     text_invariant: ClassVar[bool] = False
@@ -41,16 +45,16 @@ class CoinRule(Rule):
         draft_probs: torch.Tensor | None,
         coins: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """What a row keeps, and what is left for the target to draw from.
+        """Decide how many drafts each row accepts, and from which mass the target's own token is drawn.
 
         Args:
             probs: p, ``[B, K+1, V]``; drafts: ``[B, K]``; draft_lens: ``[B]``.
-            draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
-            coins: uniforms ``[B, K]``.
+            draft_probs: q, ``[B, K, V]``; None means q = 1 at each draft.
+            coins: uniform numbers ``[B, K]``.
 
         Returns:
-            Accepted draft tokens ``[B]``; and for each place, ``[B, K+1, V]``, what the target's own token is drawn
-            from (not normalised) if it comes there.
+            The numbers of accepted draft tokens ``[B]``; and for each position of the step, ``[B, K+1, V]``, the mass
+                (not normalised) that the target's own token is drawn from if it comes at that position.
         """
 
     def passes(self, kind: Kind) -> list[Pass]:
@@ -61,8 +65,11 @@ class CoinRule(Rule):
 
 @dataclass(frozen=True)
 class CoinAccept(Pass):
-    """Draws by the law of :attr:`judge`. Coins include the length at which the step starts: one that refused a place
-    must not come back when that place is looked at again."""
+    """Accept drafts and draw tokens by :attr:`judge`.
+
+    The seed of a coin includes the sequence length at the start of the step. A later step that judges the same position
+    again therefore draws another coin.
+    """
 
     judge: Judge
     needs_draft_probs: bool = False
@@ -76,8 +83,8 @@ class CoinAccept(Pass):
     def run(self, graph: StepGraph) -> Changes:
         if self.needs_draft_probs and drafts_of(graph) and "draft_probs" not in graph.values:
             raise PassError(
-                "the mode says draft_probs = True, but its drafting left no draft_probs in the graph: name "
-                "them with graph.name_value('draft_probs', node), or take acceptance='rejection'",
+                "the mode has draft_probs = True, but its drafting left no draft_probs in the graph: name "
+                "them with graph.name_value('draft_probs', node), or choose acceptance='rejection'",
                 name=self.name,
                 missing="draft_probs",
             )
@@ -101,14 +108,14 @@ def decide(
     *,
     judge: Judge,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens ``[B, K+1]``, -1 where none can be chosen, and accepted draft tokens ``[B]``.
+    """Tokens ``[B, K+1]``, -1 where no token can be chosen, and the numbers of accepted draft tokens ``[B]``.
 
     Args:
-        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``, -1 after a row's own; draft_lens, slots: ``[B]``.
+        scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``, -1 after a row's last draft; draft_lens, slots: ``[B]``.
         length, temperature, seed: ``[N]``.
-        draft_probs: q, ``[B, K, V]``; None is 1 at the draft.
+        draft_probs: q, ``[B, K, V]``; None means q = 1 at each draft.
     """
-    # A mode that drafts fewer than its tier has places, such as ``none``.
+    # T can exceed K + 1: a mode may draft fewer tokens than its tier verifies, such as ``none``.
     scores = scores[:, : drafts.shape[1] + 1]
     start = length[slots]
     positions = start[:, None] + torch.arange(scores.shape[1], device=scores.device)
@@ -125,9 +132,15 @@ def decide(
 def offered_mass(
     probs: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, draft_probs: torch.Tensor | None
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which drafts are drafts ``[B, K]``, their ids to gather by ``[B, K, 1]``, and q ``[B, K, V]``, 0 where nothing
-    was offered. What is not a number in q counts as 0; and of q = 0 no draft was drawn: it stands where the drafter
-    could draw none (NaN, or all of its vocabulary forbidden), and to accept it would not be the target's law."""
+    """The valid drafts of each row, and their probabilities.
+
+    A NaN in q is read as 0. A draft with q = 0 is not valid: the drafter could not draw any token there (q is NaN, or
+    its whole vocabulary is forbidden), and accepting it would change the target's distribution.
+
+    Returns:
+        Whether each draft is valid, bool ``[B, K]``; the drafts' ids as indices for ``gather``, ``[B, K, 1]``; and q
+            ``[B, K, V]``, 0 where no draft is valid.
+    """
     count, vocab = drafts.shape[1], probs.shape[-1]
     ids = drafts.clamp(0, vocab - 1)[..., None]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (drafts >= 0) & (drafts < vocab)

@@ -1,4 +1,4 @@
-"""``exact``: a draft stays while it is what the target chooses itself, with noise of its own place."""
+"""``exact``: a draft is accepted while it equals the token that the target chooses at that position."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from speccompile.passes.step.tree_accept import TreeExactAccept, TreeGreedyAccep
 
 @dataclass(frozen=True)
 class Exact(Rule):
-    """y_i = argmax(log p_i + gumbel_i), accept while x_i = y_i; greedy decoding is the same without noise.
+    """Compute y_i = argmax(log p_i + gumbel_i), and accept drafts while x_i = y_i. Greedy decoding has no noise.
 
-    Lossless for drafts from anywhere. For a drafter that draws x_i by the same gumbel_i from q_i, P(accept) lies
-    between (1 - TV) / (1 + TV) and 1 - TV, where TV is the total variation distance of p_i and q_i.
+    The noise gumbel_i depends on the seed and the position. The rule is lossless for any drafts. If a drafter draws x_i
+    from q_i with the same gumbel_i, the probability of acceptance is between (1 - TV) / (1 + TV) and 1 - TV. TV is the
+    total variation distance of p_i and q_i.
     """
 
     name: ClassVar[str] = "exact"

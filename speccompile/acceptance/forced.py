@@ -1,7 +1,8 @@
 """``forced``: a given number of drafts is accepted, right or wrong. For benchmarks: the text is garbage.
 
-As TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` and vLLM's synthetic acceptance, but the accepted
-tokens are the draft tokens, and missing drafts are filled, so that text and KV agree; or by a recorded trace.
+The rule corresponds to TensorRT-LLM's ``TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS`` and to vLLM's synthetic
+acceptance. Here the accepted tokens are the draft tokens, and missing drafts are filled in. The sequence therefore
+agrees with its KV. The numbers can also come from a recorded trace.
 """
 
 from __future__ import annotations
@@ -33,19 +34,21 @@ VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
 @dataclass(frozen=True)
 class Forced(Rule):
-    """Accept ``accepted`` drafts in every step, the first i of them with probability ``rates[i - 1]``, or ``trace[j]``
-    in step j.
+    """Accept a given number of drafts in every step. Give exactly one of ``accepted``, ``rates`` and ``trace``.
 
-    At most as many as the tier has, and as the request has room for. The same in every run of a ``seed``. Drafts are
-    accepted that a request's options forbid, too; one with a ``guide`` or a ``prefix_allowed_tokens_fn`` is refused.
+    A step never accepts more drafts than the tier has, nor more than the request's token limit allows. Runs with one
+    ``seed`` accept the same numbers. The rule also accepts drafts that a request's options forbid. It refuses requests
+    with a ``guide`` or a ``prefix_allowed_tokens_fn``.
 
     Args:
-        accepted: draft tokens in the mean, at least 0: of 2.6 two, and a third one six times in ten.
-        rates: vLLM's per-position rates, not increasing.
-        trace: ints of at least 0, at most ``replay.CAPACITY`` (4096) of them. A request's step j is the j-th that had
-            drafts to judge, so one without (K = 0, or room for one token only) takes no entry. After the last entry
-            the trace starts again. An entry above what is drafted is cut to that.
-        seed: of the coins; a trace has none.
+        accepted: the mean number of accepted drafts, at least 0. 2.6 accepts two drafts, and a third one in six steps
+            of ten.
+        rates: vLLM's per-position rates, not increasing: the first i drafts are accepted with probability ``rates[i -
+            1]``.
+        trace: ints of at least 0, at most ``replay.CAPACITY`` (4096) of them. Step j accepts ``trace[j]`` drafts, or
+            all if it has fewer. A request's step j is its j-th step with drafts: a step without drafts (K = 0, or one
+            token is left) uses no entry. After the last entry the trace starts again.
+        seed: the seed of the coins, for ``accepted`` and ``rates``. A trace has no coins.
     """
 
     accepted: float | None = None
@@ -70,26 +73,26 @@ class Forced(Rule):
             refuse("accepted", "give one of accepted, rates and trace")
         value = self.accepted
         if (value is not None and not (isinstance(value, int | float) and 0 <= value < math.inf)) or value is True:
-            refuse("accepted", "it has to be a number of at least 0")
+            refuse("accepted", "it must be a number of at least 0")
         if self.rates is not None:
             listed = isinstance(self.rates, list | tuple) and all(isinstance(rate, int | float) for rate in self.rates)
             if not listed or not self.rates or not all(a >= b >= 0 for a, b in itertools.pairwise((1.0, *self.rates))):
-                refuse("rates", "they have to be a list of numbers in 0 .. 1 that must not increase")
+                refuse("rates", "they must be a list of numbers in 0 .. 1 that do not increase")
         if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < SEEDS:
-            refuse("seed", f"it has to be an int in 0 .. {SEEDS - 1}")
+            refuse("seed", f"it must be an int in 0 .. {SEEDS - 1}")
         if self.trace is not None:
             if problem := trace_problem(self.trace):
                 refuse("trace", problem)
             if self.seed:
-                refuse("seed", "a trace has no coins")
-            # What the caller does to its list does not concern a built step.
+                refuse("seed", "a trace has no coins, so leave the seed out")
+            # A copy: a later change of the caller's list must not affect a built step.
             object.__setattr__(self, "trace", tuple(self.trace))
 
     def state(self) -> list[StateSpec]:
         return [] if self.trace is None else trace_state(tuple(self.trace))
 
     def chances(self, count: int) -> list[float]:
-        """Probability that at least 1, 2, ... ``count`` drafts are accepted."""
+        """The probabilities that at least 1, 2, ... ``count`` drafts are accepted."""
         if self.rates is not None:
             return [*self.rates, *[0.0] * count][:count]
         assert self.accepted is not None
@@ -114,10 +117,10 @@ class Forced(Rule):
 
 
 def from_environment() -> Forced | None:
-    """What TensorRT-LLM's variable asks for; None if it is not set or 0.
+    """The rule that TensorRT-LLM's environment variable requests; None if the variable is not set, or is 0.
 
     Raises:
-        InvalidOption: it is not a number, or one below 0.
+        InvalidOption: its value is not a number of at least 0.
     """
     text = os.environ.get(VARIABLE, "").strip()
     try:
@@ -125,7 +128,7 @@ def from_environment() -> Forced | None:
         if not 0 <= value < math.inf:
             raise ValueError
     except ValueError:
-        reason = "it has to be a number of draft tokens, 0 for none"
+        reason = "it must be a number of draft tokens; 0 turns it off"
         raise InvalidOption(where="the environment", name=VARIABLE, value=text, reason=reason) from None
     return Forced(value) if value else None
 
@@ -133,17 +136,20 @@ def from_environment() -> Forced | None:
 def forced_count(
     scores: torch.Tensor, drafts: torch.Tensor, text: torch.Tensor, length: torch.Tensor, *, rule: Forced
 ) -> torch.Tensor:
-    """Which drafts pass, ``[B, K]``: one coin a row and step, for all places, from length and newest token."""
+    """Whether each draft is accepted, bool ``[B, K]``.
+
+    A row has one coin in a step, for all of its drafts. It depends on the length and the newest token.
+    """
     newest = text.gather(1, (length - 1).clamp(min=0)[:, None])
     coin = coins(torch.full_like(length, rule.seed), FORCED, newest, length)
-    # A coin is never 1, so what is sure passes, and never 0, so what is impossible does not.
+    # A coin is never 0 or 1: a chance of 1 always passes, and a chance of 0 never does.
     passes = [coin < chance for chance in rule.chances(drafts.shape[1])]
     return torch.cat(passes, dim=1) if passes else torch.zeros_like(drafts, dtype=torch.bool)
 
 
 @dataclass(frozen=True)
 class FillDrafts(Pass):
-    """Every row has ``draft_len`` drafts, as far as it has room: what the drafter left out is its newest token."""
+    """Give every row ``draft_len`` drafts, or fewer near its token limit. Missing drafts are the row's newest token."""
 
     draft_len: int
 
@@ -172,7 +178,7 @@ def fill(
     *,
     draft_len: int,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Drafts ``[B, draft_len]``, -1 where there is no room, and draft lengths ``[B]``."""
+    """Drafts ``[B, draft_len]``, -1 after the row's token limit, and draft lengths ``[B]``."""
     row_length = length[slots]
     lens = useful_lens(torch.full_like(row_length, draft_len), row_length, limit[slots])
     newest = tokens[slots, (row_length - 1).clamp(min=0)][:, None]

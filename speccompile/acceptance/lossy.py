@@ -1,4 +1,4 @@
-"""The parts that lossy rules share: they accept drafts that the target would not have chosen."""
+"""Shared parts of the lossy rules, which accept drafts that the target would not have chosen."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import name_judged
 from speccompile.passes.step.sample import ProcessLogits, draw
 
-#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> which drafts may be accepted, bool [B, K].
-#: ``own``: if a rule names state tensors, the rows' slots [B], and then those tensors as a whole.
+#: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> whether each draft may be accepted, bool [B,
+#: K]. ``own``: if a rule names state tensors, the rows' slots [B], followed by the whole state tensors.
 Criterion = Callable[..., torch.Tensor]
 
 
 @dataclass(frozen=True)
 class LossyAccept(Pass):
-    """Accepts drafts up to the first one that :attr:`criterion` rejects. The next token is the target's own, as by
-    ``exact``."""
+    """Accept drafts up to the first one that :attr:`criterion` rejects. The next token is the one that ``exact``
+    chooses."""
 
     criterion: Criterion
     state: tuple[str, ...] = ()
@@ -34,7 +34,7 @@ class LossyAccept(Pass):
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
     provides: ClassVar[Facts] = facts("accepted")
 
-    #: What is judged, and whether the target's own token is drawn from it.
+    #: The name of the values that the criterion reads, and whether the target's own token is drawn from them.
     judged: ClassVar[str] = "logits"
     draws: ClassVar[bool] = False
 
@@ -56,7 +56,7 @@ class LossyAccept(Pass):
 
 @dataclass(frozen=True)
 class LossyAcceptSampled(LossyAccept):
-    """Accepts as :class:`LossyAccept`, over scores of drawn tokens."""
+    """:class:`LossyAccept` for tokens that are drawn, from the processed scores."""
 
     name: ClassVar[str] = "lossy_accept_sampled"
     looks_for: ClassVar[str] = "scores and drafts"
@@ -67,7 +67,7 @@ class LossyAcceptSampled(LossyAccept):
 
 
 def keep_passes(criterion: Criterion, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
-    """The passes of a rule that accepts drafts by ``criterion``, which receives the state tensors named ``state``."""
+    """The passes of a rule that accepts drafts by ``criterion``. The criterion receives the state tensors ``state``."""
     if kind == "greedy":
         return [LossyAccept(criterion, state)]
     return [ProcessLogits(), LossyAcceptSampled(criterion, state)]
@@ -81,8 +81,11 @@ def text_of(tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor) -> 
 def accept_tolerated(
     target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor, kept: torch.Tensor, *, vocab: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens ``[B, K+1]`` and the numbers of accepted draft tokens ``[B]``: the drafts before the first one that is not
-    ``kept`` ``[B, K]`` or whose place has no ``target`` token ``[B, T]``, T > K."""
+    """Tokens ``[B, K+1]`` and the numbers of accepted draft tokens ``[B]``.
+
+    A row accepts the drafts before the first one that is not ``kept``, bool ``[B, K]``, or that has no ``target`` token
+    (-1) at its position, ``[B, T]``, T > K.
+    """
     count = drafts.shape[1]
     target = target[:, : count + 1]
     offered = (torch.arange(count, device=drafts.device) < draft_lens[:, None]) & (target[:, :count] >= 0)
@@ -93,7 +96,7 @@ def accept_tolerated(
 
 
 def number_problem(value: object, most: float) -> str | None:
-    """What is wrong with an option that is a number in 0 .. ``most``; None if nothing is."""
+    """The reason why ``value`` is not a number in 0 .. ``most``; None if it is."""
     if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
         return None
-    return "it has to be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")
+    return "it must be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")

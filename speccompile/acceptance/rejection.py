@@ -19,8 +19,8 @@ from speccompile.acceptance.coins import CoinRule, offered_mass
 class Rejection(CoinRule):
     """Accept x_i with probability min(1, p_i(x_i) / q_i(x_i)); at the first rejection draw from max(p - q, 0).
 
-    A drafter without probabilities counts as certain (q = 1 at its draft), which is lossless for any draft. The text
-    depends on the drafts, its distribution does not. Greedy requests are decided as by ``exact``.
+    For a drafter without probabilities, q is 1 at its draft. This is lossless for any draft. The emitted tokens depend
+    on the drafts; their distribution does not. Greedy requests are decided by ``exact``.
     """
 
     name: ClassVar[str] = "rejection"
@@ -34,13 +34,15 @@ class Rejection(CoinRule):
         coins: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         offered, ids, mass = offered_mass(probs, drafts, draft_lens, draft_probs)
-        # Strictly: a draft of probability 0 is never accepted.
+        # Strictly less: a draft with p = 0 is never accepted.
         passes = coins * mass.gather(-1, ids)[..., 0] < probs[:, : drafts.shape[1]].gather(-1, ids)[..., 0]
         accepted = (passes & offered).long().cumprod(1).sum(1)
-        # After a row's last draft nothing was offered, and nothing is taken away.
+        # After a row's last draft q is 0: the residual is p.
         left = (probs - F.pad(mass, (0, 0, 0, 1))).clamp(min=0)
-        # Nothing is left where p and q are equal but for rounding: then p itself is as good.
+        # If p and q are equal up to rounding, nothing is left. Drawing from p is then equivalent.
         return accepted, torch.where(left.sum(-1, keepdim=True) > 0, left, probs)
 
     def explain(self) -> str:
-        return "a draft token stays with probability min(1, p/q); the text depends on the drafts, its distribution not"
+        return (
+            "a draft token stays with probability min(1, p/q); the text depends on the drafts, but not its distribution"
+        )

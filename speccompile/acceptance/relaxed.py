@@ -1,4 +1,4 @@
-"""``relaxed``: while the model thinks, a draft stays if it is almost as likely as the first token. Lossy.
+"""``relaxed``: in the thinking phase, a draft is accepted if it is almost as likely as the likeliest token. Lossy.
 
 TensorRT-LLM's relaxed acceptance for reasoning models (MTP): ``use_relaxed_acceptance_for_thinking``.
 """
@@ -24,28 +24,29 @@ is_within_top = torch.ops.speccompile.is_within_top
 
 @dataclass(frozen=True)
 class Relaxed(Rule):
-    """In the thinking phase accept x if it is among the ``top_k`` most likely tokens and its probability is at most
-    ``delta`` below the greatest. Outside of it, and for the token after the drafts, it is greedy.
+    """In the thinking phase, accept a draft if it is among the ``top_k`` most likely tokens and its probability is at
+    most ``delta`` below the greatest one.
 
-    A sequence is in the thinking phase from its last ``begin`` token to the next ``end`` token. A token that a step
-    commits is effective from the next step on. Text depends on the drafts. For greedy requests alone.
+    Outside of the phase, and for the token after the drafts, the rule is greedy. A sequence is in the thinking phase
+    from its last ``begin`` token to the next ``end`` token. A token that a step commits is effective from the next step
+    on. The emitted tokens depend on the drafts. The rule is only for greedy requests.
 
-    ``trtllm_compat`` does as TensorRT-LLM does (``_torch/speculative/mtp.py``, ``sample_and_accept_draft_tokens``, and
-    its kernel ``mtpRelaxedAcceptanceKernel``) where that is something else:
+    ``trtllm_compat`` follows TensorRT-LLM (``_torch/speculative/mtp.py``, ``sample_and_accept_draft_tokens``, and its
+    kernel ``mtpRelaxedAcceptanceKernel``) in two details:
 
-    - ``end`` tokens of the prompt do not count: one that has a ``begin`` anywhere starts in the thinking phase, which
-      only an ``end`` of the model's own ends. (mtp.py: ``ctx_think_tokens_num >= 1``.)
-    - Outside of the phase ``delta`` is 0 and no comparison of tokens takes its place: a draft that is exactly as likely
-      as the target's own choice stays, if it is among the ``top_k``. (Kernel: ``threshold > topKValue`` breaks.)
+    - ``end`` tokens of the prompt are ignored. A prompt with a ``begin`` token anywhere starts in the thinking phase,
+      and only an ``end`` token that the model emits ends the phase. (mtp.py: ``ctx_think_tokens_num >= 1``.)
+    - Outside of the phase ``delta`` is 0, and tokens are not compared. A draft that is exactly as likely as the
+      target's own choice is accepted if it is among the ``top_k``. (Kernel: ``threshold > topKValue`` breaks.)
 
-    Not copied: TensorRT-LLM sees the chunk of a prompt that it read last, without what its KV cache knew. Here a prompt
-    counts whole, as it does there with neither chunked context nor KV reuse.
+    One detail differs: TensorRT-LLM searches only the last chunk of a prompt, without the tokens whose KV it reuses.
+    Here the whole prompt is searched, as in TensorRT-LLM without chunked context and KV reuse.
 
     Args:
         begin, end: token ids, such as those of ``<think>`` and ``</think>``.
-        top_k: at least 1; 1 is greedy.
-        delta: of probability, at least 0; 0 is greedy up to ties.
-        trtllm_compat: see above.
+        top_k: number of tokens, at least 1; 1 is greedy.
+        delta: difference of probabilities, at least 0; 0 is greedy up to ties.
+        trtllm_compat: follow TensorRT-LLM in the details above.
     """
 
     begin: int
@@ -66,9 +67,9 @@ class Relaxed(Rule):
         for name, least in (("begin", 0), ("end", 0), ("top_k", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
-                refuse(name, f"it has to be an int of at least {least}")
+                refuse(name, f"it must be an int of at least {least}")
         if self.begin == self.end:
-            refuse("end", "it is the begin token too")
+            refuse("end", "it must differ from the begin token")
         if problem := number_problem(self.delta, float("inf")):
             refuse("delta", problem)
         if not isinstance(self.trtllm_compat, bool):
@@ -97,8 +98,13 @@ class Relaxed(Rule):
 def thinking(
     text: torch.Tensor, length: torch.Tensor, *, begin: int, end: int, end_from: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Whether a row's text ``[B, S]`` of ``length`` ``[B]`` is in the thinking phase, ``[B]``: the last token of both
-    decides, where ``end`` counts from ``end_from`` ``[B]`` on."""
+    """Whether each row's sequence is in the thinking phase, bool ``[B]``: its last ``begin`` comes after its last
+    ``end``.
+
+    Args:
+        text: the rows' tokens ``[B, S]``; length: ``[B]``.
+        end_from: ``[B]``, the first position whose ``end`` tokens are read; None is 0.
+    """
     places = torch.arange(text.shape[1], device=text.device)
     inside = places < length[:, None]
     ends = inside & (text == end)
@@ -119,9 +125,9 @@ def within_top(
     top_k: int,
     delta: float,
 ) -> torch.Tensor:
-    """Which drafts pass, ``[B, K]``."""
+    """Whether each draft is accepted, bool ``[B, K]``."""
     thinks = thinking(text, length, begin=begin, end=end)
-    # Below 0 no draft is within the top.
+    # A negative delta accepts no draft.
     allowed = torch.full_like(length, -1.0, dtype=torch.float32).masked_fill(thinks, delta)
     return first(scores, drafts) | is_within_top(scores, drafts, allowed, top_k)
 
@@ -139,13 +145,13 @@ def within_top_in_trtllm(
     top_k: int,
     delta: float,
 ) -> torch.Tensor:
-    """Which drafts pass, ``[B, K]``."""
+    """:func:`within_top` in the details of TensorRT-LLM: see :class:`Relaxed`."""
     thinks = thinking(text, length, begin=begin, end=end, end_from=prompt_length[slots])
     allowed = torch.zeros_like(length, dtype=torch.float32).masked_fill(thinks, delta)
     return first(scores, drafts) | is_within_top(scores, drafts, allowed, top_k)
 
 
 def first(scores: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """Which drafts are the target's own choice, ``[B, K]``; none where all tokens are forbidden."""
+    """Whether each draft is the target's own choice, bool ``[B, K]``; False where all tokens are forbidden."""
     greatest = scores[:, : drafts.shape[1]].max(-1)
     return (drafts == greatest.indices) & (greatest.values != float("-inf"))

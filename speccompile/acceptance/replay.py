@@ -1,4 +1,5 @@
-"""A recorded trace of accepted counts, replayed step by step: how ``forced`` shows a policy what a run once saw."""
+"""Replay of a recorded trace of accepted counts, for ``forced``: a policy then receives the counts of a recorded
+run."""
 
 from __future__ import annotations
 
@@ -11,24 +12,25 @@ from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
-#: Most steps of a trace. The tensor has this size for every trace, so that no size depends on one.
+#: The largest number of steps of a trace. The state tensor has this size for every trace: no size of a step depends on
+#: it.
 CAPACITY = 4096
 
 STATE = ("forced_trace", "forced_steps")
 
 
 def trace_problem(trace: object) -> str | None:
-    """What is wrong with the counts of a :class:`Replay`; None if nothing is."""
+    """The reason why ``trace`` is not a valid trace; None if it is."""
     if not isinstance(trace, list | tuple) or not trace:
-        return "it has to be a list of accepted draft tokens, one entry a step"
+        return "it must be a list of numbers of accepted draft tokens, one for each step"
     for count in trace:
         if not isinstance(count, int) or isinstance(count, bool) or count < 0:
             return f"{count!r} must be an int >= 0"
-    return f"it has {len(trace)} steps, and there is room for {CAPACITY}" if len(trace) > CAPACITY else None
+    return f"it must have at most {CAPACITY} steps, got {len(trace)}" if len(trace) > CAPACITY else None
 
 
 def trace_state(trace: tuple[int, ...]) -> list[StateSpec]:
-    """The trace, and how many of its steps each slot's request has done."""
+    """State tensors: the trace, and the number of its steps that each slot's request has done."""
     return [
         StateSpec("forced_trace", (CAPACITY,), torch.int64, high=K + 1, initial=trace),
         StateSpec("forced_steps", (N,), torch.int64, high=CAPACITY),
@@ -46,17 +48,17 @@ def replayed(
     *,
     period: int,
 ) -> torch.Tensor:
-    """Which drafts pass, ``[B, K]``: as many as the trace has for the row's step, its first ``period`` entries over and
-    over."""
+    """Whether each draft is accepted, bool ``[B, K]``: as many as the trace's entry for the row's step. The first
+    ``period`` entries repeat."""
     accepted = trace[steps[slots] % period]
     return torch.arange(drafts.shape[1], device=drafts.device) < accepted[:, None]
 
 
 @dataclass(frozen=True)
 class CountSteps(Pass):
-    """A row that proposed and emitted something has done one more step of its trace.
+    """Add 1 to the trace's step number of each row that proposed drafts and emitted tokens.
 
-    Steps without drafts (K = 0, or no room for more than one token) do not count.
+    Steps without drafts (K = 0, or one token is left) do not use an entry of the trace.
     """
 
     name: ClassVar[str] = "count_steps"
@@ -72,5 +74,5 @@ class CountSteps(Pass):
 
 
 def count_steps(steps: torch.Tensor, proposed: torch.Tensor, emitted: torch.Tensor, slots: torch.Tensor) -> None:
-    """All but slots ``[B]`` are ``[N]``."""
+    """Update ``steps`` ``[N]`` in place, at ``slots`` ``[B]``. ``proposed`` and ``emitted`` are ``[N]``."""
     steps.index_put_((slots,), steps[slots] + ((proposed[slots] > 0) & (emitted[slots] > 0)))

@@ -20,10 +20,10 @@ from speccompile.passes.base import Pass
 
 @dataclass(frozen=True)
 class Typical(Rule):
-    """Accept x while p(x) > min(threshold, alpha * exp(-H(p))), H the entropy of p in nats.
+    """Accept drafts while p(x) > min(threshold, alpha * exp(-H(p))), H the entropy of p in nats.
 
-    p is the distribution after the request's whole pipeline, including its temperature. The token after the accepted
-    drafts is the target's own. Text and distribution depend on the drafts.
+    p is the distribution after all of the request's logits processors, including its temperature. The token after the
+    accepted drafts is the target's own. The emitted tokens and their distribution depend on the drafts.
 
     Args:
         threshold: Medusa's posterior threshold, in 0 .. 1.
@@ -58,7 +58,7 @@ def likely_enough(
     threshold: float,
     alpha: float,
 ) -> torch.Tensor:
-    """Which drafts pass, ``[B, K]``."""
+    """Whether each draft is accepted, bool ``[B, K]``."""
     log_probs = scores[:, : drafts.shape[1]].float().log_softmax(-1)
     entropy = -(log_probs.exp() * log_probs).nansum(-1)
     bound = (alpha * (-entropy).exp()).clamp(max=threshold)

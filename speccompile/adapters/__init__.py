@@ -1,1 +1,1 @@
-"""LoRA adapters of the target: what a wrap has room for, their buffers, and PEFT's files."""
+"""LoRA adapters of the target: the option of ``wrap``, the buffers, and the files of PEFT."""

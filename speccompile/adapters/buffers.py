@@ -1,4 +1,8 @@
-"""The buffers of adapters in the arena: which linears have some, under which names, and how an adapter fills them."""
+"""Buffers of LoRA adapters in the arena: their state tensors, and the packing of an adapter into them.
+
+Shape letters: P adapters of the buffers, N slots, L adapted linears of a layer, K inputs and F outputs of a linear, R
+the rank of the buffers.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +30,10 @@ PREFIX = "lora_"
 
 @dataclass(frozen=True)
 class LoraPair:
-    """What an adapter adds to one linear: ``scale * (x @ a.T) @ b.T``.
+    """The addition of an adapter to one linear: ``scale * (x @ a.T) @ b.T``.
 
     Args:
-        a: ``[r, K]``; b: ``[F, r]``.
+        a: ``[r, K]``, r the rank; b: ``[F, r]``.
     """
 
     a: torch.Tensor
@@ -37,7 +41,7 @@ class LoraPair:
     scale: float
 
 
-#: An adapter: by the path of the module.
+#: An adapter: its pair for each adapted linear, by the path of the module.
 LoraPairs = Mapping[str, LoraPair]
 
 
@@ -49,8 +53,8 @@ class AdaptedLinear:
         path: of the module in the model.
         layer: its decoder layer.
         name: its path in the layer, as part of a name of a state tensor.
-        number: among those of the layer.
-        depth, features: inputs and outputs.
+        number: its index among the adapted linears of the layer.
+        depth, features: numbers of inputs K and of outputs F.
     """
 
     path: str
@@ -62,22 +66,23 @@ class AdaptedLinear:
 
     @property
     def a(self) -> str:
-        """The state tensor ``[P, K, R]`` of the first matrices."""
+        """The name of the state tensor ``[P, K, R]`` of the first matrices."""
         return f"{PREFIX}{self.layer}_{self.name}_a"
 
     @property
     def b(self) -> str:
-        """The state tensor ``[P, ceil(F / 32), R, 32]`` of the second ones."""
+        """The name of the state tensor ``[P, ceil(F / 32), R, 32]`` of the second matrices."""
         return f"{PREFIX}{self.layer}_{self.name}_b"
 
 
 def ranks_of(layer: int) -> str:
-    """The state tensor, int64 ``[P, L]``, with the rank of each adapter in the linears of a layer."""
+    """The name of the state tensor, int64 ``[P, L]``, with each adapter's rank in each linear of a layer; 0 for a
+    linear that the adapter leaves out."""
     return f"{PREFIX}{layer}_ranks"
 
 
 def scales_of(layer: int) -> str:
-    """The same, float32, with the scales."""
+    """The name of the state tensor, float32 ``[P, L]``, with each adapter's scale in each linear of a layer."""
     return f"{PREFIX}{layer}_scales"
 
 
@@ -86,8 +91,8 @@ class AdapterBuffers:
     """The buffers of ``count`` adapters.
 
     Args:
-        max_rank: of an adapter.
-        linears: those that can be adapted, layer by layer.
+        max_rank: the largest rank of an adapter.
+        linears: the linears that can be adapted, layer by layer.
         dtype: of the matrices.
     """
 
@@ -101,7 +106,7 @@ class AdapterBuffers:
         """The buffers of ``options`` for ``model``.
 
         Raises:
-            InvalidOption: the model has adapters in its layers, or no linear of a name.
+            InvalidOption: the model has adapters in its layers, or no linear of a given name.
         """
         if _has_adapters(model):
             reason = (
@@ -115,7 +120,7 @@ class AdapterBuffers:
             if not any(_is_called(linear.path, name) for linear in linears):
                 found = sorted({linear.path.rpartition(".")[2] for linear in _linears(model, None)})
                 raise _invalid(
-                    options, f"no linear of a decoder layer is called {name!r}: there are {', '.join(found)}"
+                    options, f"no linear of a decoder layer is called {name!r}. Give some of {', '.join(found)}"
                 )
         if not linears:
             raise _invalid(options, "the decoder layers have no linears")
@@ -124,7 +129,7 @@ class AdapterBuffers:
 
     @property
     def rank(self) -> int:
-        """R, the rank of the buffers."""
+        """R, the rank of the buffers: ``max_rank``, rounded up to a multiple of ``speccompile.ops.lora.RANKS``."""
         return -(-self.max_rank // RANKS) * RANKS
 
     def state(self) -> list[StateSpec]:
@@ -147,7 +152,8 @@ class AdapterBuffers:
         return specs
 
     def packed(self, pairs: LoraPairs) -> dict[str, torch.Tensor]:
-        """What the state tensors hold of an adapter, by name; of linears that it leaves out, ranks of 0 alone."""
+        """The values of an adapter for the state tensors, by name. A linear that the adapter leaves out has rank 0 and
+        no matrices."""
         found: dict[str, torch.Tensor] = {}
         for linear in self.linears:
             if linear.number == 0:
@@ -162,22 +168,23 @@ class AdapterBuffers:
             found[scales_of(linear.layer)][linear.number].fill_(pair.scale)
         return found
 
-    def pairs_at(self, arena: Arena, place: int) -> dict[str, LoraPair]:
-        """The adapter at ``place``, as views of the buffers."""
+    def pairs_at(self, arena: Arena, position: int) -> dict[str, LoraPair]:
+        """The adapter at ``position`` of the buffers. The matrices ``a`` are views of the buffers."""
         found = {}
         for linear in self.linears:
-            rank = int(arena[ranks_of(linear.layer)][place, linear.number])
+            rank = int(arena[ranks_of(linear.layer)][position, linear.number])
             if rank:
-                up = arena[linear.b][place].transpose(1, 2).flatten(0, 1)
-                scale = float(arena[scales_of(linear.layer)][place, linear.number])
-                found[linear.path] = LoraPair(arena[linear.a][place, :, :rank].t(), up[: linear.features, :rank], scale)
+                up = arena[linear.b][position].transpose(1, 2).flatten(0, 1)
+                scale = float(arena[scales_of(linear.layer)][position, linear.number])
+                down = arena[linear.a][position, :, :rank].t()
+                found[linear.path] = LoraPair(down, up[: linear.features, :rank], scale)
         return found
 
 
-def write_adapter(arena: Arena, place: int, packed: Mapping[str, torch.Tensor]) -> None:
-    """Let ``place`` hold the adapter that :meth:`AdapterBuffers.packed` returned."""
+def write_adapter(arena: Arena, position: int, packed: Mapping[str, torch.Tensor]) -> None:
+    """Write an adapter, as :meth:`AdapterBuffers.packed` returned it, to ``position`` of the buffers."""
     for name, value in packed.items():
-        arena[name][place].copy_(value)
+        arena[name][position].copy_(value)
 
 
 def _invalid(options: Adapters, reason: str) -> InvalidOption:
@@ -185,7 +192,7 @@ def _invalid(options: Adapters, reason: str) -> InvalidOption:
 
 
 def _has_adapters(model: nn.Module) -> bool:
-    # Such layers exist only where peft was imported.
+    # Layers of peft exist only after an import of peft.
     layers = sys.modules.get("peft.tuners.tuners_utils")
     return layers is not None and any(isinstance(module, layers.BaseTunerLayer) for module in model.modules())
 
@@ -199,12 +206,12 @@ def _linears(model: PreTrainedModel, names: tuple[str, ...] | None) -> Iterator[
             if not isinstance(module, nn.Linear | Conv1D):
                 continue
             if names is None or any(_is_called(path, wanted) for wanted in names):
-                # A Conv1D of transformers, as GPT-2 has them, holds its weight transposed.
+                # The weight of a Conv1D (transformers' linear of GPT-2) is [K, F]; that of a Linear is [F, K].
                 depth, features = module.weight.shape if isinstance(module, Conv1D) else module.weight.shape[::-1]
                 yield AdaptedLinear(path, index, name.replace(".", "_"), number, depth, features)
                 number += 1
 
 
 def _is_called(path: str, name: str) -> bool:
-    """As PEFT matches ``target_modules``."""
+    """Whether ``name`` matches the end of ``path``, by PEFT's rule for ``target_modules``."""
     return path == name or path.endswith(f".{name}")

@@ -1,4 +1,4 @@
-"""An adapter that requests can have."""
+"""A loaded adapter."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(eq=False)
 class Adapter:
-    """An adapter that was loaded. Two of one name are different ones: KV of one is never that of the other.
+    """A loaded adapter, compared by identity. Two adapters that were loaded under one name do not share KV.
 
     Args:
-        place: in the buffers.
-        rank: the largest of its linears.
-        linears: how many it adapts.
-        replaced: it was removed, and another one has its place.
+        place: its position in the buffers.
+        rank: the largest rank among its linears.
+        linears: the number of linears that it adapts.
+        replaced: the adapter was removed, and another one has its position in the buffers.
     """
 
     name: str

@@ -1,4 +1,4 @@
-"""How much room a wrap has for adapters. Nothing here imports torch, as of the other options of ``wrap``."""
+"""The option ``adapters`` of ``wrap``. This module does not import torch, like those of the other options."""
 
 from __future__ import annotations
 
@@ -16,17 +16,18 @@ DTYPES = ("float32", "bfloat16", "float16")
 
 @dataclass(frozen=True)
 class Adapters:
-    """The room of a wrap for LoRA adapters: ``wrap(adapters=Adapters(count=8))``.
+    """Number and sizes of a wrap's LoRA adapters: ``wrap(adapters=Adapters(count=8))``.
 
-    Memory is that of ``count`` adapters of rank ``max_rank`` on ``modules``, whether they are loaded or not.
+    ``wrap`` allocates memory for ``count`` adapters of rank ``max_rank`` on all of ``modules``. Adapters that are
+    loaded later need no further memory.
 
     Args:
-        count: most adapters that are loaded at a time.
+        count: the largest number of adapters that are loaded at a time.
         max_rank: the largest rank of an adapter.
-        modules: which linears of the decoder layers can be adapted, by the last parts of their paths, as PEFT's
-            ``target_modules``: ``("q_proj", "v_proj")``. ``"all-linear"`` is all of them.
-        dtype: of the adapters' matrices, ``"float32"``, ``"bfloat16"`` or ``"float16"``; None is the model's. Sums are
-            float32 with any.
+        modules: the linears of the decoder layers that can be adapted, by the last parts of their paths, in the form of
+            PEFT's ``target_modules``: ``("q_proj", "v_proj")``. ``"all-linear"`` is all of them.
+        dtype: the dtype of the adapters' matrices, ``"float32"``, ``"bfloat16"`` or ``"float16"``; None is the model's
+            dtype. Sums are always float32.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -58,7 +59,11 @@ class Adapters:
 
 
 def adapters_or_none(where: str, name: str, value: Any) -> Adapters | None:
-    """Raises InvalidOption."""
+    """``value`` itself, an option of ``where`` that must be an :class:`Adapters` or None.
+
+    Raises:
+        InvalidOption: it is neither.
+    """
     if value is not None and not isinstance(value, Adapters):
         reason = "give speccompile.Adapters(count=...), or None"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)

@@ -1,4 +1,4 @@
-"""The model's own forward with an adapter, for the checks that compare with it."""
+"""The model's own forward with an adapter, as the reference of the capture checks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from speccompile.graph_capture.altering import altering
 from speccompile.ops.cpu.quantized import values_of
 from speccompile.ops.lora import NONE
 
-#: Size of what the adapter of a trial adds to a linear, relative to the linear itself.
+#: The scale of the trial adapter: the size of its addition to a linear, relative to the linear's own output.
 TRIAL = 0.5
 
 
 @contextlib.contextmanager
 def adapted(model: nn.Module, pairs: LoraPairs) -> Iterator[None]:
-    """In this context ``model`` computes what it does with the adapter ``pairs``, by hooks on its linears."""
+    """In this context, hooks on the linears of ``model`` add the adapter ``pairs``."""
     with altering(model):
         handles = [
             model.get_submodule(path).register_forward_hook(partial(_with_pair, pair)) for path, pair in pairs.items()
@@ -41,7 +41,8 @@ def _with_pair(pair: LoraPair, _module: nn.Module, inputs: tuple[Any, ...], outp
 
 @contextlib.contextmanager
 def trial_adapter(buffers: AdapterBuffers, arena: Arena, model: nn.Module) -> Iterator[dict[str, LoraPair]]:
-    """In this context every slot has an adapter of random weights, which is yielded. There must be no other."""
+    """In this context every slot has an adapter of random weights. The context yields that adapter. No other adapter
+    may be loaded."""
     generator = torch.Generator().manual_seed(0)
     pairs = {}
     for linear in buffers.linears:
@@ -54,7 +55,7 @@ def trial_adapter(buffers: AdapterBuffers, arena: Arena, model: nn.Module) -> It
     write_adapter(arena, 0, buffers.packed(pairs))
     arena[OF_SLOT].fill_(0)
     try:
-        # As the buffers hold it, in their dtype.
+        # Read back from the buffers: rounded to their dtype.
         yield buffers.pairs_at(arena, 0)
     finally:
         arena[OF_SLOT].fill_(NONE)

@@ -1,4 +1,4 @@
-"""LoRA adapters as PEFT writes them. Anything whose forward is not ``base(x) + scale * (x @ A.T) @ B.T`` is refused."""
+"""LoRA adapters in PEFT's format. Only adapters with the forward ``base(x) + scale * (x @ A.T) @ B.T`` are accepted."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from peft import LoraConfig
 
 
-#: Fields of a ``LoraConfig`` that are read here, or that concern training, loading or the base model alone.
+#: Fields of a ``LoraConfig`` that are read here, or that concern only training, loading or the base model.
 _HARMLESS = frozenset(
     {
         *("task_type", "peft_type", "auto_mapping", "peft_version", "base_model_name_or_path", "revision"),
@@ -32,37 +32,37 @@ _HARMLESS = frozenset(
         *("qalora_group_size", "runtime_config", "ensure_weight_tying"),
     }
 )
-#: Why others are refused, where it can be said.
+#: The reasons why other fields are not supported.
 _REASONS = {
     "use_dora": "DoRA scales the base weights",
-    "modules_to_save": "it has whole modules of its own",
-    "bias": "it has biases",
-    "lora_bias": "it has biases",
-    "trainable_token_indices": "it has embeddings of its own",
-    "target_parameters": "it adapts weights that are not linears",
-    "alora_invocation_tokens": "it begins in the middle of a text",
+    "modules_to_save": "the adapter replaces whole modules",
+    "bias": "the adapter has biases",
+    "lora_bias": "the adapter has biases",
+    "trainable_token_indices": "the adapter replaces embeddings",
+    "target_parameters": "the adapter adapts weights that are not linears",
+    "alora_invocation_tokens": "the adapter starts in the middle of a sequence",
 }
-#: Initialisations that leave the base model as it is. Others subtract something from its weights.
+#: Initialisations that do not change the base model. The others subtract a matrix from its weights.
 _INITS = (True, False, "gaussian", "eva", "orthogonal")
 _BASE = "base_model.model."
-#: Files of PEFT, one of which a folder has.
+#: Names of PEFT's file of weights. A folder has one of them.
 _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-#: The error of a reason.
+#: Builds the error for a reason.
 Refuse = Callable[[str], InvalidAdapter]
 
 
 def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Module) -> dict[str, LoraPair]:
-    """Read the adapter ``source``, and hold it against the buffers.
+    """Read the adapter ``source``, and check that it fits into the buffers.
 
     Args:
-        name: for messages.
+        name: the adapter's name, for messages.
         source: a folder that ``PeftModel.save_pretrained`` wrote, the name of a repository, or a PEFT model with one
             active adapter.
-        model: the wrapped one.
+        model: the wrapped model.
 
     Raises:
-        InvalidAdapter: it cannot be read, is not plain LoRA, or does not fit.
+        InvalidAdapter: the adapter cannot be read, is not plain LoRA, or does not fit into the buffers.
     """
 
     def refuse(reason: str) -> InvalidAdapter:
@@ -78,8 +78,8 @@ def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Modu
             raise refuse(_unknown(path, model))
         depth, features, rank = fits[path].depth, fits[path].features, a.shape[0]
         if tuple(a.shape) != (rank, depth) or tuple(b.shape) != (features, rank):
-            sizes = f"{list(a.shape)} and {list(b.shape)}, and [r, {depth}] and [{features}, r] are needed"
-            raise refuse(f"its matrices for {path} are {sizes}")
+            sizes = f"must be [r, {depth}] and [{features}, r], got {list(a.shape)} and {list(b.shape)}"
+            raise refuse(f"its matrices for {path} {sizes}")
         if rank > buffers.max_rank:
             raise refuse(f"its rank in {path} is {rank}; wrap with Adapters(max_rank={rank})")
         if not all(matrix.to(buffers.dtype).isfinite().all() for matrix in (a, b)):
@@ -94,7 +94,7 @@ def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Modu
 
 
 def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.Tensor], dict[str, float]]:
-    """Config, tensors by PEFT's names, and scales that a model's layers have, by path."""
+    """The config; the tensors by PEFT's names; and, if ``source`` is a model, the scales of its layers by path."""
     try:
         import peft
     except ImportError as error:
@@ -104,7 +104,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
         if len(active) != 1:
             raise refuse(f"it has {len(active)} active adapters; activate one with set_adapter(name)")
         config = _checked_lora(source.peft_config[active[0]], refuse)
-        # They can be set apart from the config.
+        # A caller can change a layer's scale without changing the config.
         scales = {
             path: float(module.scaling[active[0]])
             for path, module in source.get_base_model().named_modules()
@@ -114,7 +114,7 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
     if not isinstance(source, str | os.PathLike):
         raise refuse("give a folder that peft's save_pretrained wrote, the name of a repository, or a PeftModel")
     if os.path.isdir(source) and not any(os.path.isfile(os.path.join(source, name)) for name in _WEIGHTS):
-        # PEFT would look for a repository of that name.
+        # Without this check PEFT searches the hub for a repository of that name.
         raise refuse(f"the folder has no {_WEIGHTS[0]}")
     if (reason := unavailable(os.fspath(source), ADAPTER_CONFIG)) is not None:
         raise refuse(reason)
@@ -137,18 +137,22 @@ def _read(source: Any, refuse: Refuse) -> tuple[LoraConfig, Mapping[str, torch.T
 
 
 def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:
-    """Raises InvalidAdapter: it is not plain LoRA."""
+    """``config`` itself.
+
+    Raises:
+        InvalidAdapter: it is not the config of plain LoRA.
+    """
     import peft
 
     if not isinstance(config, peft.LoraConfig):
-        kind = "of no kind" if config.peft_type is None else config.peft_type.value
-        raise refuse(f"it is {kind}, and LORA alone is supported")
+        kind = None if config.peft_type is None else config.peft_type.value
+        raise refuse(f"its type must be LORA, got {kind}")
     default = peft.LoraConfig()
     for item in fields(config):
         value = getattr(config, item.name)
         ignored = item.name in _HARMLESS or _adds_nothing(item.name, value)
         if not ignored and value != getattr(default, item.name):
-            reason = _REASONS.get(item.name, "it computes something else than LoRA")
+            reason = _REASONS.get(item.name, "the adapter does not compute plain LoRA")
             raise refuse(f"{item.name}={value!r} is not supported: {reason}. Merge it instead: merge_and_unload()")
     if config.init_lora_weights not in _INITS:
         reason = "it belongs to other base weights; save it with path_initial_model_for_weight_conversion"
@@ -157,8 +161,11 @@ def _checked_lora(config: Any, refuse: Refuse) -> LoraConfig:
 
 
 def _adds_nothing(field: str, value: Any) -> bool:
-    """For models with experts PEFT writes ``"target_parameters": []``. An empty invocation is never found in a
-    sequence, so PEFT applies such an adapter nowhere."""
+    """Whether ``value`` leaves the feature ``field`` unused.
+
+    PEFT writes ``"target_parameters": []`` for models with experts. Empty ``alora_invocation_tokens`` are not unused:
+    they never occur in a sequence, so PEFT never applies such an adapter.
+    """
     return value in (None, False) or (value in ([], {}, set()) and field != "alora_invocation_tokens")
 
 
@@ -170,11 +177,11 @@ def _matrices(tensors: Mapping[str, torch.Tensor], refuse: Refuse) -> dict[str, 
         if not key.endswith(".weight") or kind not in ("lora_A", "lora_B") or tensor.dim() != 2:
             raise refuse(f"its tensor {key} is not a LoRA matrix of a linear. Merge it instead: merge_and_unload()")
         if not tensor.is_floating_point():
-            raise refuse(f"its tensor {key} is {tensor.dtype}, and floating point is needed")
+            raise refuse(f"its tensor {key} must be floating point, got {tensor.dtype}")
         found.setdefault(path.removeprefix(_BASE), {})[kind] = tensor
     for path, both in found.items():
         if len(both) == 1:
-            raise refuse(f"of {path} it has {next(iter(both))} alone")
+            raise refuse(f"it must have lora_A and lora_B for {path}, got only {next(iter(both))}")
     return {path: (both["lora_A"], both["lora_B"]) for path, both in found.items()}
 
 
@@ -183,19 +190,19 @@ def _unknown(path: str, model: nn.Module) -> str:
     if path not in dict(model.named_modules()):
         return f"it adapts {path}, which the model does not have"
     return (
-        f"it adapts {path}, for which there are no buffers. Linears of decoder layers can have some: wrap with "
+        f"it adapts {path}, which has no buffers. If this is a linear of a decoder layer, wrap with "
         f"Adapters(modules=(..., {name!r}))"
     )
 
 
 def _scale(config: LoraConfig, path: str, rank: int, refuse: Refuse) -> float:
-    """As PEFT's ``LoraModel`` computes it.
+    """The scale of the linear at ``path``, by the rules of PEFT's ``LoraModel``.
 
     Args:
-        rank: of the matrices.
+        rank: the rank of the matrices.
 
     Raises:
-        InvalidAdapter: a field of the config is not valid, or is of another rank.
+        InvalidAdapter: a field of the config is not valid, or gives another rank.
     """
     from peft.utils.other import get_pattern_key
 
@@ -207,5 +214,5 @@ def _scale(config: LoraConfig, path: str, rank: int, refuse: Refuse) -> float:
         reason = f"lora_alpha, rank_pattern or alpha_pattern of its config is not valid ({error_line(error)})"
         raise refuse(reason) from error
     if of_config != rank:
-        raise refuse(f"its rank in {path} is {rank}, and its config has {of_config!r}")
+        raise refuse(f"its rank in {path} must be {of_config!r}, as in its config, got {rank}")
     return alpha / (math.sqrt(rank) if config.use_rslora else rank)

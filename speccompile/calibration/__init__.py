@@ -1,4 +1,4 @@
-"""What linears are multiplied with, gathered over texts: it decides how their weights are rounded best."""
+"""Mean squares of the inputs of linears, gathered over texts. Weights are rounded to suit large inputs best."""
 
 from __future__ import annotations
 

@@ -22,10 +22,13 @@ FORMAT = "speccompile calibration 1"
 
 @dataclass(frozen=True, eq=False)
 class Calibration:
-    """What :func:`~speccompile.calibration.gather.calibrate` returns.
+    """Result of :func:`~speccompile.calibration.gather.calibrate`.
 
     Args:
-        target: the :func:`~speccompile.hidden_states.target_id.target_id` of the model.
+        target: the :func:`~speccompile.hidden_states.target_id.target_id` of the calibrated model.
+        tokens: number of tokens that the model read.
+        importance: mean square of each input of a linear, float32 ``[K]``, by the name of the linear's weight.
+        source: the file or call that it came from, for error messages.
         tokens: how many it read.
         importance: by the name of a linear's weight in the model, the mean square of each input, float32 ``[K]``.
         source: where it was read from, for messages.
@@ -38,7 +41,7 @@ class Calibration:
 
     @cached_property
     def digest(self) -> str:
-        """Of :attr:`importance`."""
+        """Hash of :attr:`importance`."""
         digest = hashlib.sha256()
         for name in sorted(self.importance):
             values = self.importance[name]
@@ -50,14 +53,14 @@ class Calibration:
         """Write a safetensors file.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         metadata = {"format": FORMAT, "target": self.target, "tokens": str(self.tokens), "digest": self.digest}
         write_whole(Path(path), save(dict(self.importance), metadata))
 
     @staticmethod
     def load(path: str | Path) -> Calibration:
-        """What :meth:`save` wrote.
+        """Read a file that :meth:`save` wrote.
 
         Raises:
             InvalidCalibration: the file is missing, damaged or something else.
@@ -78,27 +81,27 @@ class Calibration:
             raise refuse(f"its format is {metadata.get('format')!r}, and this version reads {FORMAT!r}")
         found = Calibration(metadata["target"], int(metadata["tokens"]), importance, str(path))
         if found.digest != metadata["digest"]:
-            raise refuse("its values are not those that were written (their SHA-256 differs)")
+            raise refuse("its SHA-256 differs from that of the values which were written; calibrate again")
         return found
 
     def check(self, model: PreTrainedModel) -> None:
-        """Check that it is one of ``model``, whose weights may have another dtype.
+        """Check that the calibration belongs to ``model``. The dtype of the weights may differ.
 
         Raises:
-            InvalidCalibration: it is one of another model, or of other weights.
+            InvalidCalibration: it belongs to another model, or to other weights.
         """
         if not is_id_of(self.target, model):
-            reason = f"it is one of {self.target}, and this model is {target_id(model)}"
+            reason = f"it belongs to {self.target}, and this model is {target_id(model)}; calibrate this model"
             raise InvalidCalibration(source=self.source, reason=reason)
 
     def check_covers(self, weights: Iterable[Iterable[str]]) -> None:
-        """Check that it has the inputs of each of ``weights``, a list of all names of one.
+        """Check that the calibration covers each of ``weights``; each is given by all of its names.
 
         Raises:
-            InvalidCalibration: names the first weight that it does not have.
+            InvalidCalibration: a weight is missing; the error names the first.
         """
         missing = [names for names in map(list, weights) if self.importance.keys().isdisjoint(names)]
         if missing:
             others = f" and of {len(missing) - 1} others" if len(missing) > 1 else ""
-            reason = f"it has no inputs of {missing[0][0]}{others}: no text used them, or it is incomplete"
+            reason = f"it has no inputs of {missing[0][0]}{others}: no text used them, or the file is incomplete"
             raise InvalidCalibration(source=self.source, reason=reason)

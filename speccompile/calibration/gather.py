@@ -1,4 +1,4 @@
-"""Gathers a calibration: the model reads texts, and the inputs of its linears are squared and averaged."""
+"""Gathers a calibration: the model reads texts, and the squares of the inputs of its linears are averaged."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ def calibrate(
 ) -> Calibration:
     """Gather the mean square of each input of each linear of ``model`` over ``texts``.
 
-    ``wrap(weights="int4", calibration=...)`` chooses scales with it that keep the inputs that are large. Texts that the
-    model itself writes are the best ones (:func:`speccompile.training.make_texts`). Later changes of its weights need
-    another calibration.
+    ``wrap(weights="int4", calibration=...)`` uses it to choose scales that preserve large inputs. Texts that the model
+    itself generates suit best (:func:`speccompile.training.make_texts`). Calibrate again after a change of the weights.
 
     Args:
-        texts: token ids, each ``[n]``. Pieces of 1024 tokens are read one by one.
-        tokens: the texts are read as far as that.
+        texts: token ids, each ``[n]``. The model reads them in pieces of 1024 tokens.
+        tokens: largest number of tokens to read. Later texts are ignored.
 
     Raises:
         InvalidInput: the texts are empty, or contain ids outside the vocabulary.
         UserError: ``model`` cannot be wrapped.
 
-    Source: the mean squares are those of llama.cpp's ``imatrix``; that errors at large inputs cost most is the
-    observation of AWQ (Lin et al. 2023, arXiv:2306.00978).
+    Source: the mean squares are those of llama.cpp's ``imatrix``. AWQ observes that errors at large inputs cost most
+    (Lin et al. 2023, arXiv:2306.00978).
     """
     model = inner_model(model)
     info = inspect_model(model)
@@ -69,12 +68,12 @@ def calibrate(
 
 
 class _InputSquares(TorchFunctionMode):
-    """Adds up the squares of what the two-dimensional weights of ``model`` are multiplied with."""
+    """Adds up the squares of the inputs of the two-dimensional weights of ``model``."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         super().__init__()
         matrices = {name: tensor for name, tensor in named_tensors(model).items() if tensor.dim() == 2}
-        # Of tied weights the first name counts.
+        # Tied weights are listed under their first name.
         self._names = {tensor.data_ptr(): name for name, tensor in reversed(matrices.items())}
         self._sums: dict[str, torch.Tensor] = {}
         self._counts: dict[str, int] = {}
@@ -91,7 +90,7 @@ class _InputSquares(TorchFunctionMode):
     ) -> Any:
         if func is F.linear:
             self._add(args[0], args[1])
-        # A GPT-2 linear.
+        # GPT-2's linears call addmm.
         elif func is torch.addmm:
             self._add(args[1], args[2])
         elif linear := product_linear(func, args):

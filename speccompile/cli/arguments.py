@@ -1,4 +1,4 @@
-"""Arguments that several commands accept, and their checks before torch is imported."""
+"""Arguments that several commands accept, and checks of them before torch is imported."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speccompile.utils.hub import ADAPTER_CONFIG, check_reachable, unavailable
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
 
-# Modes with their options, and backends: `speccompile.modes` and `speccompile.lowering.backends` define them, and
+# Modes with their options, and backends. `speccompile.modes` and `speccompile.lowering.backends` define them, but
 # import torch.
 _NETWORK = ("draft", "draft_max_len", "draft_weights")
 _MODES = {
@@ -41,17 +41,17 @@ _MODES = {
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 _ENTRY_POINTS = "speccompile.modes"
 
-#: The value of ``--weights`` for the integers of a checkpoint that is quantised already.
+#: Value of ``--weights`` for the integers of a quantised checkpoint.
 STORED = "stored"
-#: The values of ``--weights``.
+#: Values of ``--weights``.
 _FORMS = ("same", "int8", "int4", STORED)
 
-#: What the files of ``--prompts`` hold.
+#: Contents of the files of ``--prompts``.
 PROMPT_LINES = (
     'a text file with a prompt in each line, or *.jsonl with lines like {"turns": ["..."]} (Spec-Bench) or '
     '{"prompt": "..."} (HumanEval)'
 )
-#: As ``--tiers`` has them.
+#: Default tiers in the form of ``--tiers``.
 TIERS = ",".join(map(str, DEFAULT_TIERS))
 
 
@@ -61,23 +61,23 @@ def modes() -> list[str]:
 
 
 def check_mode(name: str) -> None:
-    """Raises: UnknownMode."""
+    """Raise UnknownMode if there is no mode ``name``."""
     if name.lower() not in modes():
         raise UnknownMode(name=name, available=", ".join(modes()))
 
 
 def parse_mode(text: str) -> str | list[str]:
-    """``"suffix+ngram"`` as ``["suffix", "ngram"]``, a single name as it is."""
+    """Parse ``"suffix+ngram"`` to ``["suffix", "ngram"]``. A single name stays as it is."""
     names = text.split("+")
     return names if len(names) > 1 else text
 
 
 def check_options(mode: str | Sequence[str], options: Collection[str]) -> None:
-    """Check the names of the options of a mode, or of several. Those of an installed package's mode, and of several
-    modes, are checked when they are loaded.
+    """Check the names of the options of one of this package's modes. Options of an installed package's mode, and of
+    several modes, are checked when the modes are loaded.
 
     Raises:
-        UnknownOption: ``mode``, one of this package, does not have them.
+        UnknownOption: ``mode`` does not have the options.
     """
     known = _MODES.get(mode.lower()) if isinstance(mode, str) else None
     if known is not None and (unknown := sorted(set(options) - set(known))):
@@ -86,16 +86,16 @@ def check_options(mode: str | Sequence[str], options: Collection[str]) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Raises: UnknownBackend."""
+    """Raise UnknownBackend if there is no backend ``name``."""
     if name not in _BACKENDS:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 
 
 def check_address(host: str, port: int) -> None:
-    """Check that a server can listen there, before a model is loaded.
+    """Check before a model is loaded that a server can listen on the address.
 
     Raises:
-        InvalidOption: it cannot.
+        InvalidOption: the address cannot be bound.
     """
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
@@ -124,23 +124,23 @@ def check_wrap(model: str, options: WrapOptions, device: str | None) -> None:
 
 
 def check_device(name: str | None) -> None:
-    """Raises: UnknownDevice."""
+    """Raise UnknownDevice if ``name`` is not the name of a device."""
     if name is not None:
         check_device_name(name)
 
 
 def check_model(name: str) -> None:
-    """Raises: PretrainedError."""
+    """Raise PretrainedError if ``name`` is not the name of a model."""
     check_model_name(name)
     if is_hub_id(name):
         check_reachable(name)
 
 
 def check_adapters(adapters: Mapping[str, str]) -> None:
-    """Check that the sources of adapters exist, before a model is loaded.
+    """Check before a model is loaded that the sources of adapters exist.
 
     Raises:
-        InvalidAdapter: one does not.
+        InvalidAdapter: a source does not exist.
     """
     for name, source in adapters.items():
         if (reason := unavailable(source, ADAPTER_CONFIG)) is not None:
@@ -148,7 +148,7 @@ def check_adapters(adapters: Mapping[str, str]) -> None:
 
 
 def form_of(weights: str) -> Any:
-    """The form for ``wrap`` by ``--weights``. With :data:`STORED` the checkpoint's weights take its place.
+    """Argument of ``wrap`` for ``--weights``. With :data:`STORED` the integers of the checkpoint replace it.
 
     Raises:
         InvalidOption: the form is unknown.
@@ -167,13 +167,13 @@ def option_of(
     envvar: str | None = None,
     panel: str | None = None,
 ) -> Any:
-    """An option of a call on the command line.
+    """Create a command-line option from a field of an :class:`Options`.
 
     Args:
-        flags: its spelling, if that does not follow from its name.
+        flags: spelling of the option, if it does not follow from its name.
         more: text after the option's own sentence.
-        envvar: the environment variable that has its value where it is left out.
-        panel: the heading in the help under which it stands; None is that of all options.
+        envvar: environment variable with the value if the option is left out.
+        panel: heading in the help; None is that of all options.
     """
     help = f"{options.sentence(name)} {more}".rstrip()
     return typer.Option(*flags, help=help, min=options.least(name), envvar=envvar, rich_help_panel=panel)

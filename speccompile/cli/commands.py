@@ -1,5 +1,5 @@
-"""The commands and their options. Neither torch nor transformers is imported until the arguments are checked: they
-take seconds, and help and errors need neither."""
+"""Commands and their options. torch and transformers are imported after the check of the arguments: the import lasts
+seconds, and help and errors do not need it."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def demo(
     new_tokens: Annotated[int, typer.Option(min=1, help="Most new tokens a prompt.")] = 64,
     prompts: Annotated[
         Path | None,
-        typer.Option(exists=True, dir_okay=False, help=f"Prompts of your own: {PROMPT_LINES}."),
+        typer.Option(exists=True, dir_okay=False, help=f"Your prompts: {PROMPT_LINES}."),
     ] = None,
     model: ModelOption = "smollm2",
     mode: Mode = DEFAULT_MODE,
@@ -107,7 +107,7 @@ def generate(
             GenerateOptions,
             "do_sample",
             "--do-sample/--greedy",
-            more="If left out: drawn when an option below is given, else as the model's generation_config says.",
+            more="If left out: drawn when an option below is given, else by the model's generation_config.",
         ),
     ] = None,
     temperature: Annotated[
@@ -118,7 +118,7 @@ def generate(
         float | None,
         typer.Option(min=0, max=1, help="Keep the likeliest tokens of this mass."),
     ] = None,
-    top_k: Annotated[int | None, typer.Option(min=0, help="Keep so many of the likeliest tokens.")] = None,
+    top_k: Annotated[int | None, typer.Option(min=0, help="Keep this number of likeliest tokens.")] = None,
     seed: Annotated[int | None, option_of(GenerateOptions, "seed", more="The same seed gives the same text.")] = None,
     tiers: SomeTiers = None,
     policy: Policy = None,
@@ -128,7 +128,7 @@ def generate(
     device: Device = None,
     max_len: MaxLen = None,
     chat: Annotated[
-        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default where there is one.")
+        bool | None, typer.Option("--chat/--no-chat", help="Use the chat template; by default if there is one.")
     ] = None,
     option: ModeOptions = None,
 ) -> None:
@@ -151,7 +151,7 @@ def generate(
         if not prompt:
             raise EmptyPrompt(row=0)
         if top_p == 0:
-            reason = "it must be above 0; --greedy takes the most likely token"
+            reason = "it must be above 0; use --greedy for the most likely token"
             raise InvalidOption(where="generate", name="--top-p", value=0, reason=reason)
         if do_sample is False and sampling:
             name, value = next((f"--{name.replace('_', '-')}", value) for name, value in sampling.items())
@@ -170,7 +170,7 @@ def serve(
     model: Model,
     mode: Mode = "auto",
     host: Annotated[
-        str, typer.Option(help="The address to listen on; by default programs of this machine alone reach it.")
+        str, typer.Option(help="The address to listen on; by default only programs of this machine reach it.")
     ] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port to listen on.")] = 8000,
     served_model_name: Annotated[
@@ -189,7 +189,7 @@ def serve(
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     warm: Annotated[
-        bool, typer.Option("--warm", help="Build what requests of any kind need before the first one comes.")
+        bool, typer.Option("--warm", help="Build before the first request what requests of any kind need.")
     ] = False,
     allowed_hosts: Annotated[list[str] | None, option_of(ServeOptions, "allowed_hosts")] = None,
     allowed_origins: Annotated[list[str] | None, option_of(ServeOptions, "allowed_origins")] = None,
@@ -268,13 +268,15 @@ def inspect(
     mode: Mode = DEFAULT_MODE,
     tiers: Tiers = TIERS,
     tier: Annotated[
-        int | None, typer.Option(help="The tier to look at, by draft length; the largest if left out.")
+        int | None, typer.Option(help="The tier to show, by draft length; the largest if left out.")
     ] = None,
     max_len: MaxLen = None,
     max_batch: MaxBatch = WrapOptions.max_batch,
-    stage: Annotated[str | None, typer.Option(help="Print this stage as Python that runs, and nothing else.")] = None,
+    stage: Annotated[str | None, typer.Option(help="Print only this stage, as Python that runs.")] = None,
     sampled: Annotated[bool, typer.Option("--sampled", help="The executables with the sampling pipeline.")] = False,
-    build: Annotated[bool, typer.Option("--build/--no-build", help="Whether to lower what the passes made.")] = True,
+    build: Annotated[
+        bool, typer.Option("--build/--no-build", help="Whether to lower the result of the passes.")
+    ] = True,
     measure: Annotated[
         bool | None,
         typer.Option("--measure/--no-measure", help="Whether to time the steps; yes, unless torchrun started it."),
@@ -289,7 +291,7 @@ def inspect(
     ] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Most new tokens a prompt.")] = 64,
     trace: Annotated[
-        Path | None, typer.Option(exists=True, dir_okay=False, help="Show this trace, as spec.record_trace writes it.")
+        Path | None, typer.Option(exists=True, dir_okay=False, help="Show this trace, a file of spec.record_trace.")
     ] = None,
     weights: Weights = "same",
     calibration: CalibrationFile = None,
@@ -297,7 +299,7 @@ def inspect(
     device: Device = None,
     option: ModeOptions = None,
 ) -> None:
-    """Show what a model becomes, what each step costs, and what its drafts are worth."""
+    """Show the compiled steps of a model, what each step costs, and what its drafts are worth."""
     with one_line_errors():
         options = WrapOptions(
             mode=parse_mode(mode),
@@ -333,7 +335,7 @@ def inspect(
     )
 
 
-# Without names: their commands stand beside the others.
+# Without a name: its commands appear beside the others.
 app.add_typer(tools)
 app.add_typer(weights)
 app.add_typer(training)

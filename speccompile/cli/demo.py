@@ -1,4 +1,4 @@
-"""``speccompile demo``: a real model speculates, with the same text as transformers, and how much faster that is."""
+"""``speccompile demo``: speculate with a real model, and compare text and speed with transformers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 
-#: The mode of a head, and the draft length that it is shown at: later drafts of a small head are seldom accepted.
+#: Mode of a head, and its draft length: later drafts of a small head are seldom accepted.
 HEAD_MODE, HEAD_DRAFT_LEN = "eagle3_one_model", 3
 
 
@@ -46,7 +46,7 @@ def run(
     prompts: Path | None,
     new_tokens: int,
 ) -> None:
-    """See ``speccompile demo --help``; ``prompts`` None is the built-in ones."""
+    """See ``speccompile demo --help``. ``prompts``: None are the built-in ones."""
     with session(), ExitStack() as wrapped:
         modes.create(options.mode, {})
         chosen = read_prompts(prompts) if prompts else list(BUILT_IN)
@@ -90,7 +90,7 @@ def _show_build(spec: Speculator) -> None:
 def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
     """``kernels``: K=0 over transformers; ``speculation``: a tier over K=0; ``both``: their product."""
     reference = Summary(runs[TRANSFORMERS])
-    # Seven columns have to be as wide as a terminal of 80 characters at most.
+    # The seven columns must fit a terminal of 80 characters.
     title = f"{len(prompts)} prompts: {', '.join(prompt.name for prompt in prompts[:6])}"
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
@@ -116,7 +116,7 @@ def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
 
 
 def _show_categories(runs: Mapping[str, Sequence[Run]], prompts: Sequence[Prompt]) -> None:
-    """What drafts are worth depends on what the text is."""
+    """Show results by category of prompt: acceptance depends on the kind of text."""
     categories = list(dict.fromkeys(prompt.category for prompt in prompts))
     if len(categories) < 2:
         return

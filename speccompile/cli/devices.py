@@ -1,4 +1,4 @@
-"""The device of a command's model, chosen before the model is loaded."""
+"""Choice of the device of a command's model, before the model is loaded."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speccompile.utils.tensor_parallel import local_rank, started_processes
 
 
 def choose_device(given: str | None, backend: str = "auto", *, stored: bool = False) -> torch.device:
-    """The device that ``--device`` names; if it is left out, a GPU if there is one, which a line on stderr states.
+    """Return the device of ``--device``. Without it, return a GPU if there is one, and print a line on stderr.
 
     Args:
         stored: the model has the integers of a quantised checkpoint.
 
     Raises:
-        UnknownDevice: this machine does not have it.
-        NeedsCuda, InvalidOption: ``backend``, or integers, do not run on it.
+        UnknownDevice: this machine does not have the device.
+        NeedsCuda, InvalidOption: ``backend``, or integers, do not run on the device.
     """
     if given is None and stored:
         given = "cpu"
@@ -31,7 +31,7 @@ def choose_device(given: str | None, backend: str = "auto", *, stored: bool = Fa
         raise InvalidOption(where="the command line", name="--device", value=given, reason=reason)
     check_backend_device(backend, device)
     if not traits_of(device).host_memory:
-        # What torch allocates without a device would otherwise take memory of the first GPU.
+        # Allocations of torch without a device would otherwise use memory of the first GPU.
         torch.cuda.set_device(device)
         if given is None:
             name = torch.cuda.get_device_name(device)
@@ -40,7 +40,7 @@ def choose_device(given: str | None, backend: str = "auto", *, stored: bool = Fa
 
 
 def choose_shared_device(given: str | None, backend: str = "auto", *, stored: bool = False) -> torch.device | None:
-    """As :func:`choose_device`; None under torchrun, where transformers gives each process its device.
+    """Return the device like :func:`choose_device`; under torchrun None: transformers assigns each process its device.
 
     Raises:
         InvalidOption: torchrun started the process, and ``--device`` names a device.
@@ -48,8 +48,6 @@ def choose_shared_device(given: str | None, backend: str = "auto", *, stored: bo
     if started_processes() == 1:
         return choose_device(given, backend, stored=stored)
     if given is not None:
-        reason = (
-            "torchrun's processes have the GPUs of their local ranks, or the CPU where there are none; leave it out"
-        )
+        reason = "torchrun's processes use the GPUs of their local ranks, or the CPU without GPUs; leave it out"
         raise InvalidOption(where="the command line", name="--device", value=given, reason=reason)
     return None

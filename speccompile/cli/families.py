@@ -1,4 +1,4 @@
-"""``speccompile families``: which of transformers' model families speculate, and why the others do not."""
+"""``speccompile families``: list which model families of transformers speculate, and reasons for the others."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from speccompile.tools.families.family import Family, causal_lm_families, find_f
 from speccompile.tools.families.survey import Row, Verdict, survey
 from speccompile.utils.progress import listening
 
-# Wide enough for a reason beside the names, where no terminal says how wide it is.
+# Width for output that is not a terminal: a reason fits beside the names.
 _WIDTH = 120
 
 _STYLES = {Verdict.EXACT: "green", Verdict.WRONG: "bold red", Verdict.BROKEN: "bold red"}
@@ -57,7 +57,7 @@ def run(names: Sequence[str] | None, backend: str, device: str, only: str | None
 
 
 def _write(path: Path | None, rows: Sequence[Row]) -> None:
-    """Write the rows so far: nothing is lost when the survey, which takes minutes, is interrupted."""
+    """Write the rows so far. An interrupted survey, which lasts minutes, then loses nothing."""
     if path is None:
         return
     try:
@@ -70,10 +70,10 @@ def _write(path: Path | None, rows: Sequence[Row]) -> None:
 
 @contextlib.contextmanager
 def _captures_apart(backend: str) -> Iterator[None]:
-    """Store captures in a temporary folder: those of tiny models are never used again."""
+    """Store captures in a temporary folder, since those of tiny models are never used again."""
     before = os.environ.get("SPECCOMPILE_CACHE")
     if backend != Eager.name and missing_tools() is None:
-        # These are of use later, and must not be built where a folder is about to go.
+        # Libraries are used again later. They must not be built in the temporary folder.
         for library in LIBRARIES:
             cpu_ops(library)
     with tempfile.TemporaryDirectory(prefix="speccompile-families-") as folder:
@@ -88,14 +88,14 @@ def _captures_apart(backend: str) -> Iterator[None]:
 
 
 def _survey(families: Sequence[Family], backend: str, device: torch.device) -> Iterator[Row]:
-    """A row for each, and a line on stderr as it is done."""
+    """Rows, one per family. Each is also printed as a line on stderr when it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         bar = progress.add_task("", total=len(families))
         for family in families:
             report = partial(_describe, progress, bar, family.name)
-            report("make a tiny model", True)
+            report("create a tiny model", True)
             with listening(report):
                 row = survey(family, backend=backend, device=device)
             progress.advance(bar)
@@ -141,7 +141,7 @@ def _table(rows: Sequence[Row]) -> Table:
 
 
 def _reason(row: Row) -> str:
-    """Without what the columns beside it say already."""
+    """Reason of a row, without what other columns show."""
     for start in (f"{row.model_class} cannot be captured: ", f"no tiny {row.family} can be made: "):
         if row.reason.startswith(start):
             return row.reason.removeprefix(start)

@@ -1,4 +1,4 @@
-"""The user's files: checks that name the option of a command. Imports as in ``commands.py``."""
+"""Checks of the user's files, with errors that name the option. Imports as in ``commands.py``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccompile.errors import InvalidOption
 
 
 def check_output_file(option: str, path: Path | None) -> None:
-    """Check that a file can be written there, before the work whose result it holds.
+    """Check that a file can be written, before the work whose result it will hold.
 
     Raises:
         InvalidOption: its folder does not exist, or cannot be written to.
@@ -24,10 +24,10 @@ def check_output_file(option: str, path: Path | None) -> None:
 
 
 def read_text(option: str, path: Path) -> str:
-    """The text of a UTF-8 file.
+    """Read a UTF-8 file.
 
     Raises:
-        InvalidOption: it cannot be read, or is not UTF-8.
+        InvalidOption: the file cannot be read, or is not UTF-8.
     """
     try:
         return path.read_text(encoding="utf-8")

@@ -1,4 +1,4 @@
-"""``speccompile generate``: one prompt through any model, streamed."""
+"""``speccompile generate``: stream the answer of any model to one prompt."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def run(
 
     Args:
         decoding: arguments of ``Speculator.generate``, such as ``max_new_tokens`` and ``temperature``.
-        chat: as :func:`speccompile.cli.models.encode` accepts it.
-        stored: with the integers of a quantised checkpoint.
+        chat: see :func:`speccompile.cli.models.encode`.
+        stored: use the integers of a quantised checkpoint.
     """
     with session():
-        # Before the model is loaded, since that takes a while.
+        # Check the options before the model is loaded, which is slow.
         modes.create(options.mode, dict(options.mode_options))
         with (
             loaded(model, device, options.backend, stored=stored) as (target, tokenizer, weights),
@@ -46,7 +46,7 @@ def run(
                 return
             ids = encode(tokenizer, prompt, chat).to(target.device)
             if decoding.get("do_sample", target.generation_config.do_sample):
-                # Builds now: the time below is that of decoding.
+                # Build now. The time measured below is only that of decoding.
                 spec.prepare(sampling=True)
             streamer = TextStreamer(tokenizer, skip_prompt=True, skip_special_tokens=True)
             started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``speccompile inspect``: what a model becomes, in the terminal, as one HTML file, or as data."""
+"""``speccompile inspect``: show the compiled steps of a model in the terminal, as one HTML file, or as data."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ def run(
 
     Args:
         options: with ``sampling``, the executables that sample are shown.
-        draft_len: the tier to show in the terminal; ``stage``: the one to print instead.
-        build: whether to lower what the passes return; a sharded model is always built.
-        measure: whether to time the steps; None is all but those of a sharded model.
-        stored: with the integers of a quantised checkpoint.
+        draft_len: tier to show in the terminal.
+        stage: stage to print instead.
+        build: whether to lower the result of the passes; a sharded model is always built.
+        measure: whether to time the steps; None times them unless the model is sharded.
+        stored: use the integers of a quantised checkpoint.
     """
     with session():
         modes.create(options.mode, dict(options.mode_options))
         ranks = started_processes()
         if ranks > 1 and not build:
-            reason = "the processes of a sharded model build it together; leave it out"
+            reason = "the processes of a sharded model must build it together; leave it out"
             raise InvalidOption(where="the command line", name="--no-build", value=True, reason=reason)
         if stored and (stage is not None or not build):
             flag = "--no-build" if stage is None else "--stage"
@@ -122,7 +123,7 @@ def _kind(options: WrapOptions) -> Kind:
 
 def _stages(model: PreTrainedModel, options: WrapOptions) -> tuple[BuiltStages, Plan]:
     plan = first_that_works(lambda failed: make_plan(model, options, passed_over=failed))
-    # What is printed can be run.
+    # Settled kernels: the printed stage can run.
     config = replace(plan.config, kernels=plan.config.kernels.settled())
     return build_stages(model, plan.info, config, kind=_kind(options)), plan
 

@@ -1,4 +1,4 @@
-"""``speccompile make-texts``: the target writes texts to train a draft head from."""
+"""``speccompile make-texts``: let the target write texts that a draft head is trained from."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from speccompile.compiler.options import WrapOptions
 from speccompile.training import TextOptions, make_texts, most_tokens
 from speccompile.training.text_maker import counts
 
-# Every max_len has compiled code of its own, so nearby needs share one.
+# Each max_len needs separate compiled code. Rounding up shares the code.
 _MAX_LEN_STEP = 256
 
 
 def run(model: str, output: Path, texts: TextOptions, options: WrapOptions, device: str | None) -> None:
     """See ``speccompile make-texts --help``."""
     with session():
-        # Before the model is loaded, since that takes a while.
+        # Check the options before the model is loaded, which is slow.
         modes.create(options.mode, {})
         target, tokenizer = load(model, choose_device(device, options.backend))
         max_len = -(-most_tokens(tokenizer, texts) // _MAX_LEN_STEP) * _MAX_LEN_STEP

@@ -1,4 +1,4 @@
-"""Times ways to decode the same prompts, side by side in one process."""
+"""Times several ways to decode the same prompts, side by side in one process."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from speccompile.speculator.speculator import Speculator
 
 TRANSFORMERS = "transformers generate"
 
-#: Logit change from which on a different token is more than a near-tie of floating point.
+#: Smallest logit change for which a different token is not a near-tie of floating point.
 NEAR_TIE = 1e-3
 
 _WARM_UP_TOKENS = 8
 
 
 class Clock:
-    """A streamer that notes when the first token came, and how many came in how many target passes after it."""
+    """Streamer that records the time of the first token, and the tokens and target passes after it."""
 
     def __init__(self) -> None:
         self.first_seconds = 0.0
@@ -39,7 +39,7 @@ class Clock:
 
     def put(self, value: torch.Tensor) -> None:
         """Count what ``generate`` streams: the prompt, then the tokens of each target pass."""
-        # First comes the prompt, then what each target pass emitted, the one over the prompt at the head.
+        # The prompt comes first, then the tokens of each target pass. The pass over the prompt is the first.
         self._calls += 1
         if self._calls == 2:
             self.first_seconds = self.seconds
@@ -53,7 +53,7 @@ class Clock:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to decode: (ids ``[1, P]``, new tokens, clock) -> ids ``[1, P + new]``."""
+    """One way to decode: (ids ``[1, P]``, new tokens, clock) -> ids ``[1, P + new]``."""
 
     name: str
     generate: Callable[[torch.Tensor, int, Clock], torch.Tensor]
@@ -61,7 +61,7 @@ class Variant:
 
 @dataclass(frozen=True)
 class Run:
-    """One prompt through one variant; ``passes`` and ``emitted`` leave out the pass over the prompt."""
+    """Run of one variant over one prompt. ``passes`` and ``emitted`` exclude the pass over the prompt."""
 
     tokens: list[int]
     first_seconds: float
@@ -78,12 +78,12 @@ class Summary:
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens of all runs over their whole time, prompts included."""
+        """New tokens of all runs over their whole time, with prompts."""
         return sum(len(run.tokens) for run in self.runs) / sum(run.seconds for run in self.runs)
 
     @property
     def decode_tokens_per_second(self) -> float:
-        """Without the time to the first token, and without that token; 0.0 where there was but one."""
+        """Speed without the first token and the time to it; 0.0 if there is only one token."""
         seconds = sum(run.seconds - run.first_seconds for run in self.runs if len(run.tokens) > 1)
         return sum(len(run.tokens) - 1 for run in self.runs) / seconds if seconds else 0.0
 
@@ -94,15 +94,15 @@ class Summary:
 
     @property
     def acceptance_length(self) -> float:
-        """Mean emitted tokens a target pass; 0.0 where no pass followed the one over the prompt."""
+        """Mean emitted tokens per target pass; 0.0 without a pass after the one over the prompt."""
         passes = sum(run.passes for run in self.runs)
         return sum(run.emitted for run in self.runs) / passes if passes else 0.0
 
 
 def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **settings: Any) -> Variant:
-    """The model's own greedy ``generate``, with further ``settings`` of it."""
+    """Variant of the model's own greedy ``generate``, with further ``settings``."""
     pad = model.generation_config.pad_token_id
-    # Without one, generate warns on every call; the only row never needs it.
+    # Without a pad token generate warns on every call. A single row never needs it.
     settings = {"pad_token_id": 0 if pad is None else pad, **settings}
 
     def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
@@ -121,16 +121,16 @@ def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **set
 
 
 def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> Variant:
-    """``spec`` at one tier, by its name; a ready drafter may still have a smaller one serve a step.
+    """Variant of ``spec`` at one tier. A step may still run a smaller tier if a drafter has fewer drafts.
 
-    It has to read every prompt: what another variant has just read must not be lying there.
+    The variant reads every prompt: KV that another variant has left must not be reused.
     """
     assert not spec.engine.prefix_reuse, "wrap with prefix_reuse=False"
 
     def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
         spec.set_tier(draft_len)
         result = spec.generate(ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock)
-        # It streams token by token, so the passes are counted where they ran.
+        # Tokens are streamed one by one. The number of passes comes from the request.
         request = spec.stats.requests[0]
         clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
         return result
@@ -139,7 +139,7 @@ def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> V
 
 
 def tier_name(draft_len: int) -> str:
-    """What tables call a tier of speccompile."""
+    """Name of a tier of speccompile in tables."""
     return f"speccompile {draft_len}" if isinstance(draft_len, Tree) else f"speccompile K={draft_len}"
 
 
@@ -149,19 +149,19 @@ def measure(
     new_tokens: int,
     after_run: Callable[[], None] = lambda: None,
 ) -> dict[str, list[Run]]:
-    """Each prompt ``[1, P]`` through all variants before the next one, after an untimed warm-up of each.
+    """Run each prompt ``[1, P]`` through all variants before the next prompt, after an untimed warm-up of each.
 
     Returns:
         The runs of each variant by its name, in the order of the prompts.
     """
-    # The longest prompt warms up, so that buffers which a variant sizes by its input stay as they are.
+    # The warm-up has the longest prompt: buffers that depend on the size of the input are then large enough.
     longest = max(prompts, key=lambda ids: ids.shape[1])
     for variant in variants:
         variant.generate(longest, min(new_tokens, _WARM_UP_TOKENS), Clock())
         after_run()
     runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for number, ids in enumerate(prompts):
-        # The first to run finds other caches than the rest do, so that place goes round.
+        # The first variant finds other caches than the later ones, so the order rotates.
         first = number % len(variants)
         for variant in [*variants[first:], *variants[:first]]:
             runs[variant.name].append(_timed(variant, ids, new_tokens))
@@ -180,7 +180,7 @@ def _timed(variant: Variant, ids: torch.Tensor, new_tokens: int) -> Run:
 def differences(
     model: PreTrainedModel, prompts: Sequence[torch.Tensor], expected: Sequence[Run], got: Sequence[Run]
 ) -> list[Difference]:
-    """Where the text of ``got`` parts from ``expected``, and the logit change that explains it."""
+    """Positions at which the tokens of ``got`` differ from ``expected``, and the logit changes that explain them."""
     found = (
         first_difference(model, index, ids[0].tolist(), expected[index].tokens, got[index].tokens)
         for index, ids in enumerate(prompts)

@@ -1,4 +1,4 @@
-"""``speccompile measure-weights``: what rounding the weights costs, as perplexity over a text."""
+"""``speccompile measure-weights``: measure the loss by rounding of the weights, as perplexity over a text."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from speccompile.utils.weight_forms import WEIGHT_FORMS
 Forward = Callable[..., Any]
 
 
-#: The line of calibrated weights.
+#: Row name of calibrated weights.
 CALIBRATED = "int4, calibrated"
 
 
@@ -49,7 +49,7 @@ def run(
                 form, value = of_stored(name, ids, window, "auto" if backend == CudaGraph.name else backend)
                 found[form] = value
             except UnsupportedCheckpoint as error:
-                # Dequantised, it was measured.
+                # The dequantised weights were measured above.
                 typer.echo(f"note: {error}", err=True)
     table = Table(title=f"{(len(ids) - 1) // window * window} tokens in windows of {window}", title_justify="left")
     for heading in ("weights", "perplexity", "to float32"):
@@ -62,7 +62,7 @@ def run(
 def perplexities(
     model: PreTrainedModel, ids: torch.Tensor, window: int, calibration: Path | None, backend: str
 ) -> Iterator[tuple[str, float]]:
-    """Of each form of the weights, the perplexity over ``ids`` ``[P]``. Converts ``model`` to bfloat16 in the end."""
+    """Perplexity over ``ids`` ``[P]`` for each form of the weights. Converts ``model`` to bfloat16 in the end."""
     model.float()
     with task("measure float32"):
         yield "float32", perplexity(model, ids, window)
@@ -79,9 +79,9 @@ def perplexities(
 
 
 def of_stored(name: str, ids: torch.Tensor, window: int, backend: str) -> tuple[str, float]:
-    """A quantised checkpoint's form, and the perplexity of its integers over ``ids`` ``[P]``.
+    """Return the form of a quantised checkpoint, and the perplexity of its integers over ``ids`` ``[P]``.
 
-    Inputs are rounded, as steps do it. The other forms are of its dequantised weights. Integers run on the CPU.
+    Inputs are rounded as in steps. The other forms use dequantised weights. Integers run on the CPU.
     """
     model, _, weights = load_stored(name)
     spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, weights=weights)
@@ -94,7 +94,7 @@ def perplexity(forward: Forward, ids: torch.Tensor, window: int) -> float:
 
     Args:
         forward: a causal LM.
-        ids: ``[P]``, cut into windows of ``window`` predicted tokens each; what is left over is not read.
+        ids: ``[P]``, split into windows of ``window`` predicted tokens each. An incomplete window is left out.
     """
     losses = []
     with torch.inference_mode():

@@ -1,4 +1,4 @@
-"""Models by the names that the commands take, and prompts as the token ids that they read."""
+"""Models by the names that commands accept, and prompts as token ids."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.mistral_common import writes_chats
 from speccompile.utils.model_names import TINY, is_gguf
 
-# Every max_len has compiled code of its own, so nearby needs share one.
+# Each max_len needs separate compiled code. Rounding up shares the code.
 _MAX_LEN_STEP = 512
 
 
 def load(
     name: str, device: torch.device | None = None, *, ranks: int = 1
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. Of a quantised checkpoint it reports that
-    weights are dequantised.
+    """Load ``tiny``, ``smollm2``, a local folder, a GGUF file or a hub id. A note on stderr reports dequantised
+    weights.
 
     Args:
-        device: for the weights; None is the CPU, or with several ``ranks`` what transformers chooses for each.
-        ranks: how many processes load their part of it.
+        device: for the weights. None is the CPU; with several ``ranks`` transformers chooses.
+        ranks: number of processes, each of which loads its part.
 
     Raises:
         PretrainedError: the model does not exist, or cannot be loaded.
-        InvalidOption: it cannot be loaded in parts.
-        DeviceMemoryFull: ``device`` has not enough memory.
+        InvalidOption: the model cannot be loaded in parts.
+        DeviceMemoryFull: ``device`` does not have enough memory.
     """
     _check_in_parts(name, ranks)
     if name == TINY:
@@ -52,16 +52,16 @@ def load(
 
 
 def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrainedTokenizerBase, QuantizedWeights]:
-    """A quantised checkpoint with its integers, a local folder or a GGUF file, and its tokenizer.
+    """Load a quantised checkpoint with its integers (a local folder or a GGUF file), and its tokenizer.
 
     Raises:
-        InvalidOption: the checkpoint is not quantised, or each process would have a part of it.
-        UnsupportedCheckpoint, DamagedCheckpoint: it cannot be read exactly.
+        InvalidOption: the checkpoint is not quantised, or there are several processes.
+        UnsupportedCheckpoint, DamagedCheckpoint: the checkpoint cannot be read exactly.
         PretrainedError: the file or folder does not exist.
     """
     reason = ""
     if ranks > 1:
-        reason = "integers of a quantised checkpoint are not shared out over processes; leave it out"
+        reason = "integers of a quantised checkpoint cannot be split over processes; leave it out"
     elif not (is_gguf(name) or is_read(Path(name))):
         reason = (
             f"{name} is not a checkpoint of integers on this machine; leave it out, or give a GGUF file or a folder"
@@ -73,7 +73,7 @@ def load_stored(name: str, *, ranks: int = 1) -> tuple[PreTrainedModel, PreTrain
 
 
 def load_model(name: str, device: torch.device | None = None, *, ranks: int = 1) -> PreTrainedModel:
-    """As :func:`load`, but the model alone, which needs no tokenizer beside it."""
+    """Load a model like :func:`load`, without a tokenizer."""
     _check_in_parts(name, ranks)
     if name == TINY:
         return tiny_model(device)
@@ -102,7 +102,7 @@ def _note_dequantised(name: str, model: PreTrainedModel) -> None:
 
 
 def tiny_model(device: torch.device | None = None) -> PreTrainedModel:
-    """A Llama with random weights over bytes: it builds in seconds, and its text means nothing."""
+    """Create a Llama with random weights over bytes. It builds in seconds, and its text is meaningless."""
     config = LlamaConfig(
         num_hidden_layers=2,
         hidden_size=64,
@@ -111,7 +111,7 @@ def tiny_model(device: torch.device | None = None) -> PreTrainedModel:
         num_key_value_heads=2,
         vocab_size=256,
         max_position_embeddings=2048,
-        # At the usual 0.02 the layers add next to nothing, and greedy text repeats one token.
+        # With the usual 0.02 the layers have little effect, and greedy text repeats one token.
         initializer_range=0.15,
         bos_token_id=None,
         eos_token_id=None,
@@ -124,7 +124,7 @@ def tiny_model(device: torch.device | None = None) -> PreTrainedModel:
 
 
 def tiny_tokenizer() -> PreTrainedTokenizerBase:
-    """One token a byte."""
+    """Create a tokenizer with one token per byte."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -136,12 +136,12 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
     """Token ids ``[1, P]`` of a prompt.
 
     Args:
-        chat: True puts it into the tokenizer's chat template as a user message, False takes it as it is, None does the
-            former where there is a template.
+        chat: True applies the tokenizer's chat template with the prompt as a user message. False uses the prompt
+            directly. None applies the template if there is one.
 
     Raises:
         InvalidOption: ``chat`` is True and the tokenizer has no template.
-        EmptyPrompt: there is nothing to read.
+        EmptyPrompt: the prompt is empty.
     """
     if not text:
         raise EmptyPrompt(row=0)
@@ -161,6 +161,6 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
 
 
 def max_len_for(prompts: list[torch.Tensor], new_tokens: int) -> int:
-    """A ``max_len`` that holds the longest of ``prompts`` (``[1, P]``) and its new tokens."""
+    """Smallest ``max_len`` in use that holds the longest of ``prompts`` (``[1, P]``) and its new tokens."""
     needed = max(ids.shape[1] for ids in prompts) + new_tokens
     return -(-needed // _MAX_LEN_STEP) * _MAX_LEN_STEP

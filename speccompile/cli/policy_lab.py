@@ -1,4 +1,4 @@
-"""``speccompile policy-lab``: policies side by side, over a recorded or made-up trace, in simulated time."""
+"""``speccompile policy-lab``: compare policies over a recorded or synthetic trace, in simulated time."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speccompile.policies import CostTable, Fixed, Ladder, parse_policy
 from speccompile.runtime.trace_reader import read_trace
 from speccompile.tools.policy_lab.cost_tables import TABLES, cost_table
 from speccompile.tools.policy_lab.plot import plot
-from speccompile.tools.policy_lab.simulate import Outcome, oracle, simulate
+from speccompile.tools.policy_lab.simulate import SimulatedRun, oracle, simulate
 from speccompile.tools.policy_lab.synthetic import TRACES, synthetic_texts
 from speccompile.tools.policy_lab.texts import Text, texts_of
 
@@ -54,7 +54,7 @@ def run(
         Console().print(_table(trace, whose, outcomes, [str(Fixed(k)) for k in draft_lens]))
         if censored:
             typer.echo(
-                f"{censored:.0%} of its drafts were cut off by a small tier, and what became of them is not known: "
+                f"{censored:.0%} of its drafts were cut off by a small tier, and their outcome is not known: "
                 "record with the largest tier"
             )
         if plot_to is not None:
@@ -65,8 +65,8 @@ def run(
 def _load(
     trace: str, costs: str | None, draft_lens: tuple[int, ...] | None, seed: int
 ) -> tuple[Sequence[Text], CostTable, str, tuple[int, ...], bool, float]:
-    """Texts, costs and where they are from, tiers, whether tiers follow what a drafter has, and what share of a
-    recorded one is unknown."""
+    """Texts; costs and their source; tiers; whether tiers follow the available drafts; and the share of a recorded
+    trace whose outcome is unknown."""
     named = costs or "cpu"
     if trace in TRACES:
         draft_lens = draft_lens or (0, 1, 3, 7)
@@ -79,7 +79,7 @@ def _load(
     return texts_of(recorded), table, whose, draft_lens, recorded.ready, recorded.censored
 
 
-def _table(trace: str, whose: str, outcomes: Mapping[str, Outcome], statics: Sequence[str]) -> Table:
+def _table(trace: str, whose: str, outcomes: Mapping[str, SimulatedRun], statics: Sequence[str]) -> Table:
     best = max(outcomes[name].speed for name in statics)
     table = Table(title=f"{trace}: {outcomes[ORACLE].tokens} tokens", caption=f"costs {whose}")
     table.title_justify = table.caption_justify = "left"

@@ -1,4 +1,4 @@
-"""Progress on stderr, of tasks that take longer than two seconds."""
+"""Progress on stderr for tasks that last longer than two seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speccompile.utils.slow_progress import show_when_slow
 
 @contextlib.contextmanager
 def show_tasks() -> Iterator[None]:
-    """Show what the package reports that it is building."""
+    """Show progress of the package's own tasks."""
     shown: list[AbstractContextManager[None]] = []
 
     def end() -> None:
@@ -32,21 +32,21 @@ def show_tasks() -> Iterator[None]:
         with listening(report):
             yield
     finally:
-        # A task that failed never reports its end.
+        # A failed task never reports its end.
         while shown:
             end()
 
 
 @contextlib.contextmanager
 def count_runs(description: str, total: int) -> Iterator[Callable[[], None]]:
-    """A bar over ``total`` runs; call what it yields after each. Elsewhere than on a terminal it is a line."""
+    """Show a bar over ``total`` runs, or a line if stderr is not a terminal. Call the yielded function after a run."""
     console = Console(stderr=True)
     if not console.is_terminal:
         with show_when_slow(description):
             yield lambda: None
         return
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    # Drawn twice a second: the runs are being timed, and drawing takes a core from them.
+    # Two updates per second: drawing needs a core, and the runs are being timed.
     with Progress(
         *columns,
         console=console,

@@ -1,4 +1,4 @@
-"""Prompts to measure with: a few built in, lines of text files, and those of Spec-Bench's and HumanEval's files."""
+"""Prompts for measurements: built-in ones, lines of text files, and those of Spec-Bench's and HumanEval's files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speccompile.errors import InvalidInput
 
 @dataclass(frozen=True)
 class Prompt:
-    """``chat`` is False for text that is to be continued as it is; None leaves it to the tokenizer."""
+    """A prompt. ``chat`` is False for text to continue without a template; None leaves the choice to the tokenizer."""
 
     name: str
     category: str
@@ -23,19 +23,19 @@ class Prompt:
     chat: bool | None = None
 
 
-#: A line of a file of JSON lines.
+#: A line of a JSON lines file.
 _FORM = '{"turns": ["Write a poem about a river."]}'
 
 
 def read_prompts(path: Path) -> list[Prompt]:
-    """The prompts of a file, gzipped if the name ends in ``.gz``.
+    """Read the prompts of a file, gzipped if the name ends in ``.gz``.
 
     A file whose name ends in ``.jsonl`` or ``.json`` has a JSON object in each line: Spec-Bench's (``turns``, of which
-    the first counts) or HumanEval's (``prompt``, which is continued without a chat template). Each line of another file
+    the first is used) or HumanEval's (``prompt``, which is continued without a chat template). In other files each line
     is a prompt.
 
     Raises:
-        InvalidInput: names the file, and the line.
+        InvalidInput: the file is not valid. The error names the file and the line.
     """
     packed = path.suffix.lower() == ".gz"
     as_json = (path.with_suffix("") if packed else path).suffix.lower() in (".jsonl", ".json")
@@ -58,7 +58,7 @@ def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[Prompt
             try:
                 yield _prompt(json.loads(line), place)
             except json.JSONDecodeError as error:
-                reason = f"it is not JSON ({error}); it has to be like {_FORM}. Plain lines are for files named *.txt"
+                reason = f"it is not JSON ({error}); it must be like {_FORM}. Plain lines are for files named *.txt"
                 raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=reason) from error
             except ValueError as error:
                 raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=str(error)) from error

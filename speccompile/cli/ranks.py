@@ -20,12 +20,12 @@ from speccompile.utils.tensor_parallel import started_processes
 def loaded(
     name: str, device: str | None, backend: str, *, stored: bool = False
 ) -> Iterator[tuple[PreTrainedModel, PreTrainedTokenizerBase, dict[str, Any]]]:
-    """A model, its tokenizer and further arguments of its ``wrap``, by :func:`speccompile.cli.models.load`: under
-    torchrun this process's part of it.
+    """Load a model and its tokenizer with :func:`speccompile.cli.models.load`, and further arguments of its ``wrap``.
+    Under torchrun each process loads its part.
 
     Args:
-        device, backend: by the options of the command.
-        stored: the model has the integers of a quantised checkpoint.
+        device, backend: options of the command.
+        stored: use the integers of a quantised checkpoint.
     """
     ranks = started_processes()
     chosen = choose_shared_device(device, backend, stored=stored)
@@ -46,11 +46,11 @@ def leave_ranks() -> None:
 
 
 def follow(spec: Speculator) -> None:
-    """Run what rank 0 runs, until it ends. Signals that end a command reach all processes of torchrun, and rank 0
-    finishes its requests then: so they end this process by way of rank 0.
+    """Repeat what rank 0 runs until rank 0 ends. Signals that end a command reach all processes of torchrun. Rank 0
+    finishes its requests first, and then ends this process.
 
     Raises:
-        RankError: the ranks lost one another, or differ.
+        RankError: the ranks lost connection, or differ.
     """
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""``speccompile save-hidden-states``: hidden states of a file of texts, to train draft heads from."""
+"""``speccompile save-hidden-states``: save the hidden states of texts, to train draft heads from."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ def run(
     Args:
         records: arguments of :class:`~speccompile.hidden_states.SaveHiddenStates`.
         specforge: folder for SpecForge's feature files, or None.
-        options: with ``max_len``.
+        options: of ``wrap``, with ``max_len``.
     """
     with session():
         assert options.max_len is not None
         saves = SaveHiddenStates(*records)
-        # Before the model is loaded, since that takes a while.
+        # Check the options before the model is loaded, which is slow.
         modes.create(options.mode, {})
         target, tokenizer = load(model, choose_device(device, options.backend))
         most = options.max_len - max_new_tokens

@@ -1,4 +1,4 @@
-"""``speccompile serve``: an OpenAI-compatible server."""
+"""``speccompile serve``: run an OpenAI-compatible server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def run(
     """See ``speccompile serve --help``.
 
     Args:
-        stored: with the integers of a quantised checkpoint.
+        stored: use the integers of a quantised checkpoint.
 
     Raises:
         typer.Exit: with code 2, after an error of this package.
@@ -50,12 +50,12 @@ def run(
         except ImportError as error:
             reason = f"it needs {error.name}: pip install 'speccompile[serve]'"
             raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
-        # The likeliest tokens beside the chosen one are read from a step's logits.
+        # The likeliest tokens are read from the logits of a step.
         options = replace(options, scores=True)
         if options.mode == Auto.name and not any(isinstance(tier, Tree) for tier in options.draft_lens):
-            # Several drafters draft no trees.
+            # A combination of several drafters cannot draft trees.
             options = replace(options, mode_options={"predictions": True, **options.mode_options})
-        # Before the model is loaded, since that takes a while.
+        # Check the options before the model is loaded, which is slow.
         modes.create(options.mode, dict(options.mode_options))
         with (
             loaded(model, device, options.backend, stored=stored) as (target, tokenizer, weights),
@@ -75,9 +75,9 @@ def run(
                         step()
                         advance()
             typer.echo(f"serving {service.name} at http://{host}:{port}", err=True)
-            # What exists now lives as long as the process. The collector of garbage would visit all of it while
-            # requests wait, and again for seconds when the process ends.
+            # Existing objects live as long as the process. Without this the garbage collector would visit all of them
+            # while requests wait, and again for seconds at the end of the process.
             gc.freeze()
-            # The event loop waits so long for the interpreter beside each thread that computes; Python's 5 ms add up.
+            # The event loop waits up to this interval for each thread that computes. Python's 5 ms add up.
             sys.setswitchinterval(0.001)
             run_server(service, host, port)

@@ -1,4 +1,4 @@
-"""What surrounds every command: errors as one line, no noise, signs of life; and how its options are read."""
+"""Context of every command: one-line errors, filtered warnings, progress; and parsers of its options."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speccompile.errors import InvalidOption, InvalidTiers, SpecCompileError
 from speccompile.graph.tree import Tree
 
 EXIT_USER_ERROR = 2
-#: A command that has not begun by then says so.
+#: Seconds after which a command that has not begun prints a line.
 START_SECONDS = 2.0
 
 
@@ -24,11 +24,11 @@ _starting: list[threading.Timer] = []
 
 
 def announce_start() -> Callable[[], None]:
-    """Print a line on stderr unless :func:`session` begins within two seconds: importing torch and transformers takes
-    as long on a slow machine.
+    """Print a line on stderr unless :func:`session` begins within two seconds. On a slow machine importing torch and
+    transformers lasts longer.
 
     Returns:
-        What ends it.
+        A function that cancels the line.
     """
     timer = threading.Timer(START_SECONDS, typer.echo, ("importing torch and transformers ...",), {"err": True})
     timer.daemon = True
@@ -44,7 +44,7 @@ def _end_announcement() -> None:
 
 @contextlib.contextmanager
 def one_line_errors() -> Iterator[None]:
-    """Print an error of this package to stderr as one line.
+    """Print an error of this package as one line on stderr.
 
     Raises:
         typer.Exit: with code 2, after such an error.
@@ -58,12 +58,12 @@ def one_line_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def session() -> Iterator[None]:
-    """Run a command's body: :func:`one_line_errors`, only this package's warnings, progress on stderr.
+    """Run a command's body with :func:`one_line_errors`, only this package's warnings, and progress on stderr.
 
     Raises:
         typer.Exit: with code 2, after an error of this package.
     """
-    # It imports transformers, which the arguments of a command are checked without.
+    # Imported here, since it imports transformers, and checks of arguments do not need that.
     from speccompile.cli.progress import show_tasks
 
     _end_announcement()
@@ -97,10 +97,10 @@ def _one_line(message: object) -> str:
 
 
 def parse_tiers(text: str) -> tuple[int, ...]:
-    """``"0,1,3,7"`` as draft lengths; ``"tree:8:6:3"`` is a dynamic tree of 8 nodes, depth 6 and 3 branches.
+    """Parse ``"0,1,3,7"`` to draft lengths. ``"tree:8:6:3"`` is a dynamic tree of 8 nodes, depth 6 and 3 branches.
 
     Raises:
-        InvalidTiers: an item is neither, or they are not valid tiers.
+        InvalidTiers: an item is neither of these, or the tiers are not valid.
     """
     return read_tiers(_tier(item.strip(), text) for item in text.split(","))
 
@@ -116,7 +116,7 @@ def _tier(item: str, text: str) -> int:
 
 
 def parse_layers(text: str) -> tuple[int, ...]:
-    """``"1,14,26"`` as layers; ``wrap`` checks them further.
+    """Parse ``"1,14,26"`` to layers. ``wrap`` checks them further.
 
     Raises:
         InvalidOption: an item is not a whole number.
@@ -129,10 +129,10 @@ def parse_layers(text: str) -> tuple[int, ...]:
 
 
 def parse_adapters(items: Sequence[str]) -> dict[str, str]:
-    """``["legal=adapters/legal"]`` as sources by name.
+    """Parse ``["legal=adapters/legal"]`` to sources by name.
 
     Raises:
-        InvalidOption: an item is not ``name=source``, or a name comes twice.
+        InvalidOption: an item is not ``name=source``, or a name occurs twice.
     """
     adapters: dict[str, str] = {}
     for item in items:
@@ -145,7 +145,7 @@ def parse_adapters(items: Sequence[str]) -> dict[str, str]:
 
 
 def parse_options(items: Sequence[str]) -> dict[str, Any]:
-    """``["max_ngram=3"]`` as keyword arguments; a value that is not a Python literal is text.
+    """Parse ``["max_ngram=3"]`` to keyword arguments. A value that is not a Python literal is a str.
 
     Raises:
         InvalidOption: an item is not ``name=value``.

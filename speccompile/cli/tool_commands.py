@@ -1,4 +1,4 @@
-"""The commands that try families of models and policies, and their options. Imports as in ``commands.py``."""
+"""Commands for families of models and for policies, with their options. Imports as in ``commands.py``."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ def families(
     device: Annotated[str, typer.Option(help="cpu, cuda, or cuda:N. Tiny models need no GPU.")] = "cpu",
     only: Annotated[
         Literal["exact", "refused", "not made", "wrong", "broken"] | None,
-        typer.Option(help="Show only the rows that ended so; all are counted."),
+        typer.Option(help="Show only the rows with this result; all are counted."),
     ] = None,
     json_path: Annotated[Path | None, typer.Option("--json", help="Also write all rows to this file, as JSON.")] = None,
 ) -> None:
     """Try a tiny random model of every causal-LM family of transformers: is its text exact, or why is it refused?
 
-    exact: the text of transformers' generate, in ragged batches, tiers changing
-    refused: wrap says what it cannot do
-    not made: no tiny model exists, or transformers cannot generate with it
-    wrong, broken: faults of speccompile; the exit code is then 1
-    route: attention (layers call the attention op) or eager (they keep their own)
-    acceptance length: after a periodic prompt; 1.00 if no draft was accepted
+    `exact`: the text of transformers' generate, in ragged batches, with changing tiers
+    `refused`: wrap reports what it does not support
+    `not made`: no tiny model exists, or transformers cannot generate with it
+    `wrong`, `broken`: faults of speccompile; the exit code is then 1
+    `route`: attention (layers call the attention op) or eager (they keep their own)
+    `acceptance length`: after a periodic prompt; 1.00 if no draft was accepted
 
-    All families, about 190, need 20 minutes on two cores; name some to try these alone.
+    All families, about 190, need 20 minutes on two cores; give names to try only these.
     """
     with one_line_errors():
         check_backend(backend)
@@ -56,17 +56,17 @@ def policy_lab(
     trace: Annotated[
         str, typer.Argument(help=f"A file that spec.record_trace wrote, or one of {', '.join(TRACES)}.")
     ] = "phases",
-    policy: Annotated[list[str] | None, typer.Option(help="A policy to try, as wrap takes it; may repeat.")] = None,
+    policy: Annotated[list[str] | None, typer.Option(help="A policy as wrap accepts it; may repeat.")] = None,
     costs: Annotated[
         str | None,
-        typer.Option(help=f"What tiers take: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
+        typer.Option(help=f"Costs of tiers: {', '.join(TABLES)}; those of the trace, else cpu, if left out."),
     ] = None,
     tiers: Annotated[str | None, typer.Option(help="Draft lengths; those of the trace if left out.")] = None,
     rows: Annotated[
         int | None, typer.Option(min=1, help="Most requests at a time; if left out 8, or as many as have costs.")
     ] = None,
-    seed: Annotated[int, typer.Option(help="Of a made-up trace.")] = 0,
-    late: Annotated[bool, typer.Option("--late", help="Policies learn of a step when the next one is on.")] = False,
+    seed: Annotated[int, typer.Option(help="Seed of a synthetic trace.")] = 0,
+    late: Annotated[bool, typer.Option("--late", help="Policies receive results one step later.")] = False,
     plot_to: Annotated[Path | None, typer.Option("--plot", help="A PNG to write.")] = None,
 ) -> None:
     """Compare policies with every static tier and with an oracle that knows what drafts are worth."""

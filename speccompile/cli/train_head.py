@@ -1,4 +1,4 @@
-"""``speccompile train-head``: a draft head for a model, from texts that it wrote."""
+"""``speccompile train-head``: train a draft head for a model, from texts that the model wrote."""
 
 from __future__ import annotations
 

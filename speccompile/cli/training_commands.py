@@ -1,4 +1,4 @@
-"""The commands that write training data and train draft heads, and their options. Imports as in ``commands.py``."""
+"""Commands that write training data and train draft heads, with their options. Imports as in ``commands.py``."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def save_hidden_states(
     ],
     output: Annotated[
         Path,
-        typer.Option(file_okay=False, help="Folder for the records; those that are there are not made again."),
+        typer.Option(file_okay=False, help="Folder for the records; existing ones are kept."),
     ],
     layers: Annotated[
         str | None, typer.Option(help="Decoder layers, such as 1,14,26; those that EAGLE-3 reads if left out.")
@@ -58,7 +58,7 @@ def save_hidden_states(
     ] = SaveOptions.max_new_tokens,
     mode: Mode = "none",
     interval: Annotated[int, typer.Option(min=1, help="Records of a file.")] = 20,
-    prefix: Annotated[str, typer.Option(help="What files are called; one for each process.")] = "data",
+    prefix: Annotated[str, typer.Option(help="Prefix of file names; one for each process.")] = "data",
     max_len: Annotated[
         int, option_of(WrapOptions, "max_len", more="Of longer texts the beginning is saved.")
     ] = DEFAULT_MAX_LEN,
@@ -73,7 +73,7 @@ def save_hidden_states(
     """Save the hidden states of texts. Killed, it continues when it is started again."""
     with one_line_errors():
         if max_new_tokens >= max_len:
-            reason = f"of {max_len} tokens (--max-len) it leaves none to a text"
+            reason = f"of {max_len} tokens (--max-len) it leaves none to a text; give a larger --max-len"
             raise InvalidInput(name="--max-new-tokens", reason=reason)
         chosen = None if layers is None else parse_layers(layers)
         tiers = (0,) if max_new_tokens == 1 else DEFAULT_TIERS
@@ -96,7 +96,7 @@ def save_hidden_states(
 @training.command("make-texts")
 def make_texts(
     model: Model,
-    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for the texts; those that are there stay.")],
+    output: Annotated[Path, typer.Option(file_okay=False, help="Folder for the texts; existing ones stay.")],
     tokens: Annotated[int, option_of(TextOptions, "tokens")] = TextOptions.tokens,
     seed: Annotated[int, option_of(TextOptions, "seed")] = TextOptions.seed,
     temperature: Annotated[float, option_of(TextOptions, "temperature")] = TextOptions.temperature,

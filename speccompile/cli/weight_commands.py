@@ -1,4 +1,4 @@
-"""The commands about rounded weights, and their options. Imports as in ``commands.py``."""
+"""Commands for rounded weights, with their options. Imports as in ``commands.py``."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ def calibrate(
         typer.Option(exists=True, help="Folder of make-texts, or a text file in UTF-8; may repeat."),
     ],
     output: Annotated[Path, typer.Option(dir_okay=False, help="File for the calibration (safetensors).")],
-    tokens: Annotated[int, typer.Option(min=1, help="Most tokens that are read, of all texts in turns.")] = TOKENS,
+    tokens: Annotated[int, typer.Option(min=1, help="Most tokens to read, alternating between texts.")] = TOKENS,
     device: Device = None,
 ) -> None:
-    """Gather what a model's linears are multiplied with, for wrap(weights="int4", calibration=...)."""
+    """Gather the mean squares of the inputs of a model's linears, for wrap(weights="int4", calibration=...)."""
     with one_line_errors():
         check_model(model)
         check_device(device)
@@ -44,7 +44,7 @@ def measure_weights(
     model: Model,
     text: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="A text file, in UTF-8.")],
     tokens: Annotated[int, typer.Option(min=1, help="Most tokens of it.")] = 4096,
-    window: Annotated[int, typer.Option(min=2, help="Tokens that are predicted from what precedes them here.")] = 512,
+    window: Annotated[int, typer.Option(min=2, help="Predicted tokens of a window.")] = 512,
     calibration: Annotated[
         Path | None,
         typer.Option(

@@ -37,7 +37,7 @@ from speccompile.runtime.target import addresses_in_use
 from speccompile.utils.joined_weights import JoinedWeights
 from speccompile.utils.progress import task
 from speccompile.utils.storage import CacheFolder, Storage
-from speccompile.utils.tracer_isolation import module_twin
+from speccompile.utils.tracer_isolation import copy_over_same_tensors
 
 
 @dataclass
@@ -91,9 +91,9 @@ def build_stages(
             # A twin of its own for each: a probe may leave other tables of positions in the modules.
             quantized = None if config.quantized is None else config.quantized.packs.values()
             with contextlib.nullcontext() if quantized is None else reading_packs(quantized):
-                observed = observe(module_twin(model), info, routes)
+                observed = observe(copy_over_same_tensors(model), info, routes)
             arena = _allocated(model, info, config, observed)
-            captured = capture(module_twin(model), info, observed, arena.layout)
+            captured = capture(copy_over_same_tensors(model), info, observed, arena.layout)
     else:
         observed = known.observed
         arena = _allocated(model, info, config, observed)

@@ -11,7 +11,7 @@ import transformers
 
 from speccompile.compiler.options import WrapOptions
 from speccompile.errors import InvalidOption, RankError
-from speccompile.graph_capture.sharded import ShardPlace, shard_of, tensor_parallel_group
+from speccompile.graph_capture.sharded import ShardPosition, shard_of, tensor_parallel_group
 from speccompile.ranks.ranks import Ranks
 from speccompile.utils.weight_forms import QuantizedForms
 
@@ -40,7 +40,7 @@ def join_ranks(model: Any, options: WrapOptions) -> tuple[Any, Ranks | None]:
         compared = {name: getattr(options, name) for name in COMPARED}
         compared["passes"] = [item.name for item in options.passes]
         ranks.check_equal("options of wrap", str(compared))
-        return shard_of(model, ShardPlace(ranks.name, ranks.size, ranks.rank)), ranks
+        return shard_of(model, ShardPosition(ranks.name, ranks.size, ranks.rank)), ranks
 
 
 @contextlib.contextmanager

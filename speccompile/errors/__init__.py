@@ -1,4 +1,4 @@
-"""Every failure a user can cause, one class each: what happened, and what to do about it."""
+"""All errors that a user can cause, one class each. A message states what is wrong and what to do."""
 
 from __future__ import annotations
 

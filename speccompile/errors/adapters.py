@@ -6,7 +6,7 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class InvalidAdapter(UserError):
-    """A LoRA adapter cannot be read, or is none that the buffers have room for."""
+    """A LoRA adapter cannot be read, or does not fit into the adapter buffers."""
 
     template = "the adapter {name!r} ({source}) cannot be added: {reason}."
 
@@ -18,18 +18,18 @@ class UnknownAdapter(UserError):
 
 
 class AdapterRemoved(SpecCompileError):
-    """The adapter of a request was removed before the request was queued. It ends that request."""
+    """The adapter of a request was removed before the request was queued. This ends the request."""
 
     template = (
-        "the adapter {name!r} was removed before this request was queued, and another one has its place. Submit it "
-        "again with an adapter that is loaded."
+        "the adapter {name!r} was removed before this request was queued, and another one uses its position. Submit "
+        "the request again with an adapter that is loaded."
     )
 
 
 class AdaptersFull(SpecCompileError):
-    """Each place of an adapter is taken, by one that is loaded or by requests with one that was removed."""
+    """All positions for adapters are in use, by loaded adapters or by requests whose adapter was removed."""
 
     template = (
-        "no place is free for the adapter {name!r}: of {count}, {loaded} are loaded, and requests that have not ended "
-        "hold the others. Remove one with spec.remove_adapter(name), or wrap with Adapters(count={more})."
+        "no position is free for the adapter {name!r}: of {count}, {loaded} are loaded, and unfinished requests hold "
+        "the others. Remove one with spec.remove_adapter(name), or wrap with Adapters(count={more})."
     )

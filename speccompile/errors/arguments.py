@@ -14,20 +14,20 @@ class UnknownMode(UserError):
 
     template = (
         "unknown mode {name!r}. Available: {available}. "
-        "A mode of your own is made known with speccompile.register_mode(name, cls)."
+        "Register your own mode with speccompile.register_mode(name, cls)."
     )
 
 
 class DuplicateMode(UserError):
-    """A mode is registered under a name that is taken."""
+    """A mode is registered under a name that another mode has."""
 
     template = "mode {name!r} is already registered by {owner}; choose another name or pass replace=True."
 
 
 class UnknownOption(UserError):
-    """A keyword is not an option of what it is given to. The message suggests options whose names are similar."""
+    """A keyword argument is not a known option. The message suggests options with similar names."""
 
-    template = "{where} does not take {names}.{similar} It takes: {known}."
+    template = "{where} does not accept {names}.{similar} It accepts: {known}."
 
     def __init__(self, message: str | None = None, **fields: Any) -> None:
         if message is None:
@@ -36,13 +36,12 @@ class UnknownOption(UserError):
 
 
 def similar_option(name: str, known: Iterable[str]) -> str | None:
-    """The name of ``known`` that is most like ``name``; None if none is."""
+    """Return the name of ``known`` that is most similar to ``name``, or None if no name is similar."""
     return next(iter(difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)), None)
 
 
 def _longer_or_shorter(name: str, known: Iterable[str]) -> str | None:
-    """The name of ``known`` that goes on from ``name``, or from which ``name`` goes on: ``stop`` and
-    ``stop_strings``."""
+    """Return a name of ``known`` that extends ``name``, or that ``name`` extends: ``stop`` and ``stop_strings``."""
     return next((other for other in known if other.startswith(f"{name}_") or name.startswith(f"{other}_")), None)
 
 
@@ -54,7 +53,7 @@ def _suggestion(names: Iterable[str], known: Sequence[str]) -> str:
 
 
 class OptionOfAnotherMode(UnknownOption):
-    """An option belongs to another mode than the one that was chosen."""
+    """An option belongs to another mode than the chosen one."""
 
     template = UnknownOption.template + " {modes}."
 
@@ -69,8 +68,8 @@ class StateTooLarge(UserError):
     """The state of a wrap does not fit in the memory of its device."""
 
     template = (
-        "the state of max_batch={max_batch} requests of max_len={max_len} tokens takes {gibibytes:.1f} GiB, which "
-        "{device} does not have ({largest!r} alone takes {of_largest:.1f}). Give a smaller max_len or max_batch."
+        "the state of max_batch={max_batch} requests of max_len={max_len} tokens needs {gibibytes:.1f} GiB, which "
+        "{device} does not have ({largest!r} needs {of_largest:.1f} of them). Give a smaller max_len or max_batch."
     )
 
 
@@ -84,7 +83,7 @@ class InvalidTiers(UserError):
 
 
 class UnknownTier(UserError):
-    """A draft length is chosen that was not built."""
+    """The chosen draft length was not built."""
 
     template = "no tier with draft length {tier!r} was built; built: {built}. Add it to tiers=... of wrap."
 
@@ -113,7 +112,7 @@ class UnknownBackend(UserError):
 
 
 class NeedsCuda(UserError):
-    """A backend for CUDA is given a model on another device."""
+    """The model of a CUDA backend is on another device."""
 
     template = (
         "backend={name!r} needs a model on a CUDA device, and this one is on {device}. Move it with model.to('cuda') "
@@ -131,13 +130,13 @@ class DeviceMemoryFull(UserError):
     """A GPU has less free memory than a model or a wrap needs."""
 
     template = (
-        "{device} has not enough memory for {what}: {needed}, and {free} of its {total} are free. {advice}, or choose "
-        "another device."
+        "{device} does not have enough memory for {what}: {needed}, and {free} of its {total} are free. {advice}, or "
+        "choose another device."
     )
 
 
 class UnknownAcceptance(UserError):
-    """An acceptance rule has no such name."""
+    """No acceptance rule is registered under that name."""
 
     template = "unknown acceptance rule {name!r}. Available: {available}."
 
@@ -153,16 +152,16 @@ class UnsupportedProcessor(UserError):
 
 
 class ConsumeUnavailable(UserError):
-    """``consume=True`` cannot keep one copy of the weights here."""
+    """``consume=True`` cannot keep only one copy of the weights for this model."""
 
-    template = "consume=True cannot be kept: {reason}. Use consume=False{advice}."
+    template = "consume=True is not available: {reason}. Use consume=False{advice}."
 
 
 class InvalidCalibration(UserError):
-    """A calibration is damaged, or is not one of this model."""
+    """A calibration is damaged, or belongs to another model."""
 
     template = (
-        "the calibration {source!r} cannot be used: {reason}. Make one of this model with speccompile.calibrate, or "
+        "the calibration {source!r} cannot be used: {reason}. Calibrate this model with speccompile.calibrate, or "
         "`speccompile calibrate`."
     )
 
@@ -171,6 +170,6 @@ class DeterministicUnavailable(SpecCompileError):
     """``deterministic=True`` does not hold; ``op`` is the first op whose bits differ."""
 
     template = (
-        "deterministic=True cannot be kept: {evidence}. First op whose rows depend on where they stand: "
+        "deterministic=True is not available: {evidence}. First op whose result for a row depends on the row's index: "
         "{op}. Use deterministic=False, or a backend whose ops have a fixed order of reduction."
     )

@@ -1,4 +1,4 @@
-"""The bases of all errors, and how a message shows a value."""
+"""Base classes of all errors, and the form in which a message shows a value."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST_VALUE = 200
 
 
 class _Brief(reprlib.Repr):
-    """``repr``, but of tensors and modules their kind alone: a module prints its whole tree, a tensor its values."""
+    """``repr`` that shows only the kind of tensors and modules, not the values or the tree of submodules."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -20,7 +20,7 @@ class _Brief(reprlib.Repr):
         self.maxstring = self.maxother = self.maxlong = 10 * LONGEST_VALUE
 
     def repr1(self, x: Any, level: int) -> str:
-        # Without torch there are no tensors, and a command line that only has an error to print need not load it.
+        # Without torch there are no tensors, and the command line prints errors without loading it.
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(x, torch.nn.Module):
             return f"<{type(x).__name__}>"
@@ -37,7 +37,7 @@ _BRIEF = _Brief()
 
 
 def shown(value: Any) -> str:
-    """``repr(value)`` as far as a message has room for it."""
+    """``repr(value)``, clipped to the length that a message shows."""
     return clipped(_BRIEF.repr(value))
 
 
@@ -57,7 +57,7 @@ _FORMATTER = _Formatter()
 
 
 class SpecCompileError(Exception):
-    """Base of all errors of this package. ``template`` is filled with the keyword arguments."""
+    """Base of all errors of this package. The keyword arguments fill ``template``."""
 
     template: ClassVar[str] = "{message}"
 
@@ -67,10 +67,10 @@ class SpecCompileError(Exception):
 
 
 def error_line(error: Exception) -> str:
-    """Kind and first two lines of another library's error (torch may add a whole graph), to be part of a sentence."""
+    """Kind and first two lines of another library's error (torch may append a whole graph), as part of a sentence."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {' '.join(lines[:2])}".rstrip(".!: ")
 
 
 class UserError(SpecCompileError, ValueError):
-    """The caller asked for something that cannot be had; the arguments have to change."""
+    """The arguments are not valid or cannot be combined; the caller must change them."""

@@ -6,7 +6,7 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class PretrainedError(SpecCompileError):
-    """A model could not be fetched, found or loaded. ``fields`` hold its ``source`` (a name or a path) and the
+    """A model could not be fetched, found or loaded. ``fields`` holds its ``source`` (a name or a path) and the
     ``reason``."""
 
 
@@ -17,20 +17,20 @@ class InvalidHead(UserError):
 
 
 class HeadKeys(UserError):
-    """A head's checkpoint is not of a layout that is known. ``problems`` lists every key that is in the way."""
+    """The tensors of a head's checkpoint are not those of a known layout. ``problems`` lists every wrong key."""
 
     template = (
-        "the draft head {source} cannot be loaded, since its tensors are not those its config asks for:{problems}"
+        "the draft head {source} cannot be loaded, since its tensors are not those that its config requires:{problems}"
     )
 
 
 class UnsupportedCheckpoint(UserError):
-    """The quantised weights of a checkpoint are of a format, or have a property, that cannot be read exactly."""
+    """Quantised weights have a format or a property that cannot be read exactly."""
 
     template = "the quantised weights of {source} cannot be read exactly: {reason}. {advice}."
 
 
 class DamagedCheckpoint(SpecCompileError):
-    """A quantised checkpoint is cut off, or its parts do not fit one another."""
+    """A quantised checkpoint is truncated, or its parts do not fit one another."""
 
     template = "{source} is damaged or incomplete: {reason}. Download it again, or write it again."

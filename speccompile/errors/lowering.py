@@ -6,21 +6,21 @@ from speccompile.errors.base import SpecCompileError
 
 
 class LoweringError(SpecCompileError):
-    """A verified step graph could not be turned into an executable."""
+    """A verified step graph could not become an executable."""
 
 
 class BackendFailed(LoweringError):
-    """A backend raised while it lowered a step; ``reason`` is its own error."""
+    """A backend raised while it lowered a step; ``reason`` is the backend's error."""
 
     template = "backend {name!r} could not {what}: {reason}."
 
 
 class CannotCapture(LoweringError):
-    """A step cannot become a CUDA graph; ``where`` is the op, and the line that called it."""
+    """A step cannot become a CUDA graph; ``where`` is the op and the line that called it."""
 
     template = (
         "{tier} cannot be captured as a CUDA graph: {where} ({reason}). A captured step may not wait for the host, "
-        "copy from it, or make sizes of values: change that op, or take backend='inductor'."
+        "copy from it, or compute sizes from values: change that op, or use backend='inductor'."
     )
 
 
@@ -37,6 +37,6 @@ class StaleGraph(SpecCompileError):
     """A CUDA graph refers to a tensor that has another address now."""
 
     template = (
-        "{tier} was captured with the {role} {name!r} at {then}, and it lies at {now} now: the graph would read what "
-        "was there. Change it in place, or wrap the model again."
+        "{tier} was captured with the {role} {name!r} at {then}, and it is at {now} now: the graph would read the old "
+        "address. Change it in place, or wrap the model again."
     )

@@ -6,15 +6,15 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class UnsupportedModel(UserError):
-    """The model cannot be captured; ``reason`` names the module and why."""
+    """The model cannot be captured; ``reason`` names the module and the cause."""
 
     template = "{model} cannot be captured: {reason}."
 
 
 class CannotBeTiny(SpecCompileError):
-    """``speccompile families`` cannot make a tiny model of a family."""
+    """``speccompile families`` cannot create a tiny model of a family."""
 
-    template = "no tiny {family} can be made: {reason}."
+    template = "no tiny {family} can be created: {reason}."
 
 
 class UnknownFamily(UserError):
@@ -30,7 +30,7 @@ class ModelInTraining(UserError):
 
 
 class ModelConsumed(UserError):
-    """The plain weights are needed of a model whose weights a wrap has packed."""
+    """Plain weights are needed, but ``wrap`` has packed the weights of this model."""
 
     template = (
         "the weights of this model were packed by wrap (consume=True, or weights of a quantised checkpoint), and no "
@@ -42,7 +42,7 @@ class ModelOnSeveralDevices(UserError):
     """The model's weights are on more than one device."""
 
     template = (
-        "{model} lies on several devices ({devices}). Load it on one, for example with "
+        "{model} is on several devices ({devices}). Load it on one, for example with "
         "device_map={{'': {first!r}}}, or call model.to({first!r})."
     )
 
@@ -54,18 +54,21 @@ class UnsupportedDtype(UserError):
 
 
 class CaptureError(SpecCompileError):
-    """The model could not be turned into a step graph."""
+    """The model could not become a step graph."""
 
 
 class AnchorError(CaptureError):
-    """A part of the model that passes refer to, such as the lm_head, is not found in the captured graph."""
+    """A part of the model that passes refer to, such as the lm_head, is missing in the captured graph."""
 
     template = "cannot find {anchor} in the captured graph: {reason}."
 
 
 class CaptureMismatch(CaptureError):
-    """``fields`` hold ``difference``, ``allowed`` (both in logits) and ``where``; of a model that does not take them
-    also ``missing="position_ids"``."""
+    """The captured graph computes other logits than the model.
+
+    ``fields`` holds ``difference``, ``allowed`` (both in logits) and ``where``. For a model that does not accept
+    position ids it also holds ``missing="position_ids"``.
+    """
 
     template = (
         "the captured graph does not compute what {model} computes: largest logit difference "

@@ -6,7 +6,7 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class CannotSave(UserError):
-    """Something that was given to ``wrap`` cannot be part of a package."""
+    """A value that was given to ``wrap`` cannot be part of a package."""
 
     template = "{name} cannot be saved into a package: {reason}. Call wrap with it instead of load."
 

@@ -1,4 +1,4 @@
-"""Passes and the stages that they leave."""
+"""Passes and their stages."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MissingFact(PassError):
 
 
 class InvalidatedFact(MissingFact):
-    """A pass requires a fact that a pass before it invalidates."""
+    """A pass requires a fact that an earlier pass invalidates."""
 
     template = (
         "{consumer} needs the fact {fact!r}, which pass {by!r} invalidates before it. Move {by!r} after it, or let "
@@ -46,19 +46,19 @@ class NothingMatched(PassError):
 
 
 class UnknownValue(PassError):
-    """A pass reads a value of the graph that no pass before it has named."""
+    """A pass reads a value of the graph that no earlier pass has named."""
 
     template = "the graph has no value {name!r} here. Values here: {available}."
 
 
 class PassFailed(PassError):
-    """A pass of the user's own raised; ``reason`` is its own error."""
+    """A pass of the user raised; ``reason`` is its error."""
 
     template = "pass {name!r} of wrap(passes=...) failed: {reason}."
 
 
 class VerifierError(PassError):
-    """The graph is wrong after a pass: its form, its ports, a write, or a shape."""
+    """The graph is not valid after a pass: its form, its ports, a write, or a shape."""
 
     template = "after pass {name!r}: {problem}"
 

@@ -6,11 +6,11 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class RankError(SpecCompileError):
-    """Base of what ends the common work of the ranks of a sharded model. Every rank raises one."""
+    """Base of the errors that end the common work of all ranks of a sharded model. Every rank raises one."""
 
 
 class RankLost(RankError):
-    """Another rank has ended, or did not take part in time."""
+    """Another rank has ended, or did not answer in time."""
 
     template = (
         "the ranks of the sharded model lost one another in {during}: {reason}. Start all ranks again; a rank that is "
@@ -19,7 +19,7 @@ class RankLost(RankError):
 
 
 class RanksDiffer(RankError):
-    """Ranks that have to be equal are not."""
+    """Values that must be equal on all ranks differ."""
 
     template = (
         "the ranks of the sharded model differ in {what}: {reason}. Nothing that was emitted since the last comparison "
@@ -28,15 +28,15 @@ class RanksDiffer(RankError):
 
 
 class FollowerRank(UserError):
-    """A rank that follows the first one was asked to decode."""
+    """A rank other than rank 0 was called to decode."""
 
     template = (
-        "rank {rank} follows rank 0, which alone accepts requests. Call spec.follow() here: it runs what rank 0 runs, "
-        "and returns when rank 0 closes its speculator."
+        "rank {rank} follows rank 0, and only rank 0 accepts requests. Call spec.follow() here: it runs what rank 0 "
+        "runs, and returns when rank 0 closes its speculator."
     )
 
 
 class UnsupportedSharded(UserError):
-    """A method that runs the model itself was called for a sharded one, whose other ranks would not take part."""
+    """A method that runs the model itself was called for a sharded model; the other ranks would not run it."""
 
     template = "{what} is not available for a sharded model: {reason}."

@@ -6,13 +6,13 @@ from speccompile.errors.base import SpecCompileError, UserError
 
 
 class EmptyPrompt(UserError):
-    """A prompt has no token."""
+    """A prompt has no tokens."""
 
     template = "prompt {row} is empty. Give at least one token (for example the BOS token)."
 
 
 class PromptTooLong(UserError):
-    """A prompt leaves no room for a new token."""
+    """A prompt is too long: at least one new token must fit into ``max_len``."""
 
     template = (
         "prompt {row} has {length} tokens, but with max_len={max_len} a prompt can have at most "
@@ -21,7 +21,7 @@ class PromptTooLong(UserError):
 
 
 class TokenOutOfVocabulary(UserError):
-    """A prompt has a token id that the model does not know."""
+    """A prompt has a token id outside of the model's vocabulary."""
 
     template = "prompt {row} holds the token id {token}, outside of 0 .. {last} (vocabulary of {vocab})."
 
@@ -31,14 +31,14 @@ class PlaceholderToken(UserError):
 
     template = (
         "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, and steps "
-        "embed text alone. Leave such tokens out, or call the model's own generate with that input."
+        "embed only text. Leave such tokens out, or call the model's own generate with that input."
     )
 
 
 class TooManyEosTokens(UserError):
     """A request has more end-of-text ids than a slot holds."""
 
-    template = "{count} EOS ids, but a slot has room for {capacity}."
+    template = "{count} EOS ids were given, but a slot holds at most {capacity}. Give fewer of them."
 
 
 class InvalidInput(UserError):
@@ -57,8 +57,8 @@ class QueueFull(SpecCompileError):
     """More requests wait than ``max_waiting`` allows."""
 
     template = (
-        "no room for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
-        "(engine.capacity().room tells when), or wrap with a larger max_waiting."
+        "the queue is full for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
+        "(engine.capacity().room counts free entries), or wrap with a larger max_waiting."
     )
 
 
@@ -66,35 +66,35 @@ class ClientQueueFull(QueueFull):
     """More requests of one client wait than its share of the queue allows."""
 
     template = (
-        "no room for {count} more requests of client {client!r}: {waiting} of them wait, of at most {limit}. "
+        "the queue is full for {count} more requests of client {client!r}: {waiting} of them wait, of at most {limit}. "
         "Submit again when some of them have started."
     )
 
 
 class UndecidedLogits(SpecCompileError):
-    """The model's logits are NaN, so that no token can be chosen. It ends that request."""
+    """No token can be chosen, since the model's logits are NaN. This ends the request."""
 
     template = (
         "no next token can be chosen after token {position} of the text: the model's logits are NaN, or all of them "
-        "-inf (look for NaN or overflow in its weights, or load it in float32), or the request's own options, or the "
+        "-inf (check its weights for NaN or overflow, or load it in float32), or the request's own options, or the "
         "logits processors given to wrap, forbid every token."
     )
 
 
 class DraftFailed(SpecCompileError):
-    """A drafter on the host raised, or returned what is not a draft. It ends that request."""
+    """A drafter on the host raised, or returned a value that is not a draft. This ends the request."""
 
     template = "the drafter given to wrap(mode='user_provided', host=True) failed: {reason}."
 
 
 class RequestFailed(SpecCompileError):
-    """A request ended with the error of something that it called, such as a streamer."""
+    """A request ended with the error of an object that it called, such as a streamer."""
 
     template = "the request ended with its own error: {reason}."
 
 
 class InsideStep(SpecCompileError):
-    """A callback that runs inside of a step calls what waits for that step."""
+    """A callback that runs inside of a step called a function that waits for that step."""
 
     template = (
         "{what} was called in a callback (a streamer, a stopping criterion), which runs inside of a step that it would "

@@ -10,21 +10,21 @@ class CannotMove(UserError):
 
     template = (
         "a wrapped model cannot be moved to {wanted}: its steps are built for {device} and {dtype}. Move the model and "
-        "call speccompile.wrap again; or give device=spec.device to what moves it (transformers.pipeline)."
+        "call speccompile.wrap again; or pass device=spec.device to transformers.pipeline, or to what else moves it."
     )
 
 
 class ModelChanged(SpecCompileError):
-    """The model is not what was captured. ``fields["what"]`` names the difference and its module."""
+    """The model differs from the captured one. ``fields["what"]`` names the difference and its module."""
 
     template = (
         "{model} changed after wrap, and the compiled steps do not follow: {what}. Undo that, or call spec.rebuild(), "
-        "which builds for the model as it is now."
+        "which builds for the current model."
     )
 
 
 class WeightsReplaced(ModelChanged):
-    """A weight is another tensor than when the model was wrapped."""
+    """A weight is another tensor than at the time of ``wrap``."""
 
     template = (
         "{path} of the model is another tensor than when it was wrapped, so its text would be the old model's. "

@@ -9,32 +9,32 @@ class RecordsNotWritten(SpecCompileError):
     """Hidden states cannot be written."""
 
     template = (
-        "hidden states cannot be saved to {folder}: {reason}. What spec.hidden_states.written lists is safe; mend that "
-        "and wrap again, and the other records are made anew."
+        "hidden states cannot be saved to {folder}: {reason}. The records in spec.hidden_states.written are safe; "
+        "correct the cause and wrap again, and the other records are written anew."
     )
 
 
 class CorruptRecords(SpecCompileError):
     """Saved hidden states cannot be read."""
 
-    template = "{path} is not a complete file of records: {reason}. Delete it, and its records are made again."
+    template = "{path} is not a complete file of records: {reason}. Delete it, and its records are written again."
 
 
 class TextsNotWritten(SpecCompileError):
     """Training texts cannot be written."""
 
     template = (
-        "training texts cannot be written to {folder}: {reason}. Those that were saved are safe; mend that, and the "
-        "same call continues."
+        "training texts cannot be written to {folder}: {reason}. Those that were saved are safe; correct the cause, "
+        "and the same call continues."
     )
 
 
 class NoTexts(SpecCompileError):
-    """None of many texts in a row that the target wrote could be kept; ``reasons`` counts why."""
+    """The target wrote many texts in a row of which none could be kept; ``reasons`` counts the causes."""
 
     template = (
         "of {count} training texts in a row that the target wrote, none could be kept ({reasons}). A model that was "
-        "not trained on chats does not write user turns: give prompts. Against duplicates raise the temperature."
+        "not trained on chats does not write user turns: give prompts. If they are duplicates, raise the temperature."
     )
 
 
@@ -42,27 +42,28 @@ class CorruptTexts(SpecCompileError):
     """Saved training texts cannot be read."""
 
     template = (
-        "{path} is not a whole file of training texts: {reason}. Delete it and the files after it, and make them again."
+        "{path} is not a complete file of training texts: {reason}. Delete it and the files after it, and write them "
+        "again."
     )
 
 
 class CorruptCheckpoint(SpecCompileError):
-    """A training cannot continue from a checkpoint."""
+    """Training cannot continue from a checkpoint."""
 
-    template = "{path} cannot be continued from: {reason}. {advice}; or give another output folder."
+    template = "training cannot continue from {path}: {reason}. {advice}; or give another output folder."
 
 
 class TrainingNotSaved(SpecCompileError):
     """A checkpoint or a trained head cannot be written."""
 
     template = (
-        "the training cannot write to {folder}: {reason}. Checkpoints that are complete are safe; mend that, and the "
+        "the training cannot write to {folder}: {reason}. Complete checkpoints are safe; correct the cause, and the "
         "same call continues."
     )
 
 
 class TrainingDiverged(SpecCompileError):
-    """The loss of a training is not a number any more."""
+    """The loss of a training is NaN or infinite."""
 
     template = (
         "the loss became {loss} in step {step} of the training, at a learning rate of {rate}. Use a lower "

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 
 class Degraded(UserWarning):
-    """A wrap works with less than it could: slower, or again in every process. Says what is lost and what to do."""
+    """A wrap works with a limitation: slower, or it compiles again in every process. The message states the loss and
+    the remedy."""
 
 
 class OutputTruncated(UserWarning):
@@ -12,4 +13,4 @@ class OutputTruncated(UserWarning):
 
 
 class IgnoredSetting(UserWarning):
-    """A setting of a model or a checkpoint has no effect here. Says which, and how to apply it."""
+    """A setting of a model or a checkpoint has no effect. The message names the setting and how to apply it."""

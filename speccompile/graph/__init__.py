@@ -1,1 +1,1 @@
-"""The step graph: nodes and ports, state and its arena, printing, verification, keys of tiers."""
+"""The step graph: nodes and ports, state and its arena, printing, verification, and the keys of tiers."""

@@ -1,4 +1,4 @@
-"""All state tensors of one wrap, allocated once, and the proof that nothing moves."""
+"""All state tensors of one wrap. They are allocated once, and a fingerprint proves that no buffer moves."""
 
 from __future__ import annotations
 
@@ -18,23 +18,24 @@ Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
 
 
 class Arena(Mapping[str, torch.Tensor]):
-    """State tensors by name, allocated at the sizes of the largest tier and never again.
+    """State tensors by name, allocated once, at the sizes of the largest tier.
 
     Args:
-        layout: names, shapes and values at the start.
-        device: where the model is.
+        layout: names, shapes and initial values.
+        device: the model's device.
 
     Attributes:
-        journal: receives each call by which the host changes state, with its arguments; None if nothing repeats them.
+        journal: the list that records each call by which the host changes state, with its arguments. None records
+            nothing.
 
     Raises:
-        StateTooLarge: the device has not that much memory.
+        StateTooLarge: the device does not have enough memory.
     """
 
     def __init__(self, layout: Layout, device: torch.device) -> None:
         self.layout = layout
         self.device = device
-        # Tensors made in inference mode could not be written outside of it.
+        # Tensors that are created in inference mode cannot be written outside of it.
         with torch.inference_mode(False):
             self._tensors = _allocated(layout, device)
             for name, tensor in layout.tensors.items():
@@ -58,10 +59,10 @@ class Arena(Mapping[str, torch.Tensor]):
         return sum(tensor.nbytes for tensor in self._tensors.values())
 
     def write(self, name: str, index: int | slice, value: float | Sequence[float] | torch.Tensor) -> None:
-        """Set what tensor ``name`` holds at ``index``; a sequence sets the first places there.
+        """Set the elements ``index`` of tensor ``name``. A sequence sets the first elements there.
 
-        In the order of steps, and without waiting for one that still runs: what the host has is staged in pinned
-        memory, which torch keeps until the copy is done.
+        Writes and steps are done in the order of the calls. The host does not wait for a running step. The value is
+        copied to pinned memory, which torch keeps until the copy to the device is done.
         """
         self._note("write", name, index, value)
         place = self._tensors[name][index]
@@ -76,8 +77,10 @@ class Arena(Mapping[str, torch.Tensor]):
 
     @contextlib.contextmanager
     def parked(self) -> Iterator[None]:
-        """Meanwhile every row and every prompt chunk is the dummy slot's, so that a step can be run for what it makes
-        on the machine: it changes nothing of any other slot."""
+        """In this context every row and every prompt chunk belongs to the dummy slot.
+
+        A step can then run for its effects on the machine, such as compiled code. It changes no other slot.
+        """
         bound = {name: self._tensors[name].clone() for name in ("slots", "prefill_slot", "prefill_start")}
         every = slice(None)
         self.write("slots", every, self.layout.dummy_slot)
@@ -90,22 +93,25 @@ class Arena(Mapping[str, torch.Tensor]):
                 self.write(name, every, before)
 
     def reset_slot(self, slot: int) -> None:
-        """Set all state that a former owner of ``slot`` may have written to its fill value (KV is dead by length)."""
+        """Set the state of ``slot`` to its fill values, except KV and recurrent state. These are not read for a new
+        owner: ``length`` and ``absorbed_length`` bound the reads."""
         self._note("reset_slot", slot)
         for name, tensor in self.layout.tensors.items():
             if tensor.reset:
                 self._tensors[name][slot].fill_(tensor.fill)
 
     def clear_text_state(self, slot: int, start: int) -> None:
-        """Set what ``slot`` holds of positions from ``start`` on (KV) to its fill value: what is not a number there
-        would spoil even a sum that gives it no weight."""
+        """Set the state of ``slot`` at the positions from ``start`` on (KV) to its fill value.
+
+        A sum with a NaN is NaN even if the NaN's weight is 0.
+        """
         self._note("clear_text_state", slot, start)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
                 self._tensors[name][slot, start:].fill_(tensor.fill)
 
     def text_state_has_nan(self, slot: int, count: int) -> bool:
-        """Whether what ``slot`` holds of its first ``count`` positions (KV) has a NaN."""
+        """Whether the state of ``slot`` at its first ``count`` positions (KV) has a NaN."""
         return any(
             bool(self._tensors[name][slot, :count].isnan().any())
             for name, tensor in self.layout.tensors.items()
@@ -113,18 +119,20 @@ class Arena(Mapping[str, torch.Tensor]):
         )
 
     def copy_text_state(self, source: int, target: int, count: int) -> None:
-        """Copy what ``source`` holds of its first ``count`` positions (KV) to ``target``."""
+        """Copy the state of slot ``source`` at its first ``count`` positions (KV) to slot ``target``."""
         self._note("copy_text_state", source, target, count)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
                 self._tensors[name][target, :count] = self._tensors[name][source, :count]
 
     def recurrent_place(self, slot: int) -> int | None:
-        """How many tokens of its sequence the recurrent state of ``slot`` has absorbed. None if there is none."""
+        """The number of tokens of its sequence that the recurrent state of ``slot`` has absorbed. None if the target
+        has no recurrent state."""
         return int(self._tensors[ABSORBED][slot]) if ABSORBED in self._tensors else None
 
     def start_recurrent_state(self, source: int | None, target: int) -> None:
-        """Let ``target`` go on from the recurrent state of ``source``, or from none."""
+        """Start slot ``target`` with a copy of the recurrent state of slot ``source``. None starts with an empty
+        state."""
         self._note("start_recurrent_state", source, target)
         for name, tensor in self.layout.tensors.items():
             if tensor.recurrent and source is not None:
@@ -139,13 +147,14 @@ class Arena(Mapping[str, torch.Tensor]):
             self._tensors[copies.name][slot, index] = self._tensors[name][slot]
 
     def copy_checkpoint(self, source: int, target: int, index: int) -> None:
-        """Copy the checkpoint ``index`` of ``source`` to that of ``target``."""
+        """Copy the checkpoint ``index`` of slot ``source`` to the same checkpoint of slot ``target``."""
         self._note("copy_checkpoint", source, target, index)
         for copies in self.layout.checkpoints.values():
             self._tensors[copies.name][target, index] = self._tensors[copies.name][source, index]
 
     def start_at_checkpoint(self, slot: int, index: int, place: int) -> None:
-        """Let ``slot`` go on from its checkpoint ``index``, which has absorbed ``place`` tokens."""
+        """Restore the recurrent state of ``slot`` from its checkpoint ``index``, which has absorbed ``place``
+        tokens."""
         self._note("start_at_checkpoint", slot, index, place)
         for name, copies in self.layout.checkpoints.items():
             self._tensors[name][slot] = self._tensors[copies.name][slot, index]
@@ -160,12 +169,16 @@ class Arena(Mapping[str, torch.Tensor]):
             self.journal.append((method, tuple(list(item) if isinstance(item, list) else item for item in copies)))
 
     def record_call(self, executable: str, names: tuple[str, ...], tensors: tuple[torch.Tensor, ...]) -> None:
-        """Note the tensors that a backend is bound to, and then those that it is really called with."""
+        """Record the tensors of an executable's newest call: first those that the backend is bound to, later those that
+        it is called with."""
         self._called[executable] = (names, tensors)
 
     def fingerprint(self) -> Fingerprint:
         """Name, address, shape and strides of every tensor: the arena's own, and those of each executable's newest
-        call, weights included. Equal fingerprints mean that no buffer moved."""
+        call, including weights.
+
+        Equal fingerprints mean that no buffer moved.
+        """
         entries = [("arena", name, tensor) for name, tensor in self._tensors.items()]
         for executable, (names, tensors) in self._called.items():
             entries.extend((executable, name, tensor) for name, tensor in zip(names, tensors, strict=True))

@@ -1,4 +1,4 @@
-"""An outlined piece of a step graph: one function for all equal decoder layers, or for what stands around them."""
+"""An outlined part of a step graph: one function for all equal decoder layers, or for the ops before or after them."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ Part = Literal["layers", "prologue", "epilogue"]
 
 @dataclass(frozen=True)
 class Result:
-    """One result of a body: its sizes, as in :attr:`Body.dims`, or None if it is not contiguous."""
+    """One result of a body. ``dims`` are its sizes, as in :attr:`Body.dims`, or None if it is not contiguous."""
 
     dims: tuple[int | str, ...] | None
     dtype: torch.dtype
 
     def shape(self, sizes: Mapping[str, int]) -> tuple[int, ...] | None:
-        """Its shape for named ``sizes``."""
+        """Its shape for the named ``sizes``; None if it is not contiguous."""
         return None if self.dims is None else tuple(size_of(dim, sizes) for dim in self.dims)
 
 
 @dataclass(frozen=True)
 class Body:
-    """A part of a step as a function of tensors: a group of equal decoder layers, a function of (hidden, weights, KV,
-    ...) that all of them call, or the ops before or after the layers.
+    """A part of a step as a function of tensors: one function of (hidden, weights, KV, ...) that a group of equal
+    decoder layers calls, or the ops before or after the layers.
 
     Args:
-        dims: the sizes of each input. Sizes that vary are named, ``"B"``, ``"T"``, ``"N"``, ``"S"``, or are products
+        dims: the sizes of each input. A size that varies is a name (``"B"``, ``"T"``, ``"N"``, ``"S"``) or a product
             with a name, such as ``"4*B"`` (see :func:`size_of`).
-        results: what it returns: one tensor, or a tuple of several.
-        captured: the B and T that it was captured with.
-        mutates: the inputs that are written in place.
-        layers: the decoder layers that call it; none for another part than ``layers``.
+        dtypes: the dtype of each input.
+        results: its results: one tensor, or a tuple of several.
+        captured: the sizes B and T at the capture.
+        mutates: indices of the inputs that are written in place.
+        layers: the decoder layers that call it; empty for a part other than ``layers``.
         key: a digest, equal for equal functions.
     """
 
@@ -68,7 +69,8 @@ class Body:
         """The fake result, or results, for fake ``inputs``.
 
         Raises:
-            RuntimeError: the body does not accept them.
+            RuntimeError: shapes or dtypes of ``inputs`` do not fit :attr:`dims` and :attr:`dtypes`, or those of the
+                results do not fit :attr:`results`.
         """
         sizes = self._sizes(inputs)
         shapes = [result.shape(sizes) for result in self.results]
@@ -87,9 +89,9 @@ class Body:
         for value, shape, item in zip(found, shapes, self.results, strict=True):
             if shape is not None and (tuple(value.shape), value.dtype) != (shape, item.dtype):
                 raise RuntimeError(
-                    f"{self.name} returns {value.dtype}{list(value.shape)}, and was to return {item.dtype}{list(shape)}"
+                    f"{self.name} must return {item.dtype}{list(shape)}, got {value.dtype}{list(value.shape)}"
                 )
-        # Checked once at other sizes than those of the capture: one of these might be a constant in the body.
+        # One check at sizes other than those of the capture: a size of the capture could be a constant in the body.
         if any(sizes.get(name) != size for name, size in self.captured.items()):
             _RUN.add(self.key)
         _RESULTS.update(((call, index), value) for index, value in enumerate(found))
@@ -104,8 +106,8 @@ class Body:
         for index, (shape, fits) in enumerate(zip(shapes, expected, strict=True)):
             if shape != fits or inputs[index].dtype != self.dtypes[index]:
                 raise RuntimeError(
-                    f"input {index} of {self.name} is {inputs[index].dtype}{list(shape)}, and it takes "
-                    f"{self.dtypes[index]}{list(fits)}"
+                    f"input {index} of {self.name} must be {self.dtypes[index]}{list(fits)}, "
+                    f"got {inputs[index].dtype}{list(shape)}"
                 )
         return sizes
 
@@ -114,8 +116,8 @@ def _returned(values: list[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, 
     return values[0] if len(values) == 1 else tuple(values)
 
 
-# Keys (digests) of the bodies that were run on fakes of other sizes in this process. Equal keys mean equal bodies.
+# Keys (digests) of the bodies that passed the check at other sizes in this process. Equal keys mean equal bodies.
 _RUN: set[str] = set()
-# Fake results by key, settings and the kinds of the inputs: 30 layers make one call. A result lives as long as the
-# nodes of some graph that have it.
+# Fake results by key, settings and the kinds of the inputs: 30 equal layers need one call. A result lives as long as a
+# node of some graph holds it.
 _RESULTS: WeakValueDictionary[Hashable, torch.Tensor] = WeakValueDictionary()

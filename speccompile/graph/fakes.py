@@ -13,14 +13,14 @@ import torch
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.torch_private import FakeTensorMode, OpOverload, fast_detach, pytree
 
-# One for all graphs, so that what was traced for one serves the others; a mode is for one thread at a time.
+# One mode for all graphs: traces of one graph are then valid in the others. One thread at a time may use it.
 _MODE = FakeTensorMode()
 
 
 @contextlib.contextmanager
 def faking() -> Iterator[None]:
-    """In this context torch's ops accept and return fakes. One thread at a time."""
-    # A fake of a caller's inference mode could not be used outside of it, and it is cached.
+    """In this context torch's ops accept and return fakes. Only one thread at a time can be in it."""
+    # Fakes are cached, and one from a caller's inference mode cannot be used outside of it.
     with one_build(), torch.inference_mode(False), _MODE, torch.no_grad():
         yield
 
@@ -33,14 +33,14 @@ def fake(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> to
 
 
 def kind(value: Any) -> Hashable:
-    """Everything of a fake, or of a size, that an op's result can depend on."""
+    """All properties of a fake, or of a size, that an op's result can depend on."""
     if not isinstance(value, torch.Tensor):
         return type(value), value
     return value.shape, value.dtype, value.stride(), value.storage_offset(), value.device
 
 
 def of_kind(known: Any) -> Any:
-    """A new fake, or a size, of the given :func:`kind`; for use in :func:`faking`."""
+    """A new fake, or a size, of the given :func:`kind`. Call it in :func:`faking`."""
     if len(known) == 2:
         return known[1]
     shape, dtype, stride, offset, device = known
@@ -67,7 +67,8 @@ class _Call:
 
 
 def result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """The fake result of ``op``. It is cached for inputs of equal :func:`kind`, which layers and tiers repeat."""
+    """The fake result of ``op``. It is cached for inputs of equal :func:`kind`, since layers and tiers repeat the same
+    calls."""
     return _result(_Call(op, _input_key([*args, *kwargs.items()]), settings(), args, kwargs))
 
 
@@ -78,7 +79,7 @@ def _result(call: _Call) -> Any:
 
 
 def new_result_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """:func:`result_of` with fakes that no other call returns; for use in :func:`faking`."""
+    """:func:`result_of` with fakes that no other call returns. Call it in :func:`faking`."""
     if _writes(op):
         # The result is one of the arguments.
         return op(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""A finished step: what the passes of one pipeline left, printed."""
+"""A finished step: the graph after the passes of one pipeline, as printed Python."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from speccompile.graph.stage import Stages
 
 @dataclass(frozen=True)
 class FinishedStep:
-    """What the passes of one pipeline left.
+    """A step after all passes of its pipeline.
 
     Args:
-        source: it as Python that runs.
-        ports: what ``step`` takes, in order.
+        source: the step as Python that runs.
+        ports: the arguments of ``step``, in order.
         rows, width: B and T.
-        stages: those of the model and of this pipeline.
-        name: what it is stored under, None if it is not.
+        stages: the stages of the model and of this pipeline.
+        name: the name under which it is stored; None if it is not stored.
         drafter: the step of a split drafter, which runs before this one.
     """
 
@@ -31,6 +31,6 @@ class FinishedStep:
     drafter: FinishedStep | None = None
 
     def file(self) -> bytes:
-        """What is stored of it."""
+        """The bytes of its stored file: source, names of ports, and sizes, as JSON."""
         ports = [port.name for port in self.ports]
         return json.dumps({"source": self.source, "ports": ports, "rows": self.rows, "width": self.width}).encode()

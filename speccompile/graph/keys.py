@@ -5,25 +5,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-#: ``greedy``; ``drawn``, with noise and the options of ``BuildConfig.drawn_options``, for sharded models and on CUDA;
-#: ``sampled``, with the whole pipeline; ``scored``, which also records what tokens were chosen from.
+#: The way in which a step chooses tokens. ``greedy``: the likeliest. ``drawn``: with noise and the options of
+#: ``BuildConfig.drawn_options``, for sharded models and on CUDA. ``sampled``: with all logits processors. ``scored``:
+#: as ``sampled``, and it also records the scores that tokens were chosen from.
 Kind = Literal["greedy", "drawn", "sampled", "scored"]
-#: Each one serves what those before it serve.
+#: In this order: each kind also serves the requests of the kinds before it.
 KINDS: tuple[Kind, ...] = ("greedy", "drawn", "sampled", "scored")
-#: Those that draw tokens.
+#: The kinds that draw tokens and record no scores.
 DRAWING: tuple[Kind, ...] = ("drawn", "sampled")
-#: A prompt's last chunk chooses a token, as a step of that kind does; those before it are ``inner`` ones.
-#: ``prompt_scored`` ones, whichever they are, are ``scored`` and record the prompt's own log-probabilities besides.
+#: Kinds of prompt chunks. The last chunk of a prompt chooses a token, as a step of its kind does. The chunks before it
+#: are ``inner``. A ``prompt_scored`` chunk, last or not, is ``scored`` and also records the log-probabilities of the
+#: prompt's own tokens.
 ChunkKind = Kind | Literal["inner", "prompt_scored"]
-#: Of a tier: draft length, rows, kind. Of a prefill chunk: width, kind.
+#: The name of a tier: draft length, rows, kind. The name of a prompt chunk: width, kind.
 TierName = tuple[int, int, Kind]
 PrefillName = tuple[int, ChunkKind]
 
 
 @dataclass(frozen=True)
 class TierKey:
-    """Rows B, verify width T, the kind of step or of prompt chunk, and how many tokens of a prompt a mixed step reads
-    along."""
+    """The key of an executable.
+
+    Args:
+        rows: B.
+        width: T, the verify width, or the tokens of a prompt chunk.
+        sampling: the kind of the step or of the prompt chunk.
+        prompt_tokens: tokens of a prompt that a mixed step also reads; 0 in other steps.
+    """
 
     rows: int
     width: int
@@ -32,5 +40,5 @@ class TierKey:
 
     @property
     def tokens(self) -> int:
-        """That the target reads in one run."""
+        """The number of tokens that the target reads in one run."""
         return self.rows * self.width

@@ -1,4 +1,5 @@
-"""State that the target's layers were seen to keep: keys and values, the keys of an index, and recurrent state."""
+"""State of the target's layers, as observed in a run on a few tokens: keys and values, keys of an index, recurrent
+state."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from speccompile.graph.state import N, S, StateSpec, T
 
 @dataclass(frozen=True)
 class KVShape:
-    """What one layer was seen to write: ``key`` is (G, D), ``value`` (G, Dv)."""
+    """Observed sizes of one layer's KV: ``key`` is (G, D), ``value`` is (G, Dv)."""
 
     key: tuple[int, int]
     value: tuple[int, int]
@@ -20,7 +21,7 @@ class KVShape:
 
 
 def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
-    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each layer that keeps some."""
+    """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each observed layer."""
     specs = []
     for layer, shape in observed.items():
         specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False))
@@ -30,15 +31,17 @@ def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
 
 @dataclass(frozen=True)
 class IndexShape:
-    """What one layer was seen to write for an index of its keys: ``size`` numbers of each token."""
+    """Observed size of one layer's index of keys: ``size`` numbers for each token."""
 
     size: int
     dtype: torch.dtype
 
 
 def index_name(layer: int) -> str:
-    """The name of a layer's index keys. Calls of ``aten.index`` are named ``index_2`` in a captured graph, so a name of
-    that form could not be given to the state of layer 2."""
+    """The name of the state tensor with a layer's index keys.
+
+    It is not ``index_2``: nodes of ``aten.index`` have such names in a captured graph.
+    """
     return f"index_key_{layer}"
 
 
@@ -49,19 +52,20 @@ def index_state(observed: Mapping[int, IndexShape]) -> list[StateSpec]:
     ]
 
 
-#: State of a target with recurrent layers: how many tokens of its sequence the state of each slot has absorbed.
+#: State ``[N]`` of a target with recurrent layers: the number of tokens of its sequence that each slot's state has
+#: absorbed.
 ABSORBED = "absorbed_length"
 
 
 @dataclass(frozen=True)
 class RecurrentShape:
-    """What one recurrence of a layer was seen to keep, in float32.
+    """Observed sizes of the state of one recurrence of a layer. The state is float32.
 
     Args:
         state: shape of a slot's state. Empty for a convolution, whose state is its newest inputs.
-        inputs: numbers that it reads of one place, F.
-        window: the newest settled places whose inputs it reads in every step.
-        prompts_differ: it computes the same token otherwise in a prompt than after one.
+        inputs: F, the numbers that it reads at one position.
+        window: the number of newest committed positions whose inputs it reads in every step.
+        prompts_differ: tokens leave another state if they are read as a prompt than if steps read them.
     """
 
     state: tuple[int, ...]
@@ -71,15 +75,15 @@ class RecurrentShape:
 
 
 def recurrent_names(observed: Mapping[str, RecurrentShape]) -> list[str]:
-    """The names of the tensors that recurrences read and write."""
+    """The names of the state tensors that recurrences read and write."""
     return [spec.name for spec in recurrent_state(observed)[1:]]
 
 
 def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
-    """The state of each recurrence, under its name, ``[N, ...]``, and the inputs of the newest places, which end in
-    ``_kept``, ``[N, R, F]``: see :mod:`speccompile.ops.recurrence`.
+    """The state of each recurrence, ``[N, ...]``, under its name, and the inputs of the newest positions, ``[N, R,
+    F]``, under the name with ``_kept``. See :mod:`speccompile.ops.recurrence`.
 
-    Such state does not follow the text by position.
+    Such state has no dimension of positions.
     """
     if not observed:
         return []
@@ -93,8 +97,8 @@ def recurrent_state(observed: Mapping[str, RecurrentShape]) -> list[StateSpec]:
 
 
 def checkpoint_state(observed: Mapping[str, RecurrentShape], count: int) -> list[StateSpec]:
-    """Room for ``count`` copies of a slot's recurrent state: the state of each recurrence, and of a convolution the
-    inputs that its window reaches back to."""
+    """State tensors for ``count`` copies of each slot's recurrent state: the state of each recurrence, and for a
+    convolution the inputs in its window."""
     specs = []
     for spec in recurrent_state(observed)[1:] if count else []:
         name = spec.name.removesuffix("_kept")

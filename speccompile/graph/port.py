@@ -1,4 +1,4 @@
-"""Ports: the named placeholders of a step graph, which all of its tensors come in through."""
+"""Ports: the named placeholders of a step graph. All tensors enter the graph through ports."""
 
 from __future__ import annotations
 
@@ -19,13 +19,12 @@ class Port:
     Args:
         low, high: bounds of an integer tensor, ``low <= value < high``.
         distinct: no value occurs twice.
-        path: a weight's name in the model; None for a constant that the code of the model or of a logits processor
-            holds.
-        own: the value is a copy.
-        parts: paths of the weights that are views of the value, one after the other along its first dimension; empty
-            unless it is a joined weight, which has no path.
+        path: a weight's name in the model. None for a constant in the code of the model or of a logits processor.
+        own: the value is a copy of the model's tensor.
+        parts: for a joined weight, which has no path: the paths of the weights that are views of the value, one after
+            the other along its first dimension.
         held: the attribute of a module that holds a constant.
-        value: the weight itself, or the arena's tensor once a tier is bound; None where a pass has consumed the weight
+        value: the weight itself, or the arena's tensor after a tier is bound. None after a pass has freed the weight
             (:meth:`release`).
     """
 
@@ -49,13 +48,13 @@ class Port:
         return Port(tensor.name, "state", tensor.shape, tensor.dtype, device, tensor.low, tensor.high, tensor.distinct)
 
     def release(self) -> None:
-        """Drop the value, in all copies of the graph: they share their ports."""
+        """Drop the value. This holds for all copies of the graph, which share their ports."""
         object.__setattr__(self, "value", None)
 
     @staticmethod
     def of_constant(name: str, value: torch.Tensor) -> Port:
-        """The port of a tensor that is neither state nor a weight of the model. Its value range is that of
-        ``value``."""
+        """The port of a tensor that is neither state nor a weight of the model. The bounds of an integer tensor are
+        those of ``value``."""
         low, high = 0, None
         if not (value.is_floating_point() or value.is_complex() or value.dtype is torch.bool) and value.numel():
             low, high = int(value.min()), int(value.max()) + 1

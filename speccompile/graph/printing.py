@@ -1,4 +1,4 @@
-"""A step graph as Python that runs: the same text is printed for people and executed by the backends."""
+"""Printing of a step graph as Python that runs. Users read the same file that the backends execute."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.in_cpp import libraries_of
 from speccompile.utils.torch_private import OpOverload
 
-# Arithmetic on sizes, as export leaves it, printed so that the file needs no import for it.
+# Arithmetic on sizes that torch.export leaves in the graph. It is printed as operators, which need no import.
 _INFIX: dict[Any, str] = {
     operator.add: "{} + {}",
     operator.sub: "{} - {}",
@@ -46,7 +46,7 @@ _PARTS: dict[Part, str] = {
 
 _LOAD = "speccompile.lowering.stage_ops.load_compiled({libraries})\n"
 
-#: The first line of what runs a printed stage by itself: its inputs, and a call that prints the outputs.
+#: The first line of the part that runs a printed stage as a script: random inputs, and a call that prints the outputs.
 _RUNNER = "def make_inputs("
 
 _MAIN = '''
@@ -83,9 +83,9 @@ if __name__ == "__main__":
 
 
 def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
-    """The whole stage as one file that imports only torch and this package's ops.
+    """The whole graph as one file that imports only torch and this package's ops.
 
-    It defines one function a body, ``step(*inputs)`` with the graph's inputs in order, and ``make_inputs(seed)``.
+    It defines a function for each body, ``step(*inputs)`` with the graph's inputs in order, and ``make_inputs(seed)``.
     """
     used = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
     modules = [graph.graph, *(body.module.graph for name, body in graph.bodies.items() if name in used)]
@@ -106,8 +106,8 @@ def to_python(graph: StepGraph, title: str = "A step graph.") -> str:
 
 
 def without_runner(source: str) -> str:
-    """The bodies and ``step`` of a printed stage: the part that differs between stages for a reader. The names of all
-    inputs, which follow in lines of thousands of characters, are left out."""
+    """The bodies and ``step`` of a printed stage, for comparisons of stages. The rest has lines of thousands of
+    characters with the names of all inputs."""
     return source.partition(f"\n{_RUNNER}")[0]
 
 
@@ -120,7 +120,7 @@ def load_python(source: str, filename: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=256)
 def _compiled(source: str, filename: str) -> CodeType:
-    # Python takes half as long over a step as wrapping a tiny model takes in all, and models are wrapped again.
+    # Half the time of wrapping a tiny model is compiling its steps. The cache serves models that are wrapped again.
     return compile(source, filename, "exec")
 
 

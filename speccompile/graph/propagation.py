@@ -1,6 +1,6 @@
-"""Fake propagation: shapes, dtypes and strides of a graph's nodes, recomputed where something has changed.
+"""Fake propagation: shapes, dtypes and strides of a graph's nodes, recomputed for changed nodes.
 
-``meta["val"]`` of a node is its fake result, ``meta["seen"]`` the target and arguments that it was computed from.
+``meta["val"]`` of a node is its fake result. ``meta["seen"]`` is the target and arguments that it was computed from.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def propagate(graph: fx.Graph, ports: Mapping[str, Port], bodies: Mapping[str, B
 
 
 def fake_call(node: fx.Node, bodies: Mapping[str, Body]) -> Any:
-    """The fake result of ``node``, of those of its arguments."""
+    """The fake result of ``node``, computed from the fake results of its arguments."""
     args = fx.map_arg(node.args, lambda item: item.meta["val"])
     kwargs = fx.map_arg(node.kwargs, lambda item: item.meta["val"])
     if node.op == "call_module":
@@ -59,12 +59,12 @@ def is_current(node: fx.Node) -> bool:
 
 
 def mark_current(node: fx.Node) -> None:
-    """Note that ``meta["val"]`` is computed from the node's present target and arguments."""
+    """Record that ``meta["val"]`` was computed from the node's present target and arguments."""
     node.meta["seen"] = (node.target, node.args, node.kwargs)
 
 
 def _is_same(new: Any, old: Any) -> bool:
-    """Whether what is computed from both has the same shapes, dtypes and strides."""
+    """Whether ops that read either result return the same shapes, dtypes and strides."""
     if isinstance(new, list | tuple):
         return type(new) is type(old) and len(new) == len(old) and all(map(_is_same, new, old))
     if not (isinstance(new, torch.Tensor) and isinstance(old, torch.Tensor)):

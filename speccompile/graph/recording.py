@@ -1,6 +1,6 @@
-"""Records the ops that a function calls on fakes, as a graph.
+"""Recording of the ops that a function calls on fakes, as a graph.
 
-``make_fx`` records the same in three times the time: it also follows symbolic sizes, modules and constants.
+``make_fx`` records the same graph in three times the time: it also follows symbolic sizes, modules and constants.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def record(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[fx.Grap
     """The ops of ``function(*inputs)`` as a graph that returns a flat tuple, and the structure of the result.
 
     Args:
-        inputs: fakes and sizes. Each becomes a placeholder; two that are the same object are read as the last one.
+        inputs: fakes and sizes. Each becomes a placeholder. If one object is given twice, its last placeholder is read.
 
     Raises:
         ConstantTensor: the function creates a tensor from Python numbers.
@@ -48,14 +48,14 @@ def record(function: Callable[..., Any], inputs: Sequence[Any]) -> tuple[fx.Grap
 
 
 class _Recorder(TorchDispatchMode):
-    """Below it, each call of an op becomes a node of ``graph``."""
+    """While this mode is active, each call of an op becomes a node of ``graph``."""
 
     def __init__(self) -> None:
         super().__init__()
         self.graph = fx.Graph()
-        # The last node of each tensor, by identity: that of an op that writes it in place replaces the one before.
+        # The newest node of each tensor, by identity. An op that writes a tensor in place replaces its node.
         self._nodes: dict[int, fx.Node] = {}
-        # Two tensors that live at a time have different identities.
+        # References that keep the tensors alive: only tensors that live at the same time have different ids.
         self._alive: list[torch.Tensor] = []
 
     def __torch_dispatch__(
@@ -65,24 +65,24 @@ class _Recorder(TorchDispatchMode):
         if op is torch.ops.prim.device.default:
             return op(*args, **kwargs)
         if _composite(op) and autograd_would_have_decomposed(op, pytree.tree_leaves((args, kwargs))):
-            # In inference mode no dispatch key of autograd did it.
+            # In inference mode autograd's dispatch keys are skipped, so they did not decompose it.
             with self:
                 return op.decompose(*args, **kwargs)
         name = str(op)
         arguments, keywords = self.nodes_of(args, name), self.nodes_of(kwargs, name)
         result = new_result_of(op, args, kwargs)
         if op is torch.ops.aten.detach.default:
-            # torch detaches what arange and the like return. Without gradients that is the tensor itself.
+            # torch detaches the results of arange and similar ops. Without gradients the result is the tensor itself.
             self._track(result, arguments[0])
         else:
-            # Of __rshift__, rshift.
+            # The label of __rshift__ is rshift.
             label = op.overloadpacket.__name__.removeprefix("__").removesuffix("__")
             node = self.graph.create_node("call_function", op, arguments, keywords, label)
             self.keep(node, result)
         return result
 
     def keep(self, node: fx.Node, value: Any) -> None:
-        """``value`` is what ``node`` computes."""
+        """Record that ``node`` computes ``value``."""
         node.meta["val"] = value
         if isinstance(value, torch.Tensor):
             self._track(value, node)
@@ -95,7 +95,11 @@ class _Recorder(TorchDispatchMode):
         self._alive.append(tensor)
 
     def nodes_of(self, value: Any, reader: str) -> Any:
-        """``value``, arguments or results, with the nodes of its tensors."""
+        """``value``, which is arguments or results, with each tensor replaced by its node.
+
+        Raises:
+            ConstantTensor: no node computes one of the tensors. ``reader`` is the name in the error.
+        """
         if isinstance(value, torch.Tensor):
             if id(value) not in self._nodes:
                 raise ConstantTensor(reader)

@@ -1,4 +1,4 @@
-"""Two graphs become one: a drafter's captured network is copied into the target's step."""
+"""Joining of two graphs: a drafter's captured network is copied into the target's step."""
 
 from __future__ import annotations
 
@@ -11,26 +11,28 @@ from torch import fx
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
 
-#: Before the names of a drafter's weights, state tensors and bodies.
+#: The prefix of the names of a drafter's weights, state tensors and bodies.
 PREFIX = "drafter_"
 
 
 def splice_graph(
     graph: StepGraph, other: StepGraph, inputs: Mapping[fx.Node, fx.Node], outputs: Sequence[fx.Node], before: fx.Node
 ) -> list[fx.Node]:
-    """Copy the part of ``other`` that computes ``outputs`` from the keys of ``inputs``, reading their values instead.
+    """Copy the part of ``other`` that computes ``outputs`` into ``graph``.
 
-    The copy reads weights and state of ``other`` by the same names, and calls its bodies, which ``graph`` has to have.
+    The copy reads weights and state of ``other`` by the same names, and calls its bodies, which must be bodies of
+    ``graph``.
 
     Args:
-        inputs: nodes of ``other``, its inputs or anything that is computed from them, to nodes of ``graph``.
-        before: where in ``graph`` the copy is put.
+        inputs: nodes of ``graph`` by nodes of ``other`` (inputs or intermediate nodes). The copy reads them instead,
+            and does not compute the nodes of ``other``.
+        before: the node of ``graph`` before which the copy is inserted.
 
     Returns:
-        What stands for ``outputs``.
+        The nodes of ``graph`` that correspond to ``outputs``.
 
     Raises:
-        ValueError: an input of ``other`` is needed and not given.
+        ValueError: ``outputs`` need an input of ``other`` that is not among ``inputs``.
     """
     needed: set[fx.Node] = set()
     stack = list(outputs)
@@ -45,7 +47,7 @@ def splice_graph(
             continue
         port = other.ports[node.name]
         if port.role == "input":
-            raise ValueError(f"the network reads {node.name!r}, which was not given")
+            raise ValueError(f"the network reads {node.name!r}: give it in inputs")
         node_map[node] = graph.state(node.name) if port.role == "state" else graph.weight(port)
     with graph.graph.inserting_before(before):
         for node in other.graph.nodes:
@@ -57,7 +59,8 @@ def splice_graph(
 
 
 def prefix_names(graph: StepGraph, prefix: str, layout: Layout) -> None:
-    """Put ``prefix`` before the names of all weights and state tensors, which ``layout`` has by these names."""
+    """Put ``prefix`` before the names of all weights and state tensors. ``layout`` has the state tensors by the new
+    names."""
     ports = {}
     for node in graph.placeholders:
         port = graph.ports[node.name]

@@ -1,4 +1,4 @@
-"""A stage: the graph as one pass left it, printed as a Python file that runs."""
+"""Stages: the graph after each pass, printed as a Python file that runs."""
 
 from __future__ import annotations
 
@@ -12,13 +12,21 @@ from speccompile.errors import UnknownStage
 from speccompile.graph.printing import callable_of, load_python, to_python, without_runner
 from speccompile.graph.step_graph import StepGraph
 
-#: The name of the first stage, which no pass has.
+#: The name of the first stage, the graph before any pass. No pass has this name.
 CAPTURE = "capture"
 
 
 @dataclass(frozen=True)
 class Stage:
-    """The graph as one pass left it."""
+    """The graph after one pass.
+
+    Args:
+        name: the pass.
+        tier: the name of the tier, for titles.
+        seconds: the time of the pass.
+        note: the pass's own summary.
+        previous: the stage before; None for the first.
+    """
 
     name: str
     tier: str
@@ -44,12 +52,12 @@ class Stage:
 
     @property
     def op_counts(self) -> dict[str, int]:
-        """How often each op or body is called, most frequent first."""
+        """The number of calls of each op or body, most frequent first."""
         return self.graph.op_counts()
 
     @property
     def diff(self) -> str:
-        """Unified text difference of the bodies and of ``step`` to the stage before; empty for the first."""
+        """A unified diff of the bodies and of ``step`` against the previous stage; empty for the first stage."""
         if self.previous is None:
             return ""
         before, after = (without_runner(stage.python).splitlines() for stage in (self.previous, self))
@@ -57,10 +65,10 @@ class Stage:
 
 
 class Stages(Mapping[str, Stage]):
-    """The stages of one tier, in the order they ran, by name of the pass.
+    """The stages of one tier, in running order, by name of the pass.
 
     Args:
-        stages: them, or what builds them at the first use.
+        stages: the stages, or a function that builds them at the first use.
     """
 
     def __init__(self, stages: Iterable[Stage] | Callable[[], Stages]) -> None:

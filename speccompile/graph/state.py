@@ -1,7 +1,8 @@
-"""What a step keeps between runs: named state tensors whose sizes are expressions, resolved once per wrap.
+"""The state of a step between runs: named state tensors whose sizes are expressions, resolved once per wrap.
 
-Shape symbols (sympy): ``N`` slots, the dummy slot included; ``S`` cache length; ``K`` the largest draft length;
-``T`` the widest step that commits; ``B`` rows of a step; ``E`` EOS ids a slot can hold; ``V`` vocabulary.
+Shape symbols (sympy): ``N`` slots, including the dummy slot; ``S`` cache length; ``K`` the largest draft length; ``T``
+the width of the widest step that commits; ``B`` rows of a step; ``E`` the largest number of a slot's EOS ids; ``V``
+vocabulary.
 """
 
 from __future__ import annotations
@@ -16,36 +17,37 @@ import torch
 
 N, S, K, T, B, E, V = sympy.symbols("N S K T B E V", integer=True, positive=True)
 
-#: What the sizes of a :class:`StateSpec` may be made of.
+#: The symbols that sizes of a :class:`StateSpec` may contain.
 SIZES = frozenset({N, S, K, T, B, E, V})
 
 EOS_CAPACITY = 8
-#: The likeliest tokens that are kept of each place of a prompt: the most that the OpenAI API returns.
+#: The number of likeliest tokens that are recorded at each position of a prompt: the most that the OpenAI API returns.
 PROMPT_TOP = 20
 
 
 @dataclass(frozen=True)
 class StateSpec:
-    """One state tensor, before sizes are known.
+    """One state tensor, with sizes as expressions.
 
     Args:
         name: unique in the arena.
-        shape: ints and sympy expressions over the symbols of this module. A first dimension ``N`` makes it
-            per-slot: such a tensor is set back to ``fill`` when a new request takes the slot.
+        shape: ints and sympy expressions over the symbols of this module. A tensor whose first dimension is ``N`` is
+            per-slot: a slot's part is reset to ``fill`` when a new request receives the slot.
         dtype: of the tensor.
         fill: value at the start and after a reset.
-        low, high: bounds ``low <= value < high`` of an integer tensor, for printed examples; ``high`` may be
-            an expression.
-        reset: False for tensors that follow the text, ``[N, S, ...]`` (KV): what they hold of a position depends on
-            the tokens up to it alone, and is dead beyond ``length``. Another slot that begins with the same text may
-            have a copy of it.
+        low, high: bounds ``low <= value < high`` of an integer tensor, for printed examples; ``high`` may be an
+            expression.
+        reset: False for tensors that follow the sequence, ``[N, S, ...]`` (KV). Their state at a position depends only
+            on the tokens up to it, and is not read after ``length``. It can be copied to another slot whose sequence
+            begins with the same tokens.
         distinct: no value occurs twice (the slots of a step's rows).
-        looks_ahead: of a tensor that follows the text: on how many tokens after a position depends what it holds of
-            it, or is computed from; another text with the same beginning has so many places less in common.
-        initial: what the first places hold at the start, of a tensor of one dimension that is not per-slot.
-        recurrent: it is what a recurrence keeps of each slot. It is not reset: where the slot's
-            :data:`~speccompile.graph.layer_state.ABSORBED` is 0, it is dead.
-        checkpoint_of: the recurrent tensor ``[N, ...]`` of which it has copies, ``[N - 1, C, ...]``. No step reads it.
+        looks_ahead: for a tensor that follows the sequence: the number of tokens after a position that its state there
+            depends on. Two sequences with a common beginning share so many positions fewer.
+        initial: initial values of the first elements, for a tensor of one dimension that is not per-slot.
+        recurrent: the tensor is the state of a recurrence for each slot. It is not reset, and is not read if the slot's
+            :data:`~speccompile.graph.layer_state.ABSORBED` is 0.
+        checkpoint_of: the name of the recurrent tensor ``[N, ...]`` of which this tensor has copies, ``[N - 1, C,
+            ...]``. No step reads it.
     """
 
     name: str
@@ -63,12 +65,12 @@ class StateSpec:
 
     @property
     def per_slot(self) -> bool:
-        """Whether the first dimension is N, a place for each slot."""
+        """Whether the first dimension is N, the slots."""
         return len(self.shape) > 0 and self.shape[0] == N
 
     def resolve(self, sizes: Mapping[sympy.Symbol, int]) -> StateTensor:
-        """The tensor with numbers in the place of the size symbols."""
-        # Not `subs`, which simplifies and takes a quarter of a small model's wrap.
+        """The tensor with numbers instead of the size symbols."""
+        # Not `subs`: it simplifies, which is a quarter of the time of wrapping a small model.
         values = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
         high = None if self.high is None else int(sympy.sympify(self.high).xreplace(values))
         shape = tuple(int(sympy.sympify(size).xreplace(values)) for size in self.shape)
@@ -109,7 +111,7 @@ class StateTensor:
 
     @property
     def per_slot(self) -> bool:
-        """Whether its first dimension is that of slots."""
+        """Whether its first dimension is the slots."""
         return self.reset or self.follows_text or self.recurrent
 
     @property
@@ -120,9 +122,10 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class Layout:
-    """All state tensors of one wrap, by name, and the sizes they were resolved with.
+    """All state tensors of one wrap, by name, and the sizes that they were resolved with.
 
-    ``num_logits`` is at most ``vocab_size``: prompts may have tokens that the lm_head cannot choose.
+    ``num_logits``, the outputs of the lm_head, is at most ``vocab_size``: prompts may have tokens that the lm_head
+    cannot choose.
     """
 
     tensors: Mapping[str, StateTensor]
@@ -135,7 +138,7 @@ class Layout:
 
     @property
     def recurrent(self) -> dict[str, int]:
-        """What recurrences keep: bytes of one slot, by the tensor's name."""
+        """Bytes of one slot's recurrent state, by the tensor's name."""
         return {name: tensor.nbytes // tensor.shape[0] for name, tensor in self.tensors.items() if tensor.recurrent}
 
     @property
@@ -145,27 +148,27 @@ class Layout:
 
     @property
     def sizes(self) -> set[int]:
-        """Every size that a state tensor has which steps read."""
+        """All sizes of the state tensors that steps read."""
         return {size for tensor in self.tensors.values() if not tensor.checkpoint_of for size in tensor.shape}
 
     @property
     def dummy_slot(self) -> int:
-        """The slot of padding rows; no request ever owns it."""
+        """The slot of padding rows. No request owns it."""
         return self.max_batch
 
     @property
     def cache_len(self) -> int:
-        """S."""
+        """S, the cache length."""
         return cache_len(self.max_len, self.max_width)
 
 
 def cache_len(max_len: int, max_width: int) -> int:
-    """S: ``max_len`` and room for one step's drafts after it, so that every write is in bounds."""
+    """S: ``max_len``, plus the width of one step. Every write of a step is then in bounds."""
     return max_len + max_width
 
 
 def primes_clear_of(sizes: Iterable[int]) -> Iterator[int]:
-    """Primes from 11 on of which none of ``sizes`` is a multiple: examples for sizes that vary."""
+    """Primes from 11 on that divide none of ``sizes``: example values for sizes that vary."""
     taken = {size for size in sizes if size > 0}
     for n in itertools.count(11):
         if all(n % d for d in range(2, math.isqrt(n) + 1)) and all(size % n for size in taken):
@@ -173,22 +176,22 @@ def primes_clear_of(sizes: Iterable[int]) -> Iterator[int]:
 
 
 def core_state(vocab_size: int) -> list[StateSpec]:
-    """The state every mode has. ``length`` counts committed tokens, the newest included."""
+    """The state tensors of every mode. ``length`` is the number of committed tokens, including the newest."""
     i64 = torch.int64
     return [
         StateSpec("tokens", (N, S), i64, high=vocab_size),
         StateSpec("length", (N,), i64, low=1, high=S - K - 1),
         StateSpec("prompt_length", (N,), i64, low=1, high=S - K - 1),
         StateSpec("limit", (N,), i64, low=1, high=S - K),
-        # Most drafts that a request wants; far above K where it did not say.
+        # The most drafts that a request allows. The fill value, far above K, means no limit.
         StateSpec("draft_limit", (N,), i64, fill=2**30, high=K + 1),
         StateSpec("alive", (N,), torch.bool, fill=0),
         StateSpec("eos", (N, E), i64, fill=-1, low=-1, high=vocab_size),
-        # Of the newest step, for the host: n, accepted and proposed draft tokens.
+        # Results of the newest step, for the host: emitted tokens, accepted and proposed draft tokens.
         StateSpec("emitted", (N,), i64, high=K + 2),
         StateSpec("accepted", (N,), i64, high=K + 1),
         StateSpec("proposed", (N,), i64, high=K + 1),
-        # What the host hands to a run: the slot of each row, and where a prefill chunk starts.
+        # Inputs of a run that the host writes: the slot of each row, and the slot and start of a prompt chunk.
         StateSpec("slots", (B,), i64, high=N, distinct=True),
         StateSpec("prefill_slot", (1,), i64, high=N),
         StateSpec("prefill_start", (1,), i64, high=1),
@@ -196,11 +199,11 @@ def core_state(vocab_size: int) -> list[StateSpec]:
 
 
 def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[StateSpec]:
-    """What the newest step, or prompt chunk, chose its tokens from, for the host; logits and scores only with
-    ``scores``.
+    """State tensors that record, for the host, the scores that the newest step or prompt chunk chose its tokens from.
 
     Args:
-        chunk_width: of the widest prompt chunk.
+        chunk_width: the width of the widest prompt chunk.
+        scores: also record whole rows of logits and scores.
     """
     f32, best = torch.float32, (chunk_width, min(PROMPT_TOP, vocab_size))
     specs = [
@@ -223,8 +226,15 @@ def resolve_layout(
     vocab_size: int,
     num_logits: int | None = None,
 ) -> Layout:
-    """Fill in the sizes. ``max_width`` is the widest step that commits, Tmax of the design; ``num_logits`` is
-    ``vocab_size`` if it is None or more."""
+    """Resolve the sizes of all ``specs``.
+
+    Args:
+        max_width: T, the width of the widest step that commits.
+        num_logits: the outputs of the lm_head; None, or more than ``vocab_size``, is ``vocab_size``.
+
+    Raises:
+        ValueError: two specs have one name.
+    """
     sizes = {
         N: max_batch + 1,
         S: cache_len(max_len, max_width),
@@ -237,7 +247,7 @@ def resolve_layout(
     tensors: dict[str, StateTensor] = {}
     for spec in specs:
         if spec.name in tensors:
-            raise ValueError(f"two state tensors are called {spec.name!r}")
+            raise ValueError(f"two state tensors are called {spec.name!r}: give each its own name")
         tensors[spec.name] = spec.resolve(sizes)
     chosen = vocab_size if num_logits is None else min(num_logits, vocab_size)
     return Layout(tensors, max_batch, max_len, max_draft_len, max_width, vocab_size, chosen)

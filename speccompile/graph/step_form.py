@@ -1,4 +1,4 @@
-"""The form of an executable: what of it depends on the tier, and not on mode or model."""
+"""The form of an executable: the properties that depend on the tier, and not on the mode or the model."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from speccompile.graph.tree import Tree
 
 @dataclass(frozen=True)
 class StepForm:
-    """Form of a decode step, of a mixed step or of a prompt chunk.
+    """The form of a decode step, of a mixed step or of a prompt chunk.
 
     Args:
         drafts: draft tokens K of a chain, 0 for none; or a tree.
         rows: B, the rows that decode; 1 in a prompt chunk.
         kind: how tokens are chosen.
-        prompt_rows: rows of a mixed step that read a prompt; 0 in other steps.
+        prompt_rows: the rows of a mixed step that read a prompt; 0 in other steps.
         chunk: tokens T of a prompt chunk; 0 in a decode step.
-        probabilities: the acceptance rule reads the probabilities that drafts are drawn from: a drafter that has some
-            names them ``draft_probs``, float32 ``[B, K, V]``, and draws with noise of its own (``DRAFTS``).
-        trees: some tier of the wrap is a tree, so a ready drafter also proposes trees.
-        begin: of a drafter's executable that continues a chain, the drafts that are stored already; None where it
-            drafts all of them.
+        probabilities: the acceptance rule reads the probabilities that drafts are drawn from. A drafter with
+            probabilities then names them ``draft_probs``, float32 ``[B, K, V]``, and draws with its own noise
+            (``DRAFTS``).
+        trees: some tier of the wrap is a tree. A ready drafter then also proposes trees.
+        begin: for a drafter's executable that continues a chain: the number of drafts that are stored already. None if
+            it drafts all of them.
     """
 
     drafts: int
@@ -41,7 +42,8 @@ class StepForm:
 
     @property
     def draws(self) -> bool:
-        """Tokens are drawn: a drafter that has probabilities draws with the target's noise."""
+        """Whether tokens are drawn. A drafter with probabilities then draws its drafts too, with the target's noise
+        unless :attr:`probabilities` is set."""
         return self.kind not in ("greedy", "inner")
 
     @property
@@ -58,7 +60,7 @@ class StepForm:
 
     @property
     def name(self) -> str:
-        """The name in stages and messages: ``tier K=3, 1 row``."""
+        """The name in stages and messages, such as ``tier K=3, 1 row``."""
         kind = "" if self.kind == "greedy" else f", {self.kind}"
         if self.chunk:
             return f"prefill T={self.chunk}{kind}"

@@ -20,7 +20,8 @@ from speccompile.graph.state import Layout
 from speccompile.graph.tracing import Tracer
 from speccompile.utils.torch_private import pytree
 
-# The operators that a graph may call besides torch ops: arithmetic on sizes, and the choice of one of several results.
+# The Python operators that a graph may call in addition to torch ops: arithmetic on sizes, and getitem, which selects
+# one of several results.
 SIZE_OPERATORS = frozenset(
     {operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.getitem}
     | {torch.sym_max, torch.sym_min}
@@ -33,7 +34,7 @@ class Values(dict[str, fx.Node]):
     """Nodes by the names that passes gave them.
 
     Raises:
-        UnknownValue: by ``values[name]``, no pass so far has named it.
+        UnknownValue: ``values[name]`` was read, and no pass has named such a node so far.
     """
 
     def __missing__(self, name: str) -> fx.Node:
@@ -41,11 +42,12 @@ class Values(dict[str, fx.Node]):
 
 
 class TracedProcessor(Protocol):
-    """A logits processor of the user as a traced function: :class:`speccompile.sampling.user.UserProcessor`."""
+    """A user's logits processor as a traced function. :class:`speccompile.sampling.user.UserProcessor` implements
+    it."""
 
     @property
     def name(self) -> str:
-        """Of the processor's class, or function."""
+        """The name of the processor's class, or of the function."""
 
     @property
     def function(self) -> Callable[..., torch.Tensor]:
@@ -53,12 +55,13 @@ class TracedProcessor(Protocol):
 
     @property
     def held(self) -> tuple[torch.Tensor, ...]:
-        """The tensors that it holds: the graph's constants."""
+        """The tensors that the processor holds. They become constants of the graph."""
 
 
 @dataclass
 class Anchors:
-    """Places in the graph, found by module path. ``layers[i]`` is the one live-out of decoder layer i."""
+    """Nodes of the captured graph that passes refer to, found by module path. ``layers[i]`` is the one output of
+    decoder layer i."""
 
     tokens: fx.Node
     positions: fx.Node
@@ -68,7 +71,7 @@ class Anchors:
     lm_head: fx.Node
 
     def mapped(self, translate: Callable[[fx.Node], fx.Node]) -> Anchors:
-        """The same places after each node was replaced by ``translate(node)``."""
+        """The anchors with each node replaced by ``translate(node)``."""
         return Anchors(
             translate(self.tokens),
             translate(self.positions),
@@ -83,13 +86,13 @@ class Anchors:
 class StepGraph:
     """A step as data: the flat graph, its ports, anchors, named values, outlined bodies and facts.
 
-    Passes edit it through the methods below. Nothing else in the package changes ``graph`` directly, except the
-    verifier, which recomputes ``node.meta["val"]`` after every pass.
+    Passes edit it through the methods below. Only the verifier also changes ``graph``: it recomputes
+    ``node.meta["val"]`` after every pass.
 
     Attributes:
-        tracer: of :meth:`insert`, for all steps of a wrap.
-        route: how attention was captured (see :mod:`speccompile.graph_capture.attention`).
-        logits_processors: the user's own, for the pass that processes logits.
+        tracer: the tracer of :meth:`insert`, shared by all steps of a wrap.
+        route: the way in which attention was captured (see :mod:`speccompile.graph_capture.attention`).
+        logits_processors: the user's own processors, for the pass that processes logits.
         drafter: a mode's network, outlined, for the pass that copies it. Its bodies are among ``bodies``.
     """
 
@@ -148,7 +151,7 @@ class StepGraph:
 
     @property
     def constants(self) -> list[torch.Tensor]:
-        """The tensors that the graph reads and that are neither parameters nor buffers of the model."""
+        """The tensors that the graph reads, other than state, inputs, and parameters and buffers of the model."""
         ports = [port for port in self.ports.values() if port.role == "weight" and not (port.path or port.parts)]
         return [port.value for port in ports if port.value is not None]
 
@@ -158,7 +161,7 @@ class StepGraph:
         return self.graph.output_node()
 
     def op_counts(self) -> dict[str, int]:
-        """How often each op or body is called, most frequent first."""
+        """The number of calls of each op or body, most frequent first."""
         counts: dict[str, int] = {}
         for node in self.graph.nodes:
             if node.op in ("call_function", "call_module"):
@@ -169,29 +172,31 @@ class StepGraph:
     # --- editing ---------------------------------------------------------------------------------
 
     def state(self, name: str) -> fx.Node:
-        """The placeholder of state tensor ``name``, added when the graph does not use it yet.
+        """The placeholder of state tensor ``name``. It is added if the graph does not have it yet.
 
         Raises:
-            PassError: there is no such tensor.
+            PassError: the layout has no such tensor.
         """
         if name not in self.layout.tensors:
-            raise PassError(f"there is no state tensor {name!r}; a pass declares its own in state_specs()")
+            raise PassError(f"there is no state tensor {name!r}; declare it in the state_specs() of the pass")
         return self._placeholder(Port.of_state(self.layout.tensors[name], self.device))
 
     def constant(self, name: str, value: torch.Tensor) -> fx.Node:
-        """The placeholder of a tensor that is neither weight nor state, added when the graph does not use it yet."""
+        """The placeholder of a tensor that is neither weight nor state. It is added if the graph does not have it
+        yet."""
         return self._placeholder(Port.of_constant(name, value))
 
     def weight(self, port: Port) -> fx.Node:
-        """The placeholder of a weight in another form than the model's, added when the graph does not use it yet."""
+        """The placeholder of a weight in another form than the model's. It is added if the graph does not have it
+        yet."""
         return self._placeholder(port)
 
     def input(self, port: Port) -> fx.Node:
-        """The placeholder of an input, added when the graph does not use it yet."""
+        """The placeholder of an input. It is added if the graph does not have it yet."""
         return self._placeholder(port)
 
     def drop_placeholder(self, node: fx.Node) -> None:
-        """Remove a placeholder that nothing reads any more."""
+        """Remove a placeholder that no node reads."""
         del self.ports[node.name]
         self.graph.erase_node(node)
 
@@ -205,7 +210,7 @@ class StepGraph:
             raise PassError(f"the {port.role} {port.name!r} has the name of an outlined body")
         with self.graph.inserting_after(self.placeholders[-1]):
             node = self.graph.placeholder(port.name)
-        # fx writes generated names in small letters; weights keep the names of their modules.
+        # fx converts names to lower case, and a weight must keep the name of its module.
         node._rename(port.name)
         if node.name != port.name:
             raise PassError(f"the {port.role} {port.name!r} has the name of a node of the graph")
@@ -216,11 +221,16 @@ class StepGraph:
     def insert(
         self, function: Callable[..., Any], *nodes: fx.Node, before: fx.Node | None = None, **constants: Any
     ) -> Any:
-        """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes`` and put its ops into the graph.
+        """Trace ``function(*tensors, **constants)`` on the fakes of ``nodes``, and insert its ops into the graph.
 
-        The function consists of PyTorch ops and may write state in place. Returns nodes where it returned tensors.
-        ``before`` defaults to the end of the graph. A function that was traced on equal fakes with equal constants is
-        not traced again.
+        The function consists of PyTorch ops and may write state in place. Calls with equal fakes and equal constants
+        share one trace.
+
+        Args:
+            before: the node before which the ops are inserted; None is the end of the graph.
+
+        Returns:
+            The function's result, with a node for each tensor.
         """
         traced = self.tracer.trace(function, nodes, constants)
         node_map = dict(zip(traced.graph.find_nodes(op="placeholder"), nodes, strict=True))
@@ -228,7 +238,7 @@ class StepGraph:
             for node in traced.graph.nodes:
                 if node.op == "call_function":
                     new = self.graph.node_copy(node, node_map.__getitem__)
-                    # The trace has computed it from this very call.
+                    # The trace has computed it for this target and these arguments.
                     new.meta = {"val": node.meta.get("val")}
                     mark_current(new)
                     node_map[node] = new
@@ -236,10 +246,16 @@ class StepGraph:
         return pytree.tree_unflatten([None if out is None else node_map[out] for out in outputs], traced.structure)
 
     def splice(self, output: fx.Node, replace: Mapping[fx.Node, fx.Node], before: fx.Node) -> fx.Node:
-        """Copy the part of the graph that computes ``output`` from ``replace``'s keys, reading its values instead.
+        """Copy the part of the graph that computes ``output``, with other inputs.
 
-        Placeholders are shared, so the copy reads the same weights and writes the same KV. It is inserted before
-        ``before``; the nodes that it copies must come earlier.
+        Placeholders are shared: the copy reads the same weights and writes the same KV.
+
+        Args:
+            replace: nodes by nodes. The copy reads the values instead of the keys.
+            before: the node before which the copy is inserted. The copied nodes must come earlier.
+
+        Returns:
+            The copy of ``output``.
         """
         needed: set[fx.Node] = set()
         stack = [output]
@@ -260,12 +276,12 @@ class StepGraph:
         return node_map[output]
 
     def bind_input(self, name: str, node: fx.Node) -> None:
-        """Read ``node`` wherever the input ``name`` was read, and remove the input."""
+        """Replace the input ``name`` by ``node`` in all nodes that read it, and remove the input."""
         self.replace(next(item for item in self.placeholders if item.name == name), node)
         del self.ports[name]
 
     def replace(self, old: fx.Node, new: fx.Node) -> None:
-        """Read ``new`` wherever ``old`` was read, also as an anchor or a named value, and remove ``old``."""
+        """Replace ``old`` by ``new`` in all nodes, anchors and named values, and remove ``old``."""
         old.replace_all_uses_with(new)
         self.anchors = self.anchors.mapped(lambda item: new if item is old else item)
         self.graph.erase_node(old)
@@ -274,17 +290,17 @@ class StepGraph:
                 self.name_value(name, new)
 
     def name_value(self, name: str, node: fx.Node) -> None:
-        """Give a node the vocabulary's name, so that later passes and the printed step find it."""
+        """Name a node. Later passes find it in :attr:`values`, and the printed step shows the name."""
         self.values[name] = node
         node._rename(name)
 
     def set_outputs(self, *nodes: fx.Node) -> None:
-        """Return ``nodes``, and nothing else."""
+        """Set ``nodes`` as the graph's only outputs."""
         self.output.args = (tuple(nodes),)
 
     def remove_dead_code(self, keep: Collection[fx.Node] = ()) -> None:
-        """Remove nodes without effect, the names of their values, and ports that nothing reads. The nodes ``keep`` and
-        their inputs stay."""
+        """Remove nodes without effect, their named values, and ports that no node reads. The nodes ``keep`` and their
+        inputs stay."""
         nodes = list(self.graph.nodes)
         from_start = nodes[nodes.index(self.anchors.start) :]
         self.graph.eliminate_dead_code(lambda node: node in keep or self._has_effect(node))
@@ -297,11 +313,12 @@ class StepGraph:
         self.values = Values((name, node) for name, node in self.values.items() if node in live)
 
     def _has_effect(self, node: fx.Node) -> bool:
-        """Layers write KV. What a model computes around them has no effect but its results."""
+        """Whether ``node`` writes state. Bodies of layers write KV; the bodies before and after the layers only return
+        results."""
         return self.bodies[str(node.target)].part == "layers" if node.op == "call_module" else node.is_impure()
 
     # --- shapes ----------------------------------------------------------------------------------
 
     def propagate(self) -> None:
-        """Recompute ``meta["val"]`` from the ports on: of new and changed nodes, and of what follows from them."""
+        """Recompute ``meta["val"]`` of new and changed nodes, and of the nodes that depend on them."""
         propagate(self.graph, self.ports, self.bodies, self.device)

@@ -1,4 +1,4 @@
-"""Functions of tensors as graphs. A function of this package is traced once for a whole process."""
+"""Tracing of functions of tensors as graphs. A function of this package is traced once in a process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speccompile.utils.torch_private import OpOverload, OpOverloadPacket, pytree
 
 @dataclass(frozen=True)
 class Trace:
-    """What a function does to its tensors, as a graph that returns a flat tuple, and the structure of its result."""
+    """A function as a graph that returns a flat tuple, and the structure of the function's result."""
 
     graph: fx.Graph
     structure: pytree.TreeSpec
@@ -27,12 +27,13 @@ class Trace:
 
 @dataclass(frozen=True)
 class Call:
-    """A call of ``function``, and all that its trace depends on.
+    """A call of ``function``, with all properties that its trace depends on.
 
     Args:
         key: equal for calls with equal constants.
-        kinds: the kinds of its tensors and sizes, in order.
-        same: for each of them, the index of the first one that is identical to it.
+        kinds: the kinds (:func:`~speccompile.graph.fakes.kind`) of its tensors and sizes, in order.
+        same: for each of them, the index of the first one that is the same node.
+        dtype: torch's default dtype at the call.
         constants: the keyword arguments.
     """
 
@@ -45,7 +46,7 @@ class Call:
 
 
 class Tracer:
-    """Traces functions, each call once.
+    """Traces functions, and keeps the trace of each call.
 
     Functions from outside of this package, and constants without a stable key, are compared by identity. Their traces
     live as long as this tracer.
@@ -70,7 +71,7 @@ class Tracer:
         try:
             known = self._own.get(call)
         except TypeError:
-            # A constant has no hash, so it cannot be compared with another one.
+            # A constant is not hashable, so its trace cannot be kept.
             return _traced(call)
         if known is None:
             known = self._own[call] = _traced(call)
@@ -81,7 +82,7 @@ def _call_key(function: Callable[..., Any], constants: Mapping[str, Any]) -> str
     """A key of the function and its constants.
 
     Raises:
-        NoStableKey: one of them is neither torch's nor this package's.
+        NoStableKey: one of them is not defined by torch or by this package.
     """
     known = isinstance(function, OpOverloadPacket | OpOverload)
     return json.dumps([stable_key(constants), None if known else stable_key(function)])
@@ -89,13 +90,13 @@ def _call_key(function: Callable[..., Any], constants: Mapping[str, Any]) -> str
 
 def _traced(call: Call) -> Trace:
     with faking():
-        # A fake for every node, also where two nodes share one: a recording distinguishes its inputs by identity.
+        # A new fake for every node, since nodes can share fakes: a recording distinguishes its inputs by identity.
         own = {index: of_kind(call.kinds[index]) for index in set(call.same)}
         try:
             return Trace(*record(functools.partial(call.function, **call.constants), [own[i] for i in call.same]))
         except ConstantTensor as error:
             raise ValueError(
-                f"{call.function.__name__} makes the tensor constant that {error} reads, while it is traced; "
+                f"{call.function.__name__} creates a tensor from Python numbers, which {error} reads; "
                 "use torch.arange / torch.full, or a state tensor"
             ) from None
 

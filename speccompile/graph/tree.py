@@ -8,23 +8,26 @@ from typing import Any
 from speccompile.errors import InvalidOption
 from speccompile.utils.numbers import python_numbers
 
-#: State of a ready drafter's proposals: tokens and parents ``[N, P]``, and how many there are, ``[N]``.
+#: State of a ready drafter's tree proposals: tokens and parents ``[N, P]``, and the number of tokens ``[N]``.
 PROPOSAL = ("tree_tokens", "tree_parents", "tree_count")
-#: State of drafts that a drafter's executable stores for the target's: tokens ``[N, K]``, and how many count, ``[N]``.
+#: State of the drafts that a drafter's executable stores for the target's executable: tokens ``[N, K]``, and the number
+#: of valid ones ``[N]``.
 STORED = ("stored_drafts", "stored_lens")
 
 
 class Tree(int):
-    """The shape of a tier whose drafts are a tree. As an ``int`` it is the number of its draft tokens, which is what
-    widths, buffers and costs depend on, as they do on the draft length of a chain.
+    """The shape of a tier whose drafts are a tree. As an ``int`` it is the number of draft tokens.
+
+    Widths, buffers and costs depend on that number, as they depend on the draft length of a chain.
 
     Node 0 is the newest committed token; the draft tokens are the nodes from 1 on, parents before children.
 
     Attributes:
-        depth: of the deepest node: a step accepts at most so many draft tokens.
-        branches: of a dynamic tree, most children of a node; of a static one, its greatest branch index plus one.
-        parents: of a static tree, the parent of each node from 1 on; None for a dynamic one.
-        ranks: of a static tree, which child of its parent each of these nodes is.
+        depth: the depth of the deepest node. A step accepts at most this number of draft tokens.
+        branches: for a dynamic tree, the largest number of children of a node; for a static tree, its greatest branch
+            index plus one.
+        parents: for a static tree, the parent of each node from 1 on; None for a dynamic tree.
+        ranks: for a static tree, the index of each of these nodes among the children of its parent.
     """
 
     depth: int
@@ -35,18 +38,22 @@ class Tree(int):
     def __new__(cls, *given: Any) -> Tree:
         """
         Raises:
-            InvalidOption: always. A number does not say which tree.
+            InvalidOption: always, since a number does not define a tree. Use :meth:`static` or :meth:`dynamic`.
         """
         reason = "give the shape: Tree.static(paths), or Tree.dynamic(nodes, depth, branches)"
         raise InvalidOption(where="Tree", name="arguments", value=given, reason=reason)
 
     @classmethod
     def static(cls, paths: Iterable[Iterable[int]]) -> Tree:
-        """A tree of fixed form: each path leads from the root to a node, as branch indices. ``(0,)`` is the likeliest
-        first token, ``(1, 0)`` the likeliest one after the second likeliest first one.
+        """A tree of fixed form.
+
+        Args:
+            paths: one path for each node: the branch indices from the root to the node. ``(0,)`` is the likeliest first
+                token. ``(1, 0)`` is the likeliest token after the second likeliest first token.
 
         Raises:
-            InvalidOption: a path is empty or not of indices, occurs twice, or continues a path that is not given.
+            InvalidOption: a path is empty, has an element that is not an index, occurs twice, or continues a path that
+                is not given.
         """
 
         def refuse(reason: str) -> InvalidOption:
@@ -63,17 +70,22 @@ class Tree(int):
             raise refuse("give at least one path")
         ordered = sorted(set(given), key=lambda path: (len(path), path))
         if len(ordered) < len(given):
-            raise refuse("a path occurs twice")
+            raise refuse("each path must occur once, and one occurs twice")
         nodes = {(): 0} | {path: node for node, path in enumerate(ordered, 1)}
         if missing := next((path[:-1] for path in ordered if path[:-1] not in nodes), None):
-            raise refuse(f"the path {missing!r} is missing, and others continue it")
+            raise refuse(f"other paths continue the path {missing!r}: give it too")
         parents, ranks = tuple(nodes[path[:-1]] for path in ordered), tuple(path[-1] for path in ordered)
         return cls._of(len(ordered), max(map(len, ordered)), max(ranks) + 1, parents, ranks)
 
     @classmethod
     def dynamic(cls, nodes: int, depth: int, branches: int) -> Tree:
-        """A tree that takes, for each sequence in each step, the ``nodes`` likeliest draft tokens that the drafter
-        proposes, no deeper than ``depth`` and at most ``branches`` after one token.
+        """A tree of the ``nodes`` likeliest draft tokens that the drafter proposes, chosen for each sequence in each
+        step.
+
+        Args:
+            nodes: the number of draft tokens.
+            depth: the largest depth of a token.
+            branches: the largest number of tokens after one token.
 
         Raises:
             InvalidOption: a number is not valid, or the tree cannot have so many nodes.
@@ -84,7 +96,7 @@ class Tree(int):
                 reason = "it must be an int of at least 1"
                 raise InvalidOption(where="Tree.dynamic", name=name, value=value, reason=reason)
         if depth > nodes:
-            reason = f"a tree of {nodes} nodes is at most {nodes} deep"
+            reason = f"it must be at most {nodes} in a tree of {nodes} nodes"
             raise InvalidOption(where="Tree.dynamic", name="depth", value=depth, reason=reason)
         if branches == 1 and nodes > depth:
             reason = f"with one branch, a tree of depth {depth} has {depth} nodes"
@@ -104,21 +116,21 @@ class Tree(int):
 
     @property
     def paths(self) -> tuple[tuple[int, ...], ...]:
-        """Of a static tree."""
+        """The paths of a static tree; empty for a dynamic tree."""
         found: list[tuple[int, ...]] = [()]
         for parent, rank in zip(self.parents or (), self.ranks or (), strict=True):
             found.append((*found[parent], rank))
         return tuple(found[1:])
 
     def draw(self) -> str:
-        """A picture of it, a line for each node: its number and its path. Of a dynamic one, a line for each level: how
-        many nodes it has at most."""
+        """A picture of the tree in text. A static tree has a line for each node: its number and its path. A dynamic
+        tree has a line for each level: its largest number of nodes."""
         if self.parents is None:
             widest = [min(self.branches**level, int(self) - level + 1) for level in range(1, self.depth + 1)]
             levels = (f"level {level}: up to {count} nodes" for level, count in enumerate(widest, 1))
             return "\n".join([f"{int(self)} nodes, the likeliest", *levels])
         node_of = {path: node for node, path in enumerate(self.paths, 1)}
-        # In this order a token's continuations follow it.
+        # Sorted: the continuations of a token follow it.
         ordered = sorted(node_of)
         last_child = {path[:-1]: path for path in ordered}
         lines, bars = ["0  the newest token"], [""]
@@ -130,14 +142,14 @@ class Tree(int):
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Plain values, from which :meth:`of` makes the same tree."""
+        """Plain values, from which :meth:`of` builds the same tree."""
         if self.parents is None:
             return {"nodes": int(self), "depth": self.depth, "branches": self.branches}
         return {"paths": [list(path) for path in self.paths]}
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Tree:
-        """The tree of :attr:`fields`."""
+        """The tree with these :attr:`fields`."""
         return cls.static(fields["paths"]) if "paths" in fields else cls.dynamic(**fields)
 
     @property
@@ -171,7 +183,8 @@ class Tree(int):
 
 
 def _most_nodes(depth: int, branches: int, enough: int) -> int:
-    """Most nodes of a tree of that depth, where every node has two or more children; or a number from ``enough`` on."""
+    """The largest number of nodes of a tree with this depth and two or more ``branches``. If it is at least ``enough``,
+    any number that is at least ``enough``."""
     level = most = branches
     for _ in range(depth - 1):
         if most >= enough:
@@ -182,15 +195,15 @@ def _most_nodes(depth: int, branches: int, enough: int) -> int:
 
 
 def in_order(shapes: Iterable[int]) -> tuple[int, ...]:
-    """By their draft tokens; of as many, chains before trees."""
+    """``shapes`` sorted by their numbers of draft tokens; chains before trees of the same number."""
     return tuple(sorted(shapes, key=lambda shape: (int(shape), isinstance(shape, Tree), str(shape))))
 
 
 def chains(draft_lens: Iterable[int]) -> tuple[int, ...]:
-    """Of the shapes of tiers those that are chains."""
+    """The shapes of ``draft_lens`` that are chains."""
     return tuple(shape for shape in draft_lens if not isinstance(shape, Tree))
 
 
 def depth_of(shape: int) -> int:
-    """Most draft tokens that a step of this shape accepts."""
+    """The largest number of draft tokens that a step of this shape accepts."""
     return shape.depth if isinstance(shape, Tree) else shape

@@ -1,4 +1,4 @@
-"""Checks a step graph after every pass: form, ports, mutation, order of reads and writes, shapes."""
+"""Checks of a step graph after every pass: form, ports, mutation, order of reads and writes, shapes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def verify(graph: StepGraph, after: str) -> None:
     """Check ``graph`` and recompute its shapes.
 
     Raises:
-        VerifierError: naming the pass ``after`` which the graph was found broken, and the node.
+        VerifierError: a check fails. The message names the pass ``after`` which the graph was checked, and the node.
     """
 
     def fail(problem: str) -> NoReturn:
@@ -40,7 +40,7 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
     names = {node.name for node in graph.placeholders}
     for node in graph.graph.nodes:
         if node.op == "get_attr":
-            fail(f"node {node.name!r} reads the attribute {node.target!r}; every tensor needs a port")
+            fail(f"node {node.name!r} reads the attribute {node.target!r}; give its tensor a port (StepGraph.constant)")
         if node.op == "call_module" and node.target not in graph.bodies:
             fail(f"node {node.name!r} calls {node.target!r}, which is not an outlined body")
         known = isinstance(node.target, OpOverload) or node.target in SIZE_OPERATORS
@@ -58,16 +58,16 @@ def _check_ports(graph: StepGraph, fail: Fail) -> None:
 
 @functools.cache
 def _aliases(op: OpOverload) -> tuple[tuple[int, str, bool], ...]:
-    """Index, name and whether it is written, of the arguments that the result shares memory with or that are written.
+    """The arguments that the result shares memory with, or that the op writes: index, name, and whether it is written.
 
-    Reading a schema copies it, and each pass reads those of all nodes.
+    The result is cached: reading a schema copies it, and each pass reads the schemas of all nodes.
     """
     arguments = enumerate(op._schema.arguments)
     return tuple((i, item.name, item.alias_info.is_write) for i, item in arguments if item.alias_info is not None)
 
 
 def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
-    """The arguments of ``node`` that it writes in place, as its schema (or its body) says."""
+    """The arguments that ``node`` writes in place, by the schema of its op or by its body."""
     if node.op == "call_module":
         for index in graph.bodies[str(node.target)].mutates:
             yield node.args[index]  # type: ignore[misc]
@@ -78,7 +78,7 @@ def written(graph: StepGraph, node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _shares_memory(node: fx.Node) -> bool:
-    """Whether :func:`written` or :func:`views_of` may yield something. Most ops have neither."""
+    """Whether :func:`written` or :func:`views_of` can yield an argument. For most ops they cannot."""
     if node.op == "call_function" and isinstance(node.target, OpOverload):
         return bool(_aliases(node.target))
     return node.op != "placeholder"
@@ -94,7 +94,7 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
 
 
 def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
-    """The nodes in an argument of ``node``, which is given by its place or by its name."""
+    """The nodes in the argument of ``node`` with this index or this name."""
     value = node.args[index] if index < len(node.args) else node.kwargs.get(name)
     for item in value if isinstance(value, list | tuple) else [value]:
         if isinstance(item, fx.Node):
@@ -102,7 +102,7 @@ def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
 
 
 def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:
-    """Which nodes write which state tensors, also through views."""
+    """The names of the state tensors that each node writes, also through views."""
     states = {name for name, port in graph.ports.items() if port.role == "state"}
     root: dict[fx.Node, fx.Node] = {node: node for node in graph.placeholders}
     found: dict[fx.Node, set[str]] = {}
@@ -122,22 +122,25 @@ def _check_mutation(graph: StepGraph, fail: Fail) -> None:
     born: dict[fx.Node, int] = {}
     for index, node in enumerate(graph.graph.nodes):
         born[node] = index
-        # Before the first write no view is older than one.
+        # Before the first write no view can be stale.
         for argument in node.all_input_nodes if writes else ():
             origin = root.get(argument)
             if origin is not None and argument is not origin and born[argument] < writes.get(origin, -1):
                 fail(
-                    f"node {node.name!r} reads {argument.name!r}, a view of state {origin.name!r} that was taken "
-                    f"before that state was written"
+                    f"node {node.name!r} reads {argument.name!r}, a view of state {origin.name!r} from before "
+                    f"a write to that state"
                 )
         if not _shares_memory(node):
             continue
         for target in written(graph, node):
             origin = root.get(target)
             if origin is None:
-                continue  # a temporary of the step's own
+                continue  # a temporary of the step
             if graph.ports[origin.name].role != "state":
-                fail(f"node {node.name!r} writes {origin.name!r}, which is {graph.ports[origin.name].role}")
+                fail(
+                    f"node {node.name!r} writes the {graph.ports[origin.name].role} {origin.name!r}; "
+                    f"only state can be written"
+                )
             writes[origin] = index
         for source in views_of(node):
             if source in root:
@@ -154,6 +157,7 @@ def _check_shapes(graph: StepGraph, fail: Fail) -> None:
         new = node.meta.get("val")
         if not (isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)):
             continue
-        # Sizes follow the step's rows and width; kind and number of dimensions never change.
+        # Passes may change sizes, which depend on the step's rows and width, but neither dtype nor number of
+        # dimensions.
         if (old.ndim, old.dtype) != (new.ndim, new.dtype):
             fail(f"node {node.name!r} was {old.dtype}{list(old.shape)}, now {new.dtype}{list(new.shape)}")

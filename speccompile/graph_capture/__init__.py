@@ -1,1 +1,1 @@
-"""From a Hugging Face model to a step graph: a flat, pure function of named tensors."""
+"""Capture of a Hugging Face model as a step graph: a flat, pure function of named tensors."""

@@ -1,4 +1,4 @@
-"""PEFT models: the transformers model inside, with the adapter's layers in place."""
+"""PEFT models: the transformers model inside, with the adapter's layers."""
 
 from __future__ import annotations
 
@@ -11,21 +11,20 @@ from transformers import PreTrainedModel
 from speccompile.errors import ModelInTraining, UnsupportedModel
 from speccompile.graph_capture.model_info import in_training
 
-#: Tokens of the forward by which a PEFT model is compared with what is inside.
+#: Tokens of the forward that compares a PEFT model with the model inside.
 COMPARED_TOKENS = 8
 
 
 def inner_model(model: Any) -> Any:
-    """The transformers model whose ``generate`` a PEFT model calls; anything else as it is.
+    """Return the transformers model whose ``generate`` a PEFT model calls; return any other object unchanged.
 
-    Adapters that replace layers (LoRA and its like) compute all they do in there. Others change what the model reads
-    (prompt tuning), or choose adapters by it (X-LoRA, activated LoRA), which no captured forward does.
-
+    Adapters that replace layers (LoRA and similar ones) compute everything in that model. Other adapters change the
+    model's input (prompt tuning), or choose adapters by it (X-LoRA, activated LoRA). No captured forward does that.
     Raises:
-        ModelInTraining: call ``eval()`` first.
-        UnsupportedModel: it computes something else than what is inside.
+        ModelInTraining: the model is in training mode; call ``eval()`` first.
+        UnsupportedModel: the PEFT model computes other logits than the model inside.
     """
-    # Such a model exists only where peft was imported.
+    # PEFT models only exist if peft was imported.
     peft = sys.modules.get("peft")
     if peft is None or not isinstance(model, peft.PeftModel | peft.PeftMixedModel):
         return model
@@ -42,8 +41,8 @@ def inner_model(model: Any) -> Any:
     if not torch.equal(outer_logits, inner_logits):
         kinds = ", ".join(sorted({config.peft_type.value for config in model.peft_config.values()}))
         reason = (
-            f"its adapter ({kinds}) is not in the layers of the {type(inner).__name__} inside alone, which is all that "
-            "a capture sees; use an adapter of layers, such as LoRA, or merge it with model.merge_and_unload()"
+            f"its adapter ({kinds}) is not only in the layers of the {type(inner).__name__} inside, and a capture sees "
+            "nothing else; use an adapter of layers, such as LoRA, or merge it with model.merge_and_unload()"
         )
         raise UnsupportedModel(model=name, reason=reason)
     return inner

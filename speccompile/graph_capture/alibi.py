@@ -1,4 +1,4 @@
-"""ALiBi: attention of BLOOM and MPT by the attention op, whose scores then depend on distances by head.
+"""ALiBi: attention of BLOOM and MPT by the attention op, whose scores depend on distances, with a slope for each head.
 
 transformers' own modules add the bias of all keys of a cache to their scores, without an attention interface. Source:
 ``BloomAttention``, ``MptAttention`` (transformers, ``models/bloom/modeling_bloom.py``, ``models/mpt/modeling_mpt.py``).
@@ -21,8 +21,8 @@ from speccompile.utils.devices import traits_of
 
 @contextlib.contextmanager
 def alibi_captured(model: nn.Module, route: Route) -> Iterator[None]:
-    """In this context layers with ALiBi call the attention op, if ``route`` and the device's trait
-    ``replaces_attention`` ask for it. Nothing else may run ``model`` meanwhile."""
+    """Let layers with ALiBi call the attention op in this context, if ``route`` is ``attention`` and the device has the
+    trait ``replaces_attention``. No other code may run ``model`` meanwhile."""
     layers = [layer for layer in model.modules() if type(layer).__name__ in FORWARDS] if route == "attention" else []
     layers = [layer for layer in layers if traits_of(next(layer.parameters()).device).replaces_attention]
     for layer in layers:
@@ -60,7 +60,7 @@ def _mpt(
 def _attend(
     layer: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: Any, scale: float
 ) -> torch.Tensor:
-    """Attention of ``[B, H, T, D]`` over the cache with these tokens: ``[B, T, H * D]``."""
+    """Attend with queries ``[B, H, T, D]`` to the cache, updated with these tokens; returns ``[B, T, H * D]``."""
     run = current_run()
     assert run is not None
     key, value = run.cache.update(key, value, layer.layer_idx)
@@ -68,5 +68,5 @@ def _attend(
     return out.flatten(2)
 
 
-#: By the name of transformers' class.
+#: Forwards by the name of transformers' class.
 FORWARDS: dict[str, Callable[..., tuple[torch.Tensor, None]]] = {"BloomAttention": _bloom, "MptAttention": _mpt}

@@ -12,7 +12,7 @@ _altered: list[nn.Module] = []
 
 @contextlib.contextmanager
 def altering(model: nn.Module) -> Iterator[None]:
-    """In this context the package sets hooks or settings of ``model``, which guards of other threads ignore."""
+    """Mark ``model`` in this context: the package sets hooks or settings, which guards of other threads ignore."""
     _altered.append(model)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Finds the places where passes work, by module path and never by op pattern."""
+"""Search for the nodes where passes work, by module path and never by op pattern."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ class ModulePaths:
 
     @staticmethod
     def of(model: PreTrainedModel, prefix: str) -> ModulePaths:
-        """The paths in ``model``, each after ``prefix``."""
+        """Return the paths in ``model``, each after ``prefix``."""
         head = model.get_output_embeddings()
         return ModulePaths(f"{prefix}{decoder_layers(model)[0]}", f"{prefix}{module_path(model, head)}")
 
 
 def modules_of(node: fx.Node) -> list[str]:
-    """Paths of the modules whose forward made ``node``, outermost first."""
+    """Return paths of the modules whose forward created ``node``, outermost first."""
     return [path for path, _ in node.meta.get("nn_module_stack", {}).values()]
 
 
 def layer_of(node: fx.Node, paths: ModulePaths) -> int | None:
-    """The decoder layer that ``node`` belongs to."""
+    """Return the decoder layer that ``node`` belongs to; None if it belongs to none."""
     prefix = paths.layers + "."
     for path in modules_of(node):
         if path.startswith(prefix):
@@ -43,7 +43,7 @@ def layer_of(node: fx.Node, paths: ModulePaths) -> int | None:
 
 
 def live_outs(region: Sequence[fx.Node]) -> list[fx.Node]:
-    """Tensors of ``region`` that something outside of it reads; sizes do not count, they are the inputs'."""
+    """Return tensors of ``region`` with users outside of it. Sizes are left out, since they belong to the inputs."""
     inside = set(region)
     tensors = [node for node in region if isinstance(node.meta["val"], torch.Tensor)]
     return [node for node in tensors if any(user not in inside for user in node.users)]
@@ -53,7 +53,7 @@ def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchor
     """Locate inputs, decoder layers, final norm and lm_head.
 
     Raises:
-        AnchorError: a place is missing, or a layer has more than one live-out.
+        AnchorError: an anchor is missing, or a layer has more than one live-out.
     """
     calls = [node for node in graph.nodes if node.op == "call_function"]
     regions: dict[int, list[fx.Node]] = {}
@@ -71,7 +71,7 @@ def find_anchors(graph: fx.Graph, paths: ModulePaths, num_layers: int) -> Anchor
             names = ", ".join(node.name for node in outs) or "none"
             raise AnchorError(
                 anchor=f"decoder layer {index}",
-                reason=f"what follows has to read one tensor of it, as of a layer that runs once; it reads: {names}",
+                reason=f"later layers must read one tensor of it, as of a layer that runs once; they read: {names}",
             )
         layers.append(outs[0])
     head = [node for node in calls if paths.lm_head in modules_of(node)]

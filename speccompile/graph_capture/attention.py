@@ -1,13 +1,13 @@
-"""The two routes by which a model's attention is captured, and the seams in transformers that they use.
+"""The two routes by which a model's attention is captured, and the interfaces of transformers that they use.
 
-``attention``: transformers is given an attention implementation and a mask function of ours, so that every layer calls
-the semantic op ``speccompile::attention``. Without the mask function transformers would pass no mask at all to an
-implementation it does not know, and some families would silently lose causality. Modules of ``alibi.py`` call the op
-without that interface.
+``attention``: transformers receives the package's attention implementation and mask function, so every layer calls the
+semantic op ``speccompile::attention``. Without the mask function transformers would pass no mask to an implementation
+that it does not know, and some families would silently lose causality. Modules of ``alibi.py`` call the op without that
+interface.
 
-``eager``: the model's own attention (its ``eager`` or ``sdpa`` one, as the user set it) runs as it is, over its rows'
-keys and with a 4-D mask made from the positions. It serves models whose attention is not an interface. Without the
-device's trait ``replaces_attention`` also those with ALiBi, and those that expand what they have cached.
+``eager``: the model's own attention (``eager`` or ``sdpa``, as the user set it) runs unchanged, over its rows' keys and
+with a 4-D mask computed from the positions. It serves models whose attention does not use the interface. Without the
+device's trait ``replaces_attention`` it also serves models with ALiBi, and models that expand what they have cached.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from speccompile.utils.devices import traits_of
 ROUTES: tuple[Route, ...] = ("attention", "eager")
 
 IMPLEMENTATION = {"attention": "speccompile", "eager": "eager"}
-# Settings that take the mask as a tensor: the user's own stays, since a family may compute something else by each.
+# Implementations that accept the mask as a tensor. The user's choice stays, since a family may compute differently.
 OWN = ("eager", "sdpa")
 
 
@@ -41,8 +41,8 @@ OWN = ("eager", "sdpa")
 class Running:
     """One forward under capture.
 
-    ``attended`` counts calls of the attention op; ``reach`` is the longest window or chunk of a mask made from state,
-    and ``causal`` says of each such mask whether it hides all later tokens.
+    ``attended`` counts calls of the attention op. ``reach`` is the longest window or chunk of a mask computed from
+    state. ``causal`` has an entry for each such mask: whether it hides all later tokens.
     """
 
     cache: StepCache
@@ -54,7 +54,7 @@ class Running:
 
 
 class _Running(threading.local):
-    """Forwards under capture of this thread, innermost last; other threads run models as they are."""
+    """Forwards under capture of this thread, innermost last. Other threads run models unchanged."""
 
     def __init__(self) -> None:
         self.stack: list[Running] = []
@@ -64,7 +64,7 @@ _running = _Running()
 
 
 def current_run() -> Running | None:
-    """The forward under capture of this thread, None where none is."""
+    """Return the forward under capture of this thread, or None."""
     return _running.stack[-1] if _running.stack else None
 
 
@@ -89,7 +89,7 @@ def captured_attention(
         raise UnsupportedByRoute(f"calls attention with its own mask ({type(attention_mask).__name__})")
     for name, option in options.items():
         if isinstance(option, torch.Tensor) and name != "position_ids":
-            raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not take")
+            raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not accept")
     latent = not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned)
     if latent and not (traits_of(key.device).replaces_attention and expands_latents(module)):
         raise UnsupportedByRoute("attends to other keys and values than it put into the cache")
@@ -105,7 +105,7 @@ def captured_attention(
         if latent:
             assert isinstance(run.cache, RecordingCache)
             run.cache.keep_latents()
-        # Nothing is attended to in a recording, but what went in has to show in what comes out.
+        # A recording does not attend, but its output must depend on all inputs.
         seen = query.mean(-1, keepdim=True) + (key.mean((1, 3)) + value.mean((1, 3)))[:, :, None, None]
         return seen.expand(*query.shape[:3], value.shape[-1]).contiguous(), None
     out = torch.ops.speccompile.attention(
@@ -132,7 +132,7 @@ def _recorded_mask(
     **arguments: Any,
 ) -> Mask | ForeignMask:
     if use_vmap:
-        raise UnsupportedByRoute("combines its attention mask with one of its own")
+        raise UnsupportedByRoute("combines its attention mask with another one")
     return _running.stack[-1].masks.ask(mask_function, local_size, device)
 
 
@@ -144,10 +144,10 @@ def _mask_from_state(
     dtype: torch.dtype = torch.float32,
     **arguments: Any,
 ) -> torch.Tensor:
-    """transformers' additive mask ``[B, 1, T, S]``, of queries that stand at each row's own positions."""
+    """Return transformers' additive mask ``[B, 1, T, S]`` for queries at each row's own positions."""
     run = _running.stack[-1]
     if use_vmap:
-        raise UnsupportedByRoute("combines its attention mask with one of its own")
+        raise UnsupportedByRoute("combines its attention mask with another one")
     positions = run.positions
     rows = torch.arange(positions.shape[0], device=positions.device)[:, None, None, None]
     query = positions[:, None, :, None]
@@ -166,7 +166,8 @@ AttentionMaskInterface.register(IMPLEMENTATION["attention"], _recorded_mask)
 
 @contextlib.contextmanager
 def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
-    """``model`` computes attention by ``route`` inside, and experts by our op; its own settings are back afterwards."""
+    """Let ``model`` compute attention by ``route``, and experts by the package's op, in this context. Its own settings
+    are restored afterwards."""
     owned = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}
     before = {
@@ -194,7 +195,7 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
 
 
 def _captured_mask(own: Callable[..., Any]) -> Callable[..., Any]:
-    """:func:`_mask_from_state` in a thread that captures, and ``own`` in any other."""
+    """Return a mask function: :func:`_mask_from_state` in a thread that captures, and ``own`` in any other."""
 
     def mask(*args: Any, **kwargs: Any) -> Any:
         return (_mask_from_state if _running.stack else own)(*args, **kwargs)
@@ -204,7 +205,7 @@ def _captured_mask(own: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def running(run: Running) -> Iterator[Running]:
-    """Attention calls and masks inside belong to ``run``."""
+    """Assign attention calls and masks to ``run`` in this context."""
     _running.stack.append(run)
     try:
         yield run

@@ -1,4 +1,4 @@
-"""The arena as transformers sees it: ``Cache`` subclasses that stand in during capture."""
+"""The arena as a transformers cache: ``Cache`` subclasses that replace the model's cache during capture."""
 
 from __future__ import annotations
 
@@ -20,24 +20,24 @@ RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not c
 
 
 class StepCache(Cache):
-    """What both stand-ins answer to a model's questions: positions are inputs, there is no one length, and a recurrent
-    layer has no state before this forward, so that it takes its form for many tokens.
+    """Base of both caches, with the answers to a model's queries. Positions are inputs, and there is no single length.
+    A recurrent layer has no state before this forward, so it computes its form for many tokens.
 
     Args:
-        length: what the cache says its length is. A model that reads it counts positions itself.
+        length: the length that the cache reports. A model that reads it counts positions itself.
     """
 
     def __init__(self, length: int = 0) -> None:
         super().__init__(layers=[])
         self.length = length
-        # What update returned: attention over anything else is attention over something changed.
+        # Results of ``update``. Attention over other tensors means that the model changed them.
         self.returned: list[tuple[torch.Tensor, torch.Tensor]] = []
-        # What update_conv_state returned and no convolution has read yet, by the name of its state.
+        # Results of ``update_conv_state`` that no convolution has read yet, by the name of their state.
         self._unread: dict[str, torch.Tensor] = {}
-        # Recurrences of the newest layer that asked for a state.
+        # The newest layer that requested a state, and its number of recurrences.
         self._layer = -1
         self._recurrences = 0
-        # The layer whose keys and values came last.
+        # The layer of the newest keys and values.
         self.newest = -1
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
@@ -55,19 +55,19 @@ class StepCache(Cache):
     def update_conv_state(
         self, conv_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **options: Any
     ) -> torch.Tensor:
-        """The inputs of a layer's convolution, ``[B, C, T]``, as they are: the op reads those before them."""
+        """Return the inputs of a layer's convolution, ``[B, C, T]``, unchanged. The op reads earlier inputs."""
         name = f"conv_{layer_idx}" if state_idx == 0 else f"conv_{layer_idx}_{state_idx}"
         self._unread[name] = conv_states
         if not ASKS_FOR_STATE:
-            # Every recurrence of these versions follows a convolution of its layer.
+            # In these versions every recurrence follows a convolution of its layer.
             self._begin_recurrences(layer_idx)
         return conv_states
 
     def conv_of(self, inputs: torch.Tensor) -> str:
-        """The state of the convolution that reads ``inputs``, which :meth:`update_conv_state` returned."""
+        """Return the state of the convolution that reads ``inputs``, a result of :meth:`update_conv_state`."""
         found = [name for name, given in self._unread.items() if given is inputs]
         if not found:
-            raise UnsupportedByRoute("convolves something else than it put into the cache")
+            raise UnsupportedByRoute("convolves other inputs than it put into the cache")
         del self._unread[found[0]]
         return found[0]
 
@@ -78,7 +78,7 @@ class StepCache(Cache):
         self._layer, self._recurrences = layer_idx, 0
 
     def recurrence(self, kind: str) -> str:
-        """The state of the next recurrence of the layer that asked for one. A layer may have several."""
+        """Return the state of the next recurrence of the layer that requested one. A layer may have several."""
         if self._layer < 0:
             raise UnsupportedByRoute(RECURRENT)
         self._recurrences += 1
@@ -88,14 +88,18 @@ class StepCache(Cache):
     def update_recurrent_state(
         self, recurrent_states: torch.Tensor, layer_idx: int, state_idx: int = 0, **options: Any
     ) -> torch.Tensor:
-        """The op has written the state; what is not a recurrence of ours has none."""
+        """Return the state, which the op has written. A recurrence without the package's op has no state."""
         if layer_idx != self._layer or self._recurrences == 0:
             raise UnsupportedByRoute(RECURRENT)
         self._layer = -1
         return recurrent_states
 
     def check_read(self) -> None:
-        """Raises UnsupportedByRoute: a layer keeps inputs that no convolution of ours has read."""
+        """Check that a convolution of the package has read all inputs that a layer keeps.
+
+        Raises:
+            UnsupportedByRoute: it has not.
+        """
         if self._unread:
             raise UnsupportedByRoute(f"{RECURRENT} ({', '.join(self._unread)})")
 
@@ -108,12 +112,13 @@ class StepCache(Cache):
 
 @dataclass(frozen=True)
 class Recurrent:
-    """The state of recurrent layers in a step, and where that of each row stands: :mod:`speccompile.ops.recurrence`.
+    """The state of recurrent layers in a step, and the position of each row's state. See
+    :mod:`speccompile.ops.recurrence`.
 
     Args:
-        tensors: of the arena, by name.
+        tensors: state tensors of the arena, by name.
         absorbed, settled: int64 ``[B]``.
-        prompt: int64 ``[B]``, how many tokens of each row are its prompt's.
+        prompt: int64 ``[B]``, the number of prompt tokens of each row.
     """
 
     tensors: Mapping[str, torch.Tensor]
@@ -123,16 +128,16 @@ class Recurrent:
 
 
 class SlotCache(StepCache):
-    """Writes go to ``(slots, positions)``.
+    """A cache that writes to ``(slots, positions)``.
 
     Args:
         keys, values: by layer, ``[N, S, G, D]`` and ``[N, S, G, Dv]``.
         slots: int64 ``[B]``.
-        positions: int64 ``[B, T]``, each row's own.
-        gather: whether a layer reads its rows alone, as ``[B, G, S, D]``, which is what transformers' own attention
-            takes; otherwise it is handed the whole tensors, for the attention op.
-        recurrent: state of recurrent layers; None where there are none.
-        index: keys of layers that choose by an index what they attend to, ``[N, S, size]``.
+        positions: int64 ``[B, T]``, each row's own positions.
+        gather: whether a layer only receives the KV of its rows, ``[B, G, S, D]``, as transformers' own attention
+            needs it. Otherwise it receives the whole tensors, for the attention op.
+        recurrent: state of recurrent layers; None without any.
+        index: keys ``[N, S, size]`` of layers that choose by an index which tokens they attend to.
     """
 
     def __init__(
@@ -155,7 +160,7 @@ class SlotCache(StepCache):
         """The recurrent state of the layers.
 
         Raises:
-            UnsupportedByRoute: this capture has none.
+            UnsupportedByRoute: this capture has no recurrent state.
         """
         if self._recurrent is None:
             raise UnsupportedByRoute(RECURRENT)
@@ -164,19 +169,19 @@ class SlotCache(StepCache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        place = (self.slots.unsqueeze(1), self.positions)
+        where = (self.slots.unsqueeze(1), self.positions)
         key, value = self.keys[layer_idx], self.values[layer_idx]
         given = key_states, value_states
         if self._keeps_latents(layer_idx, key_states):
             key_states, value_states = cached_latents(*given)
-        key.index_put_(place, key_states.transpose(1, 2))
-        value.index_put_(place, value_states.transpose(1, 2))
+        key.index_put_(where, key_states.transpose(1, 2))
+        value.index_put_(where, value_states.transpose(1, 2))
         if self.gather:
-            # Contiguous, as transformers' own cache hands them out: some models take a view of the result.
+            # Contiguous, as in transformers' own cache: some models create a view of the result.
             return key[self.slots].transpose(1, 2).contiguous(), value[self.slots].transpose(1, 2).contiguous()
         self.newest = layer_idx
         if self._keeps_latents(layer_idx, given[0]):
-            # They are expanded in vain: the attention op reads the latents.
+            # The expanded keys and values are not used: the attention op reads the latents.
             return given
         self.returned.append((key, value))
         return key, value
@@ -186,7 +191,7 @@ class SlotCache(StepCache):
         return self.keys[layer_idx].shape[-1] != latent.shape[-1]
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
-        """``[B, T, size]``; returns those of all places of the rows, ``[B, S, size]``."""
+        """Write index keys ``[B, T, size]``. Return the keys of all positions of the rows, ``[B, S, size]``."""
         if layer_idx not in self.index:
             raise UnsupportedByRoute(INDEX)
         keys = self.index[layer_idx]
@@ -198,7 +203,8 @@ class SlotCache(StepCache):
 
 
 class RecordingCache(StepCache):
-    """Hands keys and values back untouched and remembers their sizes: shapes of state are observed, not computed."""
+    """A cache that returns keys and values unchanged and records their sizes. Shapes of state are observed, not
+    computed."""
 
     def __init__(self, length: int = 0) -> None:
         super().__init__(length)
@@ -207,7 +213,7 @@ class RecordingCache(StepCache):
         self.index: dict[int, IndexShape] = {}
 
     def note(self, name: str, shape: RecurrentShape) -> None:
-        """Remember what a recurrence keeps.
+        """Record the state of a recurrence.
 
         Raises:
             UnsupportedByRoute: a layer ran twice.
@@ -230,10 +236,10 @@ class RecordingCache(StepCache):
         return key_states, value_states
 
     def keep_latents(self) -> None:
-        """The newest layer attends to its latents: they are cached as :func:`cached_latents` has them.
+        """Cache the latents of the newest layer, which attends to them, in the form of :func:`cached_latents`.
 
         Raises:
-            UnsupportedByRoute: it has several for each token.
+            UnsupportedByRoute: the layer has several latents for each token.
         """
         shape = self.observed[self.newest]
         (heads, rank), (_, rotary) = shape.key, shape.value

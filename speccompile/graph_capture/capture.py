@@ -1,4 +1,4 @@
-"""Exports a Hugging Face causal LM as a step graph with symbolic rows and width."""
+"""Export of a Hugging Face causal LM as a step graph with symbolic rows and width."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ class Step(nn.Module):
         row_settled: torch.Tensor,
         row_prompt: torch.Tensor,
     ) -> torch.Tensor:
-        """input_ids, position_ids ``[B, T]``; row_slots, row_absorbed, row_settled, row_prompt ``[B]``; returns
-        logits ``[B, T, V]``."""
+        """Run the model on input_ids and position_ids ``[B, T]``, and row_slots, row_absorbed, row_settled and
+        row_prompt ``[B]``. Returns logits ``[B, T, V]``."""
         share_sizes((input_ids, position_ids), (0, 1))
         share_sizes((input_ids, row_slots, row_absorbed, row_settled, row_prompt), (0,))
         if keys:
@@ -74,48 +74,48 @@ class Step(nn.Module):
         of_index = dict(zip(self.observed.index, index, strict=True))
         gather = route == "eager"
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
-        places = None if by_name else keys[0].shape[1]
-        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, places)
+        cache_len = None if by_name else keys[0].shape[1]
+        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, cache_len)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
             extra |= {cache_argument(self.model): cache}
             result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
         logits: torch.Tensor = result.logits
         if logits.shape[-1] < self.vocab_size:
-            # Tokens of prompts, options and drafts index scores: those that the lm_head cannot choose are there, too.
+            # Token ids of prompts, options and drafts index the logits, also ids that the lm_head cannot choose.
             logits = F.pad(logits, (0, self.vocab_size - logits.shape[-1]), value=float("-inf"))
         return logits
 
 
 def share_sizes(tensors: Sequence[torch.Tensor], dims: Sequence[int]) -> None:
-    """Declare to export that these dimensions are the same size, not sizes that happen to be equal."""
+    """Declare to export that these dimensions have one size, and are not equal by accident."""
     for tensor in tensors[1:]:
         for dim in dims:
             check_size(tensor.shape[dim] == tensors[0].shape[dim])
 
 
 def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout) -> StepGraph:
-    """Capture one forward of ``model`` over a KV arena of that layout.
+    """Capture one forward of ``model`` over a KV arena with the given layout.
 
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), for a
         recurrent state also ``row_absorbed``, ``row_settled`` and ``row_prompt`` (``[B]``), the output ``logits``, and
-        the facts ``captured`` and ``logits``. Its B and T are two primes found nowhere else in the model, so a size
-        that varies differs from one that does not. N and S are those of the layout.
+        the facts ``captured`` and ``logits``. Its B and T are two primes that occur nowhere else in the model, so a
+        variable size differs from every constant one. N and S are those of the layout.
 
     Raises:
-        UnsupportedModel: export failed; says where.
-        CaptureError: export left something that is not a port.
-        AnchorError: a place that passes need was not found.
+        UnsupportedModel: export failed; the error names the module.
+        CaptureError: the exported graph has an input that is not a port.
+        AnchorError: an anchor that passes need was not found.
     """
-    rows, width, slots, places = example_sizes(model, _numbers(model), layout)
-    program = _export(model, info, observed, layout, (rows, width, slots, places))
+    rows, width, slots, cache_len = example_sizes(model, _numbers(model), layout)
+    program = _export(model, info, observed, layout, (rows, width, slots, cache_len))
     graph = program.graph_module.graph
     clean_graph(graph)
     paths = ModulePaths.of(model, prefix="model.")
     inputs = input_ports(layout, info.device, {"B": rows, "T": width})
     states = kv_names(list(observed.kv))
-    states |= {f"index_{place}": index_name(layer) for place, layer in enumerate(observed.index)}
-    states |= {f"recurrent_{place}": name for place, name in enumerate(recurrent_names(observed.recurrent))}
+    states |= {f"index_{number}": index_name(layer) for number, layer in enumerate(observed.index)}
+    states |= {f"recurrent_{number}": name for number, name in enumerate(recurrent_names(observed.recurrent))}
     ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
     if observed.index:
         share_choices(graph, paths)
@@ -139,7 +139,7 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     except RuntimeError as error:
         raise UnsupportedModel(
             model=info.name,
-            reason=f"its shapes do not fit a cache of {layout.cache_len} places ({error_line(error)}); "
+            reason=f"its shapes do not fit a cache of {layout.cache_len} positions ({error_line(error)}); "
             f"use a smaller max_len (now {layout.max_len})",
         ) from error
     return step if accepts(model, "position_ids") else own_positions(step)
@@ -149,10 +149,10 @@ def _export(
     model: PreTrainedModel, info: ModelInfo, observed: Observation, layout: Layout, sizes: tuple[int, int, int, int]
 ) -> torch.export.ExportedProgram:
     device = info.device
-    rows, width, slots, places = sizes
+    rows, width, slots, cache_len = sizes
 
     def example(size: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty((slots, places, *size), dtype=dtype, device=device)
+        return torch.empty((slots, cache_len, *size), dtype=dtype, device=device)
 
     kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
     inputs = (
@@ -169,7 +169,7 @@ def _export(
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
     shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first, first)
-    place = ModuleTracker(model)
+    tracker = ModuleTracker(model)
     with (
         altering(model),
         captured_by(model, observed.route),
@@ -179,7 +179,7 @@ def _export(
         experts_captured(model),
         symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
-        place.followed(),
+        tracker.followed(),
     ):
         try:
             # torch prints the unfinished graph to stderr before it raises.
@@ -188,9 +188,9 @@ def _export(
         except SpecCompileError:
             raise
         except GuardOnDataDependentSymNode as error:
-            raise _untraceable(model, info, f"{place}computes sizes from data (an expert loop?)") from error
+            raise _untraceable(model, info, f"{tracker}computes sizes from data (an expert loop?)") from error
         except Exception as error:
-            raise _untraceable(model, info, f"{place}cannot be exported: {error_line(error)}") from error
+            raise _untraceable(model, info, f"{tracker}cannot be exported: {error_line(error)}") from error
     for node in program.graph.nodes:
         if free_unbacked_symbols(node.meta.get("val")):
             path, kind = (list(node.meta.get("nn_module_stack", {}).values()) or [("it", "")])[-1]
@@ -211,15 +211,15 @@ def _numbers(model: PreTrainedModel) -> set[int]:
 
 
 def example_sizes(module: nn.Module, numbers: set[int], layout: Layout) -> tuple[int, int, int, int]:
-    """Primes for B, T, N and S that divide no size there is, nor any of ``numbers``; export would guard on an
-    accidental equality."""
+    """Return primes for B, T, N and S that divide neither a size of ``module`` nor a number of ``numbers``. Export
+    would guard on an accidental equality."""
     taken = {size for tensor in [*module.parameters(), *module.buffers()] for size in tensor.shape}
     free = primes_clear_of(taken | numbers | layout.sizes)
     return next(free), next(free), next(free), next(free)
 
 
 def note_layers(graph: fx.Graph, paths: ModulePaths) -> None:
-    """Leave of each node's marks only which decoder layer it belongs to."""
+    """Reduce the metadata of each node to its decoder layer."""
     for node in graph.nodes:
         layer = layer_of(node, paths) if node.op == "call_function" else None
         node.meta = {"pass": CAPTURE} if layer is None else {"pass": CAPTURE, "layer": layer}

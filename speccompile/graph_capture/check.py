@@ -1,4 +1,4 @@
-"""The capture check: a step graph has to compute what the model computes, or it is refused."""
+"""The capture check: a step graph must compute the model's logits, or it is refused."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, spec
 from speccompile.graph_capture.observe import accepts
 from speccompile.utils.transformers_version import cache_argument
 
-# Share of the largest logit by which two correct forwards of one model may differ.
+# Maximal difference of two correct forwards of one model, as a share of the largest logit.
 TOLERANCE = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 1e-1}
-# Share of the tokens that may differ by more: in half precision two correct forwards send a token whose router is
-# almost undecided to different experts. What makes a graph wrong (mask, positions, scale) shows at most tokens.
+# Share of the tokens that may differ by more. In half precision two correct forwards may choose different experts for a
+# token whose router is almost undecided. A wrong graph (mask, positions, scale) differs at most tokens.
 UNDECIDED = {torch.float32: 0.0, torch.float16: 0.1, torch.bfloat16: 0.1}
 
-# The end of a text is compared in these pieces. Earlier pieces only fill the cache, as many
-# as make the text longer than any window; the border of the longest lies inside what is compared.
+# The last tokens are compared in pieces of these widths. Earlier pieces only fill the cache. They extend the sequence
+# beyond any window, and the border of the longest window lies inside the compared part.
 PIECES = (19, 1, 5, 23)
 COMPARED = sum(PIECES)
 LEAD = 256
@@ -45,20 +45,21 @@ def check_capture(
     reach: int = 0,
     probe: Probe | None = None,
 ) -> float:
-    """Compare logits on random text, fed in pieces of different width, two ragged rows at a time.
+    """Compare logits on random tokens, in pieces of different width, two ragged rows at a time.
 
     Args:
-        graph: captured, with the inputs ``input_ids``, ``position_ids``, ``row_slots``.
-        lowered: the graph as the backend lowers it; ``reference`` lowers one as the eager backend does.
-        reach: the longest window or chunk of the model's masks; the text is longer, as far as ``max_len`` allows.
-        probe: the text and the model's logits, if they were computed before.
+        graph: a captured graph with the inputs ``input_ids``, ``position_ids``, ``row_slots``.
+        lowered: the graph as the backend lowers it.
+        reference: lowers a graph as the eager backend does.
+        reach: the longest window or chunk of the model's masks. The sequence is longer, if ``max_len`` allows it.
+        probe: the tokens and the model's logits, if they were computed before.
 
     Returns:
-        The largest difference seen.
+        The largest difference.
 
     Raises:
-        CaptureMismatch: the graph itself is wrong; names the first decoder layer that differs.
-        LoweringError: the graph is right and the backend's version of it is not.
+        CaptureMismatch: the graph itself is wrong; the error names the first decoder layer that differs.
+        LoweringError: the graph is right, but the backend's executable is not.
         UnsupportedModel: the model's own forward fails.
     """
     probe = probe or Probe.of(model, info, arena, reach)
@@ -80,8 +81,8 @@ def check_capture(
     if accepts(model, "position_ids"):
         raise CaptureMismatch(**fields)
     raise CaptureMismatch(
-        f"{info.name} cannot be captured: it takes no position_ids, so that rows cannot stand at positions of "
-        f"their own (logits differ by {captured:.3g}, allowed {allowed:.3g}, {where}).",
+        f"{info.name} cannot be captured: it accepts no position_ids, so rows cannot have their own positions "
+        f"(logits differ by {captured:.3g}, allowed {allowed:.3g}, {where}).",
         missing="position_ids",
         **fields,
     )
@@ -92,9 +93,9 @@ class Piece:
     """One run of the check.
 
     Args:
-        rows: of the text.
-        starts: where each begins.
-        absorbed, settled: where the recurrent state of each row stands before and after it, if the model has one.
+        rows: rows of the sequence.
+        starts: position of each row's first token.
+        absorbed, settled: positions of each row's recurrent state before and after the run, if the model has one.
     """
 
     rows: list[int]
@@ -106,7 +107,7 @@ class Piece:
 
 @dataclass(frozen=True)
 class Probe:
-    """Text ``[2, length]`` and the model's own logits for its last ``COMPARED`` tokens."""
+    """Token ids ``[2, length]`` and the model's own logits for the last ``COMPARED`` tokens."""
 
     text: torch.Tensor
     expected: torch.Tensor
@@ -115,10 +116,13 @@ class Probe:
 
     @staticmethod
     def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, max_len: int | None = None) -> Probe:
-        """``max_len`` is the longest text that the model is for; None is that of the arena.
+        """Create the tokens and compute the model's logits.
+
+        Args:
+            max_len: the longest sequence that the model supports; None means the arena's.
 
         Raises:
-            UnsupportedModel: the model's own forward fails, or does not agree with itself.
+            UnsupportedModel: the model's own forward fails, or differs with and without a cache.
         """
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, max_len or arena.layout.max_len)
@@ -126,7 +130,7 @@ class Probe:
         ordinary = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
         text = ordinary[torch.randint(len(ordinary), (2, length), generator=generator)].to(info.device)
         compared = min(COMPARED, length)
-        # All logits of a long text would take more memory than the model.
+        # All logits of a long sequence would need more memory than the model.
         only = {"logits_to_keep": compared} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         try:
             with torch.no_grad():
@@ -140,36 +144,36 @@ class Probe:
             raise UnsupportedModel(
                 model=info.name,
                 reason="transformers itself computes other logits with a KV cache than without "
-                f"(difference {difference:.3g}), so neither text is the right one",
+                f"(difference {difference:.3g}), so neither of them can be the reference",
             )
         return Probe(text, expected, arena, info.dtype)
 
     @property
     def lead(self) -> int:
-        """How many tokens only fill the cache."""
+        """Number of tokens that only fill the cache."""
         return self.text.shape[1] - self.expected.shape[1]
 
     def pieces(self, graph: StepGraph) -> Iterator[Piece]:
-        """The text in pieces. The first one is the first row's alone, so that the rows stand at different positions."""
+        """Yield the sequence in pieces. The first piece only has the first row, so rows have different positions."""
         absorbed = [0, 0]
         for rows, starts, width in self._cuts():
             for row, start in zip(rows, starts, strict=True):
                 if "row_settled" in graph.ports and start < absorbed[row]:
-                    # A recurrent state cannot go back.
+                    # A recurrent state cannot go back, so the row starts again.
                     absorbed[row] = 0
                     if start:
                         yield self._piece([row], [0], start, absorbed)
             yield self._piece(rows, starts, width, absorbed)
 
     def _piece(self, rows: list[int], starts: list[int], width: int, absorbed: list[int]) -> Piece:
-        """A piece from ``absorbed`` on, which it advances past all of its tokens, as a prompt's chunk does."""
+        """Return a piece that starts at ``absorbed``, and advance ``absorbed`` past its tokens, as a prompt's chunk."""
         before = [absorbed[row] for row in rows]
         for row, start in zip(rows, starts, strict=True):
             absorbed[row] = start + width
         return Piece(rows, starts, width, before, [absorbed[row] for row in rows])
 
     def _cuts(self) -> Iterator[tuple[list[int], list[int], int]]:
-        """(rows, where each starts, width) of each piece."""
+        """Yield (rows, start of each row, width) of each piece."""
         for start in range(0, self.lead, LEAD):
             yield [0, 1], [start, start], min(LEAD, self.lead - start)
         starts, length = [self.lead, self.lead], self.text.shape[1]
@@ -183,7 +187,7 @@ class Probe:
                 starts[row] += width
 
     def inputs(self, graph: StepGraph, piece: Piece) -> list[torch.Tensor]:
-        """The values of the graph's ports for one piece of the text, in their order."""
+        """Return the values of the graph's ports for one piece, in their order."""
         device = self.text.device
         positions = torch.stack([torch.arange(start, start + piece.width) for start in piece.starts]).to(device)
         # The second row uses the dummy slot, which no request owns.
@@ -194,23 +198,23 @@ class Probe:
             "row_slots": slots[piece.rows],
             "row_absorbed": torch.tensor(piece.absorbed, device=device),
             "row_settled": torch.tensor(piece.settled, device=device),
-            # The model's own forward reads all of it at once.
+            # The model's own forward reads the whole sequence at once.
             "row_prompt": torch.full((len(piece.rows),), self.text.shape[1], device=device),
         }
         return [values[n.name] if n.name in values else _bound(graph, n.name, self.arena) for n in graph.placeholders]
 
 
 def _decoded(model: PreTrainedModel, text: torch.Tensor, only: dict[str, int]) -> torch.Tensor:
-    """Logits ``[DECODED, V]`` of the end of ``text`` ``[1, length]`` as ``generate`` computes them, token by token."""
+    """Return logits ``[DECODED, V]`` of the end of ``text`` ``[1, length]``, decoded by token as in ``generate``."""
     steps = min(DECODED, text.shape[1] - 1)
     name = cache_argument(model)
     past = getattr(model(input_ids=text[:, :-steps], use_cache=True, **only), name)
     logits = []
-    for place in range(text.shape[1] - steps, text.shape[1]):
-        inputs = {"input_ids": text[:, place : place + 1], name: past}
+    for position in range(text.shape[1] - steps, text.shape[1]):
+        inputs = {"input_ids": text[:, position : position + 1], name: past}
         if accepts(model, "position_ids"):
-            # Not every forward counts them from the cache's length on.
-            inputs["position_ids"] = torch.tensor([[place]], device=text.device)
+            # Not every forward counts positions from the cache's length on.
+            inputs["position_ids"] = torch.tensor([[position]], device=text.device)
         result = model(**inputs, use_cache=True)
         logits.append(result.logits[0, -1])
         past = getattr(result, name)
@@ -225,7 +229,7 @@ def _bound(graph: StepGraph, name: str, arena: Arena) -> torch.Tensor:
 
 
 def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float, str]:
-    """The largest difference of a token's logits, ``UNDECIDED`` ones aside, and the piece that has the largest."""
+    """Return the largest difference of a token's logits, except ``UNDECIDED`` ones, and the piece with the largest."""
     differences: list[float] = []
     worst, where = -1.0, ""
     for piece in probe.pieces(graph):
@@ -233,10 +237,10 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
             logits = run(*probe.inputs(graph, piece))[0]
         if piece.starts[0] < probe.lead:
             continue
-        for place, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
+        for index, (row, start) in enumerate(zip(piece.rows, piece.starts, strict=True)):
             expected = probe.expected[row, start - probe.lead : start - probe.lead + piece.width]
-            # The graph also has logits of tokens that the lm_head cannot choose.
-            found = _differences(logits[place, :, : expected.shape[-1]], expected)
+            # The graph also has logits of token ids that the lm_head cannot choose.
+            found = _differences(logits[index, :, : expected.shape[-1]], expected)
             differences += found
             if max(found) > worst:
                 worst, where = max(found), f"in tokens {start} to {start + piece.width - 1}"
@@ -244,13 +248,14 @@ def _largest_difference(graph: StepGraph, probe: Probe, run: Run) -> tuple[float
 
 
 def _differences(computed: torch.Tensor, expected: torch.Tensor) -> list[float]:
-    """The largest difference of each row of two ``[T, ...]``; infinite where a number is none."""
+    """Return the largest difference of each row of two ``[T, ...]``; infinite if a value is NaN or infinite."""
     change = (computed - expected).abs().flatten(1).amax(1).float()
     return torch.where(change.isfinite(), change, torch.inf).tolist()
 
 
 def _decided(differences: list[float], dtype: torch.dtype) -> float:
-    """The largest of ``differences`` when ``UNDECIDED`` of them are left out; infinite ones never are."""
+    """Return the largest of ``differences`` after the ``UNDECIDED`` largest ones are dropped. Infinite differences are
+    never dropped."""
     compared = sorted(differences)[: math.ceil(len(differences) * (1 - UNDECIDED[dtype]))]
     return math.inf if math.inf in differences else compared[-1]
 
@@ -258,7 +263,7 @@ def _decided(differences: list[float], dtype: torch.dtype) -> float:
 def _first_wrong_layer(
     model: PreTrainedModel, info: ModelInfo, graph: StepGraph, probe: Probe, reference: Callable[[StepGraph], Run]
 ) -> str:
-    """Which decoder layer first leaves another hidden state than the model's, over the first row's text."""
+    """Name the first decoder layer whose hidden state differs from the model's, over the first row."""
     tapped = graph.copy()
     tapped.set_outputs(*tapped.anchors.layers)
     run = reference(tapped)
@@ -266,7 +271,7 @@ def _first_wrong_layer(
 
     def record(index: int, output: Any) -> None:
         state = output[0] if isinstance(output, tuple) else output
-        # A layer may keep its streams in another form, and one without a place in this forward is never called.
+        # A layer may return another form of hidden state. A layer that this forward does not use is never called.
         if state.shape[:2] == probe.text[:1].shape:
             found[index] = state
 
@@ -296,4 +301,4 @@ def _first_wrong_layer(
         if share > TOLERANCE[probe.precision]:
             kind = type(layers[index]).__name__
             return f"first wrong is {path}.{index} ({kind}), by {share:.3g} of its largest value"
-    return "no decoder layer alone is wrong"
+    return "no single decoder layer is wrong"

@@ -1,4 +1,4 @@
-"""Removes from an exported graph what computes nothing, and gives linears their usual form."""
+"""Removal of ops without effect from an exported graph, and rewriting of linears to their usual form."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ aten = torch.ops.aten
 
 
 def clean_graph(graph: fx.Graph) -> None:
-    """Drop what export adds for its own checks, and casts and slices that change nothing. A product with a transposed
-    input or weight becomes a linear."""
+    """Remove export's own checks, and casts and slices without effect. A product with a transposed input or weight
+    becomes a linear."""
     for node in list(graph.nodes):
         if node.op != "call_function":
             continue
         if node.target in (aten._assert_tensor_metadata.default, aten._assert_scalar.default):
             graph.erase_node(node)
         elif node.target is aten.index_put_.default and node.args[0].op == "placeholder":
-            # The write's result is the state itself, and a layer that shares another's KV reads that.
+            # The write returns the state itself. A layer that shares another layer's KV reads this result.
             node.replace_all_uses_with(node.args[0])
         elif _changes_nothing(node):
             node.replace_all_uses_with(node.args[0])
@@ -41,7 +41,7 @@ def clean_graph(graph: fx.Graph) -> None:
 
 
 def _free_unread_inputs(graph: fx.Graph) -> None:
-    """Read a size from the first input that has it, where export reads it from an input that nothing else uses.
+    """Read each size from the first input that has it, if export reads it from an input that is not used otherwise.
 
     Export chooses any input of that size (torch 2.11), also one that only recurrent models need.
     """
@@ -59,7 +59,7 @@ def _free_unread_inputs(graph: fx.Graph) -> None:
 
 
 def _is_transposed_linear(node: fx.Node) -> bool:
-    """``weight [O, I] @ x.transpose(1, 2)`` of ``x [B, T, I]``: Mamba's layers have their time steps so."""
+    """Whether ``node`` is ``weight [O, I] @ x.transpose(1, 2)`` for ``x [B, T, I]``, as in Mamba's time steps."""
     args: tuple[Any, ...] = node.args
     weight, columns = args
     return (
@@ -74,7 +74,7 @@ def _is_transposed_linear(node: fx.Node) -> bool:
 
 
 def _transposed_weight(node: Any) -> fx.Node | None:
-    """The weight ``[O, I]`` whose transpose it is: Falcon's layers multiply with ``weight.T``."""
+    """Return the weight ``[O, I]`` that ``node`` transposes, or None. Falcon's layers multiply with ``weight.T``."""
     if not isinstance(node, fx.Node) or node.target not in (aten.numpy_T.default, aten.t.default):
         return None
     (weight,) = cast("tuple[fx.Node]", node.args)
@@ -82,7 +82,7 @@ def _transposed_weight(node: Any) -> fx.Node | None:
 
 
 def _noted(new: fx.Node, old: fx.Node) -> fx.Node:
-    """``new`` with what is known of where ``old`` comes from."""
+    """Copy the metadata of ``old``, except its value, to ``new``."""
     new.meta = {name: value for name, value in old.meta.items() if name != "val"}
     new.meta["val"] = new.target(*[arg.meta["val"] if isinstance(arg, fx.Node) else arg for arg in new.args])  # type: ignore[operator]
     return new
@@ -94,6 +94,6 @@ def _changes_nothing(node: fx.Node) -> bool:
         before, after = args[0].meta["val"], node.meta["val"]
         return bool(before.dtype == after.dtype and before.device == after.device)
     if node.target is aten.slice.Tensor:
-        # Nothing is cut off: all places, or as many from the end as there are.
+        # The slice removes nothing: it has all positions, or as many from the end as exist.
         return len(args) < 5 and bool(args[0].meta["val"].shape == node.meta["val"].shape)
     return False

@@ -1,7 +1,7 @@
-"""Positions that a model counts itself, from the length of the cache on, become each row's own.
+"""Replacement of positions that a model counts from the length of the cache by each row's own positions.
 
-A model that takes no ``position_ids`` looks its position embeddings up at ``past .. past + T``, one range for the whole
-batch. Captured over an empty past that is ``c + [0 .. T-1]`` with a constant c, which is read as ``c + positions``.
+A model without ``position_ids`` looks up its position embeddings at ``past .. past + T``, one range for the whole
+batch. Captured over an empty past this is ``c + [0 .. T-1]`` with a constant c, which is replaced by ``c + positions``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 
 def own_positions(graph: StepGraph) -> StepGraph:
-    """The graph with look-ups at the rows' own positions, or ``graph`` itself where its ops cannot take those."""
+    """Return the graph with look-ups at the rows' own positions, or ``graph`` itself if its ops do not accept them."""
     changed = graph.copy()
     for node, table, first in list(_counted(changed)):
         looked_up = changed.insert(_look_up, table, changed.anchors.positions, before=node, first=first)
@@ -31,18 +31,18 @@ def own_positions(graph: StepGraph) -> StepGraph:
     try:
         changed.propagate()
     except RuntimeError:
-        # A table that all rows share in a form without a dimension for them. The capture check says no.
+        # All rows share a table in a form without a dimension for rows. The capture check then refuses the model.
         return graph
     return changed
 
 
 def _look_up(table: torch.Tensor, positions: torch.Tensor, *, first: int) -> torch.Tensor:
-    """Rows ``first + positions`` of ``table`` ``[P, M]``: ``[B, T, M]``."""
+    """Return rows ``first + positions`` of ``table`` ``[P, M]``, as ``[B, T, M]``."""
     return torch.nn.functional.embedding(positions + first, table)
 
 
 def _counted(graph: StepGraph) -> Iterator[tuple[fx.Node, fx.Node, int]]:
-    """(node, table, c) of each look-up at ``c + [0 .. T-1]``."""
+    """Yield (node, table, c) of each look-up at ``c + [0 .. T-1]``."""
     width = graph.sizes["T"]
     for node in graph.graph.nodes:
         found = lookup(node)
@@ -56,7 +56,7 @@ def _counted(graph: StepGraph) -> Iterator[tuple[fx.Node, fx.Node, int]]:
 
 
 def lookup(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
-    """Table, index and indexed dimension, if ``node`` looks something up."""
+    """Return table, index and indexed dimension if ``node`` is a look-up, else None."""
     args: Any = node.args
     if node.target is aten.embedding.default:
         return args[0], args[1], 0
@@ -70,7 +70,7 @@ def lookup(node: fx.Node) -> tuple[fx.Node, fx.Node, int] | None:
 
 
 def _evaluate(index: fx.Node) -> torch.Tensor | None:
-    """The value of ``index`` at the example sizes, or None if it is computed from tensors and not from sizes alone."""
+    """Return the value of ``index`` at the example sizes; None if it depends on tensors, not only on sizes."""
     values: dict[fx.Node, Any] = {}
 
     def value(node: fx.Node) -> Any:

@@ -1,8 +1,8 @@
-"""Mixtures of experts, captured as linears whose weights are those of the chosen experts.
+"""Mixtures of experts, captured as linears with the weights of the chosen experts.
 
-Most families have transformers' common experts, for which there is an interface, as there is for attention: we register
-an implementation (:data:`EXPERTS`). A few files have loops of their own, whose sizes come from data, or compute all
-experts of every token. While a model is captured, their modules compute the same by the same op.
+Most families use transformers' common experts, which have an interface like attention. This package registers an
+implementation (:data:`EXPERTS`). A few model files have their own loops, whose sizes come from data, or compute all
+experts for every token. While a model is captured, their modules compute the same result with the package's op.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph_capture.pointwise import sigmoid
 from speccompile.utils.transformers_version import has_post_expert_norm
 
-#: The name of our implementation in transformers' interface.
+#: The name of the package's implementation in transformers' interface.
 EXPERTS = "speccompile"
 
 expert_linear = torch.ops.speccompile.expert_linear
@@ -29,8 +29,14 @@ expert_linear = torch.ops.speccompile.expert_linear
 def experts(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """What a module of experts computes of tokens ``[P, M]``, by the experts ``[P, k]`` that were chosen for each, and
-    their weights. It has the attributes that transformers' ``use_experts_implementation`` declares."""
+    """Compute a module of experts.
+
+    Args:
+        self: the module, with the attributes that transformers' ``use_experts_implementation`` declares.
+        hidden_states: tokens ``[P, M]``.
+        top_k_index: int64 ``[P, k]``, the chosen experts of each token.
+        top_k_weights: ``[P, k]``, their weights.
+    """
     names = ("gate_up_proj" if self.has_gate else "up_proj", "down_proj")
     (up, up_bias), (down, down_bias) = (
         (getattr(self, name), getattr(self, f"{name}_bias") if self.has_bias else None) for name in names
@@ -48,7 +54,8 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
 
 @contextlib.contextmanager
 def experts_captured(model: nn.Module) -> Iterator[None]:
-    """Modules of ``model``, a twin that nothing else runs, with loops of their own compute by our op inside."""
+    """Let modules of ``model`` with their own loops compute with the package's op in this context. No other code may
+    run ``model``."""
     modules = [module for module in model.modules() if _forward_of(module) is not None]
     for module in modules:
         module.forward = MethodType(_forward_of(module), module)
@@ -67,7 +74,7 @@ def _forward_of(module: nn.Module) -> Any:
 def _dbrx(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """Three weights ``[E * F, M]``, of which the third one is applied the other way around."""
+    """DBRX. The three weights are ``[E * F, M]``; the third one is applied transposed."""
     shape = -1, self.ffn_hidden_size, self.hidden_size
     gate, up, down = (weight.view(shape) for weight in (self.mlp.w1, self.mlp.v1, self.mlp.w2))
     tokens = hidden_states.reshape(-1, self.hidden_size)
@@ -79,7 +86,7 @@ def _dbrx(
 def _longcat(
     self: Any, hidden_states: torch.Tensor, top_k_index: torch.Tensor, top_k_weights: torch.Tensor
 ) -> torch.Tensor:
-    """The last experts have no weights: they return what they get."""
+    """LongCat. The last experts have no weights, and return their input."""
     tokens = hidden_states[:, None]
     outputs = tokens
     if self.gate_up_proj is not None:
@@ -91,7 +98,7 @@ def _longcat(
 
 
 def _llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Inputs are scaled by the experts' scores, which are 0 for all but the chosen ones."""
+    """Llama 4. Inputs are scaled by the experts' scores, which are 0 for experts that are not chosen."""
     tokens = hidden_states.reshape(-1, self.hidden_dim)
     _, logits = self.router(tokens)
     chosen_logits, chosen = logits.topk(self.top_k, dim=1)
@@ -103,8 +110,8 @@ def _llama4(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, torch
 
 
 def _jetmoe_gating(self: Any, hidden_states: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Choices stay in the order of tokens, where transformers sorts them by expert. Instead of the number of tokens of
-    each expert, :func:`_jetmoe_experts` receives the expert of each choice."""
+    """JetMoe's choice of experts. Choices stay in the order of tokens, while transformers sorts them by expert. Instead
+    of the number of tokens of each expert, :func:`_jetmoe_experts` receives the expert of each choice."""
     logits = self.layer(hidden_states).float()
     values, chosen = logits.topk(self.top_k, dim=1)
     gates = torch.softmax(values, dim=1).type_as(hidden_states)
@@ -117,7 +124,7 @@ def _jetmoe_experts(self: Any, inputs: torch.Tensor, chosen: torch.Tensor) -> to
     return outputs
 
 
-#: By the name of transformers' class.
+#: Forwards by the name of transformers' class.
 FORWARDS: dict[str, Callable[..., Any]] = {
     "DbrxExperts": _dbrx,
     "LongcatFlashExperts": _longcat,

@@ -1,4 +1,4 @@
-"""torch.export, as captures use it."""
+"""torch.export with the settings of captures."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from speccompile.utils.build_lock import one_build
 from speccompile.utils.torch_private import without_fake_cache
 from speccompile.utils.tracer_isolation import exported_alone
 
-# From so many layers on, what an export's fakes remember of one layer saves more time in the others than it takes to
-# store. Measured with Llama, storing and not: one layer 0.31 and 0.20 s, six 0.85 and 0.86, sixteen 1.95 and 2.70.
+# From this number of layers on, the cache of fakes saves more time than it costs: results of one layer serve others.
+# Measured with Llama, with and without the cache: one layer 0.31 and 0.20 s, six 0.85 and 0.86, sixteen 1.95 and 2.70.
 _LAYERS_TO_REMEMBER = 6
 
 
 def exported(
     module: nn.Module, arguments: tuple[Any, ...], dynamic_shapes: Any, layers: int
 ) -> torch.export.ExportedProgram:
-    """``module`` traced in this interpreter, without autograd. Raises the errors of ``torch.export``.
+    """Trace ``module`` in this interpreter, without autograd. Raises the errors of ``torch.export``.
 
     Args:
-        layers: how often it repeats the same calls.
+        layers: how often the module repeats the same calls.
     """
     remembering = without_fake_cache() if layers < _LAYERS_TO_REMEMBER else nullcontext()
     with one_build(), exported_alone(), torch.no_grad(), _without_stack_traces(), remembering:
@@ -34,8 +34,8 @@ def exported(
 
 @contextmanager
 def _without_stack_traces() -> Iterator[None]:
-    """Each node's takes a tenth of an export's time, and they are not read: captures name places by module."""
-    # torch 2.11 neither has the flag nor reads it.
+    """Disable stack traces of nodes. They need a tenth of an export's time, and captures find nodes by module."""
+    # torch 2.11 does not have the flag, and does not read it.
     before = getattr(config, "do_not_emit_stack_traces", False)
     config.do_not_emit_stack_traces = True
     try:

@@ -1,7 +1,7 @@
-"""Guards: compare the facts that a captured graph depends on with the model when a request comes.
+"""Guards: a comparison of the facts that a captured graph depends on with the model at each request.
 
-A graph contains what the model's Python did while it was captured. A later change of hooks, adapters, modules or
-settings changes the output of the model, but not that of the graph.
+A graph contains the effects of the model's Python code during the capture. A later change of hooks, adapters, modules
+or settings changes the output of the model, but not that of the graph.
 """
 
 from __future__ import annotations
@@ -33,14 +33,14 @@ from speccompile.graph_capture.model_facts import (
 )
 
 _KEEP_APART = (
-    "steps do not call hooks; a value that only counts or records calls belongs into a separate object that the hook "
-    "holds: attributes of that are not compared"
+    "steps do not call hooks; put a value that only counts or records calls into a separate object that the hook "
+    "holds: attributes of that object are not compared"
 )
 
 
 class ModelGuard:
     """The facts of ``model`` at construction: module tree, hooks, and all scalars and functions that its modules,
-    configs and hooks hold. An adapter consists of modules; which one is active is a scalar of its layers.
+    configs and hooks hold. An adapter consists of modules; its layers hold the active adapter as a scalar.
 
     Tensors are not compared here: see :class:`speccompile.runtime.target.Target` and
     :class:`speccompile.graph_capture.held_tensors.HeldTensors`.
@@ -54,9 +54,10 @@ class ModelGuard:
         self._remember()
 
     def unchanged(self) -> bool:
-        """Whether nothing was assigned since. False may also mean an assignment without effect on the forward.
+        """Whether nothing was assigned since construction. False may also mean an assignment without effect on the
+        forward.
 
-        One comparison of dicts with copies of them: about half a millisecond for 400 modules.
+        The check compares dicts with copies of them, which needs about half a millisecond for 400 modules.
         """
         try:
             same = self._live == self._copies and [cell.cell_contents for cell in self._cells] == self._contents
@@ -66,7 +67,7 @@ class ModelGuard:
         return same and [kind.forward for kind in self._kinds] == self._forwards
 
     def hooks(self) -> Iterator[tuple[str, Callable[..., Any]]]:
-        """The hooks at construction, each with its name."""
+        """Yield the hooks at construction, each with its name."""
         for hooks in (self._global_hooks, *(facts.hooks for facts in self._modules.values())):
             for hook in itertools.chain.from_iterable(hooks.values()):
                 yield name_of(hook.run), hook.run
@@ -75,7 +76,7 @@ class ModelGuard:
         """Read the model again, and compare all facts.
 
         Raises:
-            ModelChanged: names the first difference and its module.
+            ModelChanged: a fact differs; the error names the first difference and its module.
         """
         if (what := self._difference()) is None:
             self._remember()
@@ -176,12 +177,12 @@ def _config_difference(before: Mapping[str, dict[str, Any]], now: Mapping[str, d
 def _setting_difference(
     owner: str, before: Mapping[str, Any], now: Mapping[str, Any], every: Mapping[str, Any]
 ) -> str | None:
-    """The first setting that differs. ``every`` has all values of the owner: one that became a tensor (memory of a
-    forward) is not compared."""
+    """Return the first setting that differs. ``every`` has all values of the owner. A value that became a tensor
+    (memory of a forward) is not compared."""
     for name, value in before.items():
-        place = f"{owner}.{name}".removeprefix(".")
+        setting = f"{owner}.{name}".removeprefix(".")
         if name in now and now[name] is not value and now[name] != value:
-            return f"{place} was {shown(value)} and is {shown(now[name])}"
+            return f"{setting} was {shown(value)} and is {shown(now[name])}"
         if name not in now and name not in every:
-            return f"{place}, which was {shown(value)}, was deleted"
+            return f"{setting}, which was {shown(value)}, was deleted"
     return None

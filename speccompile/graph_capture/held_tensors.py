@@ -1,7 +1,7 @@
-"""Tensors that modules and hooks hold besides parameters and buffers: a steering vector, a table of positions.
+"""Tensors that modules and hooks hold, other than parameters and buffers: a steering vector, a table of positions.
 
-A capture reads them as constants that share their memory, so steps follow changes in place. Another tensor in the same
-place is not followed: it is looked for when a request comes.
+A capture reads them as constants that share their memory, so steps follow changes in place. Steps do not follow a new
+tensor under the same name. A check at each request detects it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ Step = Callable[[Any], Any]
 
 @dataclass(frozen=True)
 class TensorLocation:
-    """Where a module or hook holds a tensor.
+    """The location at which a module or hook holds a tensor.
 
     Args:
         name: the expression for it, from the model on.
@@ -45,7 +45,7 @@ class TensorLocation:
     getters: tuple[Step, ...]
 
     def read(self) -> Any:
-        """The current value. None if there is none any more."""
+        """Return the current value; None if it was removed."""
         value = self.owner
         try:
             for getter in self.getters:
@@ -56,16 +56,16 @@ class TensorLocation:
 
 
 def held_by_modules(model: nn.Module) -> dict[str, torch.Tensor]:
-    """The tensors by the names of their locations. Modules whose own forward rewrites them are left out."""
+    """Return the tensors by the names of their locations. Modules whose own forward rewrites them are left out."""
     return {location.name: tensor for location, tensor in _in_modules(model)}
 
 
 class HeldTensors:
-    """The locations in ``model`` and its hooks of tensors that steps read.
+    """The locations, in ``model`` and its hooks, of tensors that steps read.
 
     Args:
         read: all tensors that steps read: weights and constants.
-        hooks: all hooks that run with the model, by a name.
+        hooks: all hooks that run with the model, with their names.
     """
 
     def __init__(
@@ -75,14 +75,15 @@ class HeldTensors:
         by_address = {tensor.data_ptr(): tensor for tensor in read if tensor.numel()}
         found = [*_in_modules(model), *_in_hooks(hooks)]
         known = [(location, by_address[held.data_ptr()]) for location, held in found if held.data_ptr() in by_address]
-        self._places = [(location, tensor) for location, tensor in known if _is_same(location.read(), tensor)]
+        self._locations = [(location, tensor) for location, tensor in known if _is_same(location.read(), tensor)]
 
     def check(self) -> None:
-        """
+        """Check that every location holds the captured tensor, or one with equal values.
+
         Raises:
             ModelChanged: a location holds another tensor with other values.
         """
-        for location, tensor in self._places:
+        for location, tensor in self._locations:
             now = location.read()
             # A forward may rebuild a table with the same values.
             if not _is_same(now, tensor) and not _is_equal(now, tensor):
@@ -132,8 +133,8 @@ def _in_hooks(hooks: Iterable[tuple[str, Callable[..., Any]]]) -> Iterator[tuple
 def _find_tensors(
     location: TensorLocation, value: Any, seen: set[int], *, code: bool
 ) -> Iterator[tuple[TensorLocation, torch.Tensor]]:
-    """All tensors that ``value`` holds. ``code``: it is a function that runs in the forward, so the values that it
-    closes over are searched too."""
+    """Yield all tensors that ``value`` holds. With ``code`` it is a function that runs in the forward, so the values
+    that it closes over are searched, too."""
     if type(value) in (torch.Tensor, nn.Parameter):
         yield location, value
         return
@@ -146,7 +147,7 @@ def _find_tensors(
 
 
 def _parts(value: Any, code: bool) -> Iterator[tuple[str, Step, Any]]:
-    """The members of ``value``: the expression, the getter and the member itself."""
+    """Yield the members of ``value``: the expression, the getter and the member itself."""
     if isinstance(value, Mapping):
         for key, inner in value.items():
             yield f"[{key!r}]", operator.itemgetter(key), inner
@@ -170,7 +171,7 @@ def _parts(value: Any, code: bool) -> Iterator[tuple[str, Step, Any]]:
 
 
 def _closed_over(index: int, function: FunctionType) -> Any:
-    """None for a name that has no value yet."""
+    """Return the closed-over value at ``index``; None for a name that has no value yet."""
     assert function.__closure__ is not None
     try:
         return function.__closure__[index].cell_contents

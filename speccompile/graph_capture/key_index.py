@@ -1,8 +1,8 @@
-"""Sparse attention by an index: a layer keeps a small key of each token beside its KV, and a query attends to the
-tokens whose small keys score best.
+"""Sparse attention by an index. A layer keeps a small key of each token beside its KV, and a query attends to the
+tokens whose small keys have the best scores.
 
-The model's own code scores all places and chooses the best, at each of the T places of a step. How many it chooses is
-the smaller one of a number and the cache's length, which varies.
+The model's own code scores all positions and chooses the best ones, for each of the T tokens of a step. The number of
+chosen positions is the minimum of a constant and the cache's length, which varies.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ aten = torch.ops.aten
 
 @contextlib.contextmanager
 def symbolic_counts(model: nn.Module) -> Iterator[None]:
-    """Inside, ``min`` of a symbolic size in the files of ``model`` is symbolic, too.
+    """Let ``min`` of a symbolic size be symbolic in the files of ``model``, in this context.
 
-    Python's own would compare it with the number, which holds the capture to caches that are longer than it.
+    Python's own ``min`` would compare the size with the constant, which would limit the capture to longer caches.
     """
     files = [names for names in names_of_files(model) if "min" not in names]
     try:
@@ -38,8 +38,8 @@ def symbolic_counts(model: nn.Module) -> Iterator[None]:
 
 
 def share_choices(graph: fx.Graph, paths: ModulePaths) -> None:
-    """Take choices that later layers attend to as well out of the layer that makes them, with all that they are
-    computed from there. They come before that layer then: nothing but its hidden states can be read of a layer.
+    """Move choices that later layers also use out of the layer that computes them, with all nodes that they depend on.
+    They are placed before that layer, since later layers may only read its hidden states.
     """
     layers: dict[int, list[fx.Node]] = {}
     for node in graph.nodes:
@@ -65,8 +65,8 @@ def _is_read_after(node: fx.Node, layer: int, paths: ModulePaths) -> bool:
 
 
 def _needed_for(nodes: set[fx.Node]) -> set[fx.Node]:
-    """These nodes, all that they are computed from, writes to state included, and the other results of ops that have
-    several."""
+    """Return ``nodes``, and all nodes that they are computed from. This includes writes to state, and the other results
+    of ops that have several."""
     found, left = set[fx.Node](), list(nodes)
     while left:
         node = left.pop()

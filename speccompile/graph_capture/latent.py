@@ -1,9 +1,9 @@
 """Attention over the latents that multi-head latent attention (MLA) caches, without expanding them.
 
 transformers' modules cache one latent and one rotary key of each token, and expand both into keys and values of all
-heads before they attend (``expand_kv``). That is linear, so a score is a product of the latents and of the query times
-the expansion's matrix, and the output is that of attention over the latents times the matrix of the values: the
-absorbed form of DeepSeek-V2 (arXiv 2405.04434, section 2.1.2). A step then reads the live latents alone.
+heads before they attend (``expand_kv``). The expansion is linear. A score is therefore a product of the latents and of
+the query times the expansion's matrix. The output is attention over the latents times the matrix of the values. This is
+the absorbed form of DeepSeek-V2 (arXiv 2405.04434, section 2.1.2). A step then only reads the live latents.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ def expands_latents(module: nn.Module) -> bool:
 
 
 def cached_latents(latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keys ``[B, 1, T, R + P]`` and values ``[B, 1, T, R]`` of latents ``[B, 1, T, R]`` and rotary keys ``[B, 1, T,
-    P]``."""
+    """Return keys ``[B, 1, T, R + P]`` and values ``[B, 1, T, R]`` for latents ``[B, 1, T, R]`` and rotary keys
+    ``[B, 1, T, P]``."""
     return torch.cat([latent, rotary], dim=-1), latent
 
 
 def expansion(module: nn.Module, rank: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The matrices of ``module.expand_kv``: what it makes of unit vectors.
+    """Return the matrices of ``module.expand_kv``: its results for unit vectors.
 
     Args:
         rank: R, the size of a latent.
-        like: cached keys ``[..., R + P]``, whose dtype and device are taken.
+        like: cached keys ``[..., R + P]``, whose dtype and device the matrices get.
 
     Returns:
-        Of the keys ``[H, R + P, D]``, and of the values ``[H, R, Dv]``.
+        The matrix of the keys ``[H, R + P, D]``, and of the values ``[H, R, Dv]``.
     """
-    # Not torch.eye, which would write a device into the captured graph.
+    # torch.eye is not used, since it would write a device into the captured graph.
     units = torch.diag_embed(like.new_ones(like.shape[-1]))[None, None]
     keys, values = module.expand_kv(units[..., :rank], units[..., rank:])  # type: ignore[operator]
     return keys[0], values[0, :, :rank]

@@ -1,6 +1,6 @@
-"""MiniMax's lightning attention, whose layers keep their state by an interface of their own, captured as a scan.
+"""MiniMax's lightning attention, captured as a scan. Its layers keep their state by their own interface.
 
-Its state ``S = exp(-slope) * S + k v`` is that of a Mamba-2 layer whose time steps are 1. Sources:
+Its state ``S = exp(-slope) * S + k v`` is that of a Mamba-2 layer with time steps of 1. Sources:
 ``MiniMaxLightningAttention`` (transformers, ``models/minimax/modeling_minimax.py``); Qin et al., "Lightning
 Attention-2" (2024).
 """
@@ -25,7 +25,8 @@ ops = torch.ops.speccompile
 
 @contextlib.contextmanager
 def lightning_captured(model: nn.Module) -> Iterator[None]:
-    """The lightning layers of ``model``, a twin that nothing else runs, keep their state in our cache inside."""
+    """Let the lightning layers of ``model`` keep their state in the package's cache in this context. No other code may
+    run ``model``."""
     layers = lightning_layers(model)
     for layer in layers:
         layer.forward = MethodType(_forward, layer)
@@ -37,7 +38,7 @@ def lightning_captured(model: nn.Module) -> Iterator[None]:
 
 
 def lightning_layers(model: nn.Module) -> list[nn.Module]:
-    """Those of transformers' own class."""
+    """Return the layers of transformers' own class."""
     return [
         module
         for module in model.modules()

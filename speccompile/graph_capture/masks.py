@@ -1,4 +1,4 @@
-"""Which keys a query attends to: the masks that transformers requests, recognised by their effect."""
+"""Masks that transformers requests, recognised by their effect: the keys that each query attends to."""
 
 from __future__ import annotations
 
@@ -10,32 +10,32 @@ import torch
 
 from speccompile.errors import CaptureError
 
-# transformers' form: (batch, head, query, key) indices to a bool tensor, elementwise.
+# transformers' signature: indices (batch, head, query, key) to a bool tensor, elementwise.
 MaskFunction = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 class UnsupportedByRoute(Exception):
-    """The model needs something that this route of capture cannot express. The message says what."""
+    """A part of the model that this route of capture cannot express. The message names it."""
 
 
 @dataclass(frozen=True)
 class Mask:
-    """The query at position p sees the keys j <= p with j > p - ``window`` and j // ``chunk`` == p // ``chunk``."""
+    """The query at position p attends to keys j <= p with j > p - ``window`` and j // ``chunk`` == p // ``chunk``."""
 
     window: int | None = None
     chunk: int | None = None
 
     def to(self, dtype: torch.dtype) -> Mask:
-        """The mask itself. MPT's forward converts the mask that it requests."""
+        """Return the mask itself. MPT's forward converts the mask that it requests."""
         return self
 
     @property
     def reach(self) -> int:
-        """How long a text has to be for the mask to hide a key that a causal mask shows; 0 for never."""
+        """The length from which the mask hides a key that a causal mask shows; 0 for never."""
         return max(self.window or 0, self.chunk or 0)
 
     def sees(self, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
-        """Elementwise, for int64 positions that broadcast."""
+        """Whether each query attends to each key, elementwise, for int64 positions that broadcast."""
         seen = key <= query
         if self.window is not None:
             seen = seen & (key > query - self.window)
@@ -46,26 +46,26 @@ class Mask:
 
 @dataclass(frozen=True)
 class ForeignMask:
-    """A mask that is none of ours: asking for one (for an absent encoder, say) is not a fault, using it is."""
+    """A mask of another kind. Requesting it (for an absent encoder) is allowed, attending with it is not."""
 
     name: str
 
 
 def recognise(function: MaskFunction, local_size: int | None, device: torch.device) -> Mask | None:
-    """The mask that ``function`` computes, or None if it is none of ours.
+    """Return the mask that ``function`` computes, or None if it is not a :class:`Mask`.
 
-    The function is asked, not looked into: at every pair of positions around the borders that ``local_size`` (the
-    size of a window or chunk) makes, and at distances up to 2**17.
+    The function's code is not inspected. The function is called for all pairs of positions around the borders that
+    ``local_size`` (the size of a window or chunk) creates, and for distances up to 2**17.
     """
     borders = {2**power for power in range(18)} | {times * (local_size or 0) for times in range(1, 4)}
-    places = sorted({max(0, border + offset) for border in borders for offset in range(-2, 3)})
-    query = torch.tensor(places, device=device)[:, None]
-    key = torch.tensor(places, device=device)[None, :]
+    positions = sorted({max(0, border + offset) for border in borders for offset in range(-2, 3)})
+    query = torch.tensor(positions, device=device)[:, None]
+    key = torch.tensor(positions, device=device)[None, :]
     origin = torch.zeros((1, 1), dtype=torch.int64, device=device)
     try:
-        seen = function(origin, origin, query, key).expand(len(places), len(places))
+        seen = function(origin, origin, query, key).expand(len(positions), len(positions))
     except (IndexError, RuntimeError):
-        return None  # it looks up positions in a table of this very text
+        return None  # it looks up positions in a table of this very sequence
     candidates = [Mask()]
     if local_size is not None:
         candidates += [Mask(window=local_size), Mask(chunk=local_size)]
@@ -73,17 +73,21 @@ def recognise(function: MaskFunction, local_size: int | None, device: torch.devi
 
 
 class MaskLog:
-    """The masks of one forward in the order they are asked for: recorded on real tensors, repeated under export."""
+    """The masks of one forward, in the order of the requests: recorded on real tensors, repeated under export."""
 
     def __init__(self, known: Sequence[Mask | ForeignMask] | None = None) -> None:
         self.seen: list[Mask | ForeignMask] = []
         self._known = known
 
     def ask(self, function: MaskFunction, local_size: int | None, device: torch.device) -> Mask | ForeignMask:
-        """What ``function`` computes; raises CaptureError if export asks for more masks than were recorded."""
+        """Return the mask that ``function`` computes.
+
+        Raises:
+            CaptureError: export requests more masks than were recorded.
+        """
         if self._known is not None:
             if len(self.seen) == len(self._known):
-                reason = "under export the model asks for more attention masks than in a forward"
+                reason = "under export the model requests more attention masks than in a forward"
                 raise CaptureError(reason, masks=len(self._known))
             self.seen.append(self._known[len(self.seen)])
         else:

@@ -1,4 +1,4 @@
-"""What the forward of a model depends on besides weights: module tree, hooks, and values of modules and configs."""
+"""Facts that a model's forward depends on beside weights: module tree, hooks, and values of modules and configs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NO_FORWARD_READS = frozenset(
         "_name_or_path",
         "_commit_hash",
         "architectures",
-        # save_pretrained writes its name there.
+        # save_pretrained writes the dtype's name into this field.
         "dtype",
         "torch_dtype",
         "transformers_version",
@@ -38,7 +38,7 @@ NO_FORWARD_READS = frozenset(
         "_experts_implementation_internal",
     )
 )
-#: Attributes of modules that no forward in eval mode computes with. Of transformers' models, but not of their layers,
+#: Attributes of modules that no forward in eval mode computes with. For transformers' models, but not for their layers,
 #: these are also all names that begin with an underscore.
 BOOKKEEPING = (frozenset(vars(nn.Module())) - {"training"}) | frozenset(
     (
@@ -63,7 +63,7 @@ UNWATCHED = object()
 
 @dataclass(frozen=True)
 class Hook:
-    """A hook.
+    """A hook and its state.
 
     Args:
         run: the hook itself.
@@ -81,7 +81,7 @@ Hooks = Mapping[str, tuple[Hook, ...]]
 
 @dataclass(frozen=True)
 class ModuleFacts:
-    """What the forward of one module depends on."""
+    """The facts that the forward of one module depends on."""
 
     module: nn.Module
     kind: type[nn.Module]
@@ -92,8 +92,8 @@ class ModuleFacts:
 
 
 def own_code(model: nn.Module) -> str | None:
-    """The first hook of ``model``, or function that replaces a method of a module: code that the key of a stored
-    capture cannot contain. None if there is none."""
+    """Describe the first hook of ``model``, or function that replaces a method of a module. The key of a stored capture
+    cannot contain such code. Return None without any."""
     for name, hooks in hooks_of(GLOBAL_HOOKS).items():
         if hooks:
             return f"a {name} for every module ({name_of(hooks[0].run)})"
@@ -103,22 +103,22 @@ def own_code(model: nn.Module) -> str | None:
                 return f"a {name} of {path or 'the model'} ({name_of(hooks[0].run)})"
         for name, value in facts.settings.items():
             if replaces_method(facts.kind, name, value):
-                return f"a function in the place of {path or 'the model'}.{name} ({name_of(value)})"
+                return f"a function that replaces {path or 'the model'}.{name} ({name_of(value)})"
     return None
 
 
 def scalar_settings(model: nn.Module) -> Iterator[str]:
-    """The settings of all modules except functions, as text."""
+    """Yield the settings of all modules except functions, as text."""
     for path, facts in module_facts(model).items():
         for name, value in sorted(facts.settings.items()):
             if not callable(value):
-                # A set's order differs from process to process.
+                # The order of a set differs between processes.
                 yield f"{path}.{name}={sorted(value, key=repr) if isinstance(value, set) else value!r}"
 
 
 def module_facts(model: nn.Module) -> dict[str, ModuleFacts]:
-    """The facts of all modules by path."""
-    # The forward of these rewrites their tables when a sequence becomes longer.
+    """Return the facts of all modules by path."""
+    # The forwards of these modules rewrite their tables when a sequence becomes longer.
     rewritten = changing_modules(model)
     facts = {}
     for path, module in model.named_modules(remove_duplicate=False):
@@ -134,7 +134,7 @@ def module_facts(model: nn.Module) -> dict[str, ModuleFacts]:
 
 
 def config_facts(model: nn.Module) -> dict[str, dict[str, Any]]:
-    """The fields of all configs that a forward may read, by path and name."""
+    """Return the fields of all configs that a forward may read, by path and name."""
     return {
         path: {
             name.removesuffix("_internal"): value
@@ -146,7 +146,7 @@ def config_facts(model: nn.Module) -> dict[str, dict[str, Any]]:
 
 
 def configs_of(model: nn.Module) -> dict[str, PreTrainedConfig]:
-    """Configs by the first path that leads to them."""
+    """Return the configs by the first path that leads to them."""
     configs: dict[str, PreTrainedConfig] = {}
     seen: set[int] = set()
     for path, module in model.named_modules():
@@ -158,8 +158,8 @@ def configs_of(model: nn.Module) -> dict[str, PreTrainedConfig]:
 
 
 def hooks_of(hooks: Mapping[str, Mapping[int, Callable[..., Any]]]) -> Hooks:
-    """The hooks of each kind, without transformers' own: these record outputs, and stay after a call that requested
-    hidden states."""
+    """Return the hooks of each kind, without transformers' own. These record outputs, and stay after a call that
+    requested hidden states."""
     return {
         name: tuple(
             hook_of(hook) for hook in given.values() if getattr(hook, "__module__", "") != output_capturing.__name__
@@ -169,14 +169,14 @@ def hooks_of(hooks: Mapping[str, Mapping[int, Callable[..., Any]]]) -> Hooks:
 
 
 def hook_of(run: Callable[..., Any]) -> Hook:
-    """A hook with its present state."""
+    """Return a hook with its current state."""
     closed_over = {name: cell.cell_contents for name, cell in hook_cells(run).items()}
     state = {**closed_over, **hook_attributes(run)}
     return Hook(run, _settings(state, BOOKKEEPING), state)
 
 
 def hook_attributes(hook: Callable[..., Any]) -> dict[str, Any]:
-    """Attributes of the object that runs. None of a module's method: the facts of the module have them."""
+    """Return attributes of the object that runs. A module's method has none here: the module's facts have them."""
     owner = hook.__self__ if isinstance(hook, MethodType) else hook
     if isinstance(hook, MethodType) and isinstance(owner, nn.Module):
         return {}
@@ -185,7 +185,7 @@ def hook_attributes(hook: Callable[..., Any]) -> dict[str, Any]:
 
 
 def hook_cells(hook: Callable[..., Any]) -> dict[str, CellType]:
-    """The variables that the function of a hook closes over, by name, except those without a value yet."""
+    """Return the variables that the function of a hook closes over, by name, except those without a value yet."""
     function = hook.__func__ if isinstance(hook, MethodType) else hook
     if not isinstance(function, FunctionType) or function.__closure__ is None:
         return {}
@@ -199,7 +199,7 @@ def _settings(attributes: Mapping[str, Any], but: frozenset[str]) -> dict[str, A
 
 
 def copied(value: Any) -> Any:
-    """``value`` if it is a scalar or a function, or a copy of a container of these; else ``UNWATCHED``."""
+    """Return ``value`` if it is a scalar or a function, a copy of a container of these, or ``UNWATCHED``."""
     if value is None or isinstance(value, _SCALAR_TYPES):
         return value
     if isinstance(value, dict):
@@ -221,6 +221,6 @@ def replaces_method(kind: type, name: str, value: Any) -> bool:
 
 
 def name_of(function: Callable[..., Any]) -> str:
-    """The qualified name of a function, or of the class of a callable object."""
+    """Return the qualified name of a function, or of the class of a callable object."""
     name: str = getattr(function, "__qualname__", type(function).__qualname__)
     return name

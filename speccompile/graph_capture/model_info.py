@@ -1,4 +1,4 @@
-"""Which models can be captured today; everything else is refused here, with the reason."""
+"""Facts about a model. Models that cannot be captured are refused here, with the reason."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class ModelInfo:
-    """What modes and messages need to know of the target model: L, V, M, where it lies.
+    """Facts about the target model for modes and messages: L, V, M, device and dtype.
 
-    ``num_logits`` is the number of tokens that the lm_head can choose, None where its module does not say it.
+    ``num_logits`` is the number of tokens that the lm_head can choose, None if its module does not report it.
     ``dequantised_from`` is the format of the checkpoint if its integers became floating-point weights, else empty.
     """
 
@@ -36,10 +36,11 @@ class ModelInfo:
 
 
 def inspect_model(model: PreTrainedModel) -> ModelInfo:
-    """Check that ``model`` can be captured and say what it is.
+    """Check that ``model`` can be captured, and return its facts.
 
     Raises:
-        UnsupportedModel, ModelInTraining, ModelConsumed, ModelOnSeveralDevices, UnsupportedDtype: each says what to do.
+        UnsupportedModel, ModelInTraining, ModelConsumed, ModelOnSeveralDevices, UnsupportedDtype: it cannot be
+            captured; the message has the remedy.
     """
     if not isinstance(model, PreTrainedModel):
         raise UnsupportedModel(
@@ -54,7 +55,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     if head is None:
         raise UnsupportedModel(
             model=name,
-            reason="it has no lm_head (get_output_embeddings() is None); load it with AutoModelForCausalLM",
+            reason="it has no lm_head (get_output_embeddings() returns None); load it with AutoModelForCausalLM",
         )
     if not model.can_generate():
         reason = "it has no generate() of transformers, so it is not a causal LM; load one with AutoModelForCausalLM"
@@ -85,7 +86,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
 
 
 def in_training(model: nn.Module) -> bool:
-    """Whether it is in training mode, or one of its modules is and drops values (an adapter that was added later)."""
+    """Whether the model is in training mode, or a module of it is and drops values (an adapter added later)."""
     return model.training or any(
         isinstance(module, nn.modules.dropout._DropoutNd) and module.training and module.p > 0
         for module in model.modules()
@@ -93,12 +94,16 @@ def in_training(model: nn.Module) -> bool:
 
 
 def _check_dense(model: nn.Module, name: str) -> None:
-    """Raises UnsupportedModel: a weight is a tensor subclass that holds other tensors, as torchao's are."""
+    """Check that weights are plain tensors.
+
+    Raises:
+        UnsupportedModel: a weight is a tensor subclass that holds other tensors, such as torchao's.
+    """
     for path, tensor in named_tensors(model).items():
         if is_traceable_wrapper_subclass(tensor):
             kind = f"{type(tensor).__module__.partition('.')[0]}.{type(tensor).__name__}"
             if kind == "torch.DTensor":
-                reason = f"its weight {path} is sharded over processes; load it whole in each of them"
+                reason = f"its weight {path} is sharded over processes; load the complete weight in each of them"
                 raise UnsupportedModel(model=name, reason=reason)
             reason = (
                 f"its weight {path} is a {kind}, which has no plain storage that a step could read; load the model "
@@ -113,7 +118,7 @@ def is_quantised(model: PreTrainedModel) -> bool:
 
 
 def _dtype(model: PreTrainedModel, name: str, device: str) -> torch.dtype:
-    """The least precise dtype of the weights: some families keep routers or norms in float32."""
+    """Return the least precise dtype of the weights: some families keep routers or norms in float32."""
     dtypes = {parameter.dtype for parameter in model.parameters()}
     if is_quantised(model):
         dtypes &= set(DTYPES)
@@ -129,11 +134,12 @@ def _dtype(model: PreTrainedModel, name: str, device: str) -> torch.dtype:
 
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
-    """Module path and list of the decoder layers: of the text model's outermost lists the one as long as the config
-    states, else the longest. A vision tower's, which may be as long, is not meant.
+    """Return module path and list of the decoder layers. Among the outermost lists of the text model, it is the one
+    with as many modules as the config states, else the longest. Lists of a vision tower, which may be as long, do not
+    count.
 
     Raises:
-        UnsupportedModel: there is none.
+        UnsupportedModel: the model has no such list.
     """
     config = model.config.get_text_config(decoder=True)
     count = getattr(config, "num_hidden_layers", None)
@@ -152,12 +158,12 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
 
 
 def module_path(model: PreTrainedModel, module: nn.Module) -> str:
-    """The name of ``module`` inside ``model``."""
+    """Return the name of ``module`` inside ``model``."""
     return next(path for path, candidate in model.named_modules() if candidate is module)
 
 
 def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
-    """Parameters and buffers by every name they have."""
+    """Return parameters and buffers by each of their names."""
     return {
         **dict(model.named_parameters(remove_duplicate=False)),
         **dict(model.named_buffers(remove_duplicate=False)),
@@ -165,7 +171,7 @@ def named_tensors(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def all_names(model: nn.Module) -> dict[str, list[str]]:
-    """All names of each parameter and buffer, by each of them: tied ones have several."""
+    """Return all names of each parameter and buffer, by each of them. Tied ones have several."""
     tensors = named_tensors(model)
     names: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
@@ -173,8 +179,8 @@ def all_names(model: nn.Module) -> dict[str, list[str]]:
     return {name: names[id(tensor)] for name, tensor in tensors.items()}
 
 
-def tensor_places(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:
-    """The dict that holds each parameter and buffer, and its key there, by every name that it has."""
+def tensor_holders(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | None], str]]:
+    """Return the dict that holds each parameter and buffer, and its key there, by each of their names."""
     return {
         f"{path}.{name}".removeprefix("."): (holder, name)
         for path, module in model.named_modules(remove_duplicate=False)
@@ -185,7 +191,7 @@ def tensor_places(model: nn.Module) -> dict[str, tuple[dict[str, torch.Tensor | 
 
 
 def special_tokens(model: PreTrainedModel) -> set[int]:
-    """Ids that the configs name (padding, images, ...): a model may treat them as something else than text."""
+    """Return ids that the configs name (padding, images, ...). A model may not treat them as ordinary tokens."""
     found: set[int] = set()
     for config in (model.config, model.config.get_text_config(decoder=True), model.generation_config):
         for name, value in config.to_dict().items():

@@ -1,4 +1,4 @@
-"""One real forward over a few tokens, to see how a model attends and what it keeps; or why it cannot be captured."""
+"""Observation of a model: one real forward over a few tokens shows how it attends, and which state it keeps."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from speccompile.utils.devices import traits_of
 from speccompile.utils.transformers_version import cache_argument
 
 ROWS, WIDTH = 2, 5
-# Lengths that a cache reports in a probe: one inside every table, one after the end of most. XGLM's forward builds a
-# table of that many rows.
+# Lengths that a cache reports in a probe: one inside every table, one after the end of most tables. XGLM's forward
+# builds a table with that many rows.
 PROBE_LENGTHS = (7, 2**17)
 
 
-_SUMMED_KEYS = "keeps one key for several tokens, and beside it the tokens that none stands for yet"
+_SUMMED_KEYS = "keeps one key for several tokens, and also the tokens that have no key yet"
 _COUNTED_DISTANCES = "scores keys by their distance, counted from one length that all rows of a cache share"
-#: Modules that no route captures, by the name of transformers' class, and why.
+#: Reasons why a module cannot be captured by any route, by the name of transformers' class.
 UNSUPPORTED = {
     "InklingRelativeLogits": _COUNTED_DISTANCES,
     "Inkling2RelativeLogits": _COUNTED_DISTANCES,
@@ -54,17 +54,18 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Observation:
-    """What capture has to know of a model.
+    """The facts about a model that a capture needs.
 
     Args:
-        route: how its attention is captured; ``reason`` says why not by the attention op, if so.
-        kv: shapes of what each layer puts into the cache, by layer; a layer that shares another's KV has none.
-        masks: what the model asks for in one forward, in order.
-        reach: the longest window or chunk; the capture check takes a text longer than that.
-        recurrent: shapes of what each recurrence keeps, by its name in the arena.
-        index: what layers keep of each token for an index of their keys, by layer.
-        counts: whether logits depend on the length that the cache reports, beside positions. One graph cannot have each
-            row's, so the capture check takes a text as long as there will ever be.
+        route: the route by which attention is captured. ``reason`` states why it is not the attention op, if so.
+        kv: shapes of the tensors that each layer puts into the cache, by layer. A layer that shares another layer's KV
+            has none.
+        masks: masks that the model requests in one forward, in order.
+        reach: the longest window or chunk. The capture check uses a longer sequence.
+        recurrent: shapes of the state of each recurrence, by its name in the arena.
+        index: shapes of the keys that layers keep of each token for an index, by layer.
+        counts: whether logits depend on the length that the cache reports, in addition to positions. One graph cannot
+            have each row's length, so the capture check uses a sequence of the maximal length.
     """
 
     route: Route
@@ -81,7 +82,7 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     """Find the first of ``routes`` by which ``model`` can be captured.
 
     Raises:
-        UnsupportedModel: there is none; names the layer, its class, and the reason for the last route tried.
+        UnsupportedModel: no route works; the error names the layer, its class, and the reason of the last route.
     """
     for path, module in model.named_modules():
         if reason := UNSUPPORTED.get(type(module).__name__):
@@ -103,8 +104,8 @@ def accepts(model: PreTrainedModel, name: str) -> bool:
 
 
 def uses_cache(model: PreTrainedModel) -> bool:
-    """``use_cache`` of a forward over a cache of ours. MiniMax's refuses one of another class than its own with True,
-    and uses it all the same with False."""
+    """Return ``use_cache`` for a forward over the package's cache. With True, MiniMax's forward refuses a cache of
+    another class than its own. With False it uses that cache."""
     return not lightning_layers(model)
 
 
@@ -112,20 +113,20 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
     cache = RecordingCache()
     run = Running(cache, positions, MaskLog())
-    place = ModuleTracker(model)
-    with altering(model), place.followed():
+    where = ModuleTracker(model)
+    with altering(model), where.followed():
         try:
             logits = _logits(model, info, route, run)
         except UnsupportedByRoute as unfit:
-            raise UnsupportedByRoute(f"{place}{unfit}") from unfit
+            raise UnsupportedByRoute(f"{where}{unfit}") from unfit
         except Exception as error:
             if model._is_stateful:
-                raise UnsupportedByRoute(f"{place}{RECURRENT}") from error
+                raise UnsupportedByRoute(f"{where}{RECURRENT}") from error
             if route == "attention":
-                raise UnsupportedByRoute(f"{place}does not attend through transformers' attention interface") from error
+                raise UnsupportedByRoute(f"{where}does not attend through transformers' attention interface") from error
             if failed := _own_failure(model, info):
-                raise UnsupportedByRoute(f"{place}fails in its own forward too, without a cache: {failed}") from error
-            raise UnsupportedByRoute(f"{place}does not run over a KV cache: {error_line(error)}") from error
+                raise UnsupportedByRoute(f"{where}also fails in its own forward, without a cache: {failed}") from error
+            raise UnsupportedByRoute(f"{where}does not run over a KV cache: {error_line(error)}") from error
     kv, recurrent = cache.observed, cache.recurrent
     cache.check_read()
     if not kv and not recurrent:
@@ -141,7 +142,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
     if route == "attention" and run.attended < len(kv):
         raise UnsupportedByRoute(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
-        raise UnsupportedByRoute("it lets a token see later ones (it is not causal)")
+        raise UnsupportedByRoute("it lets a token attend to later ones (it is not causal)")
     masks = tuple(run.masks.seen)
     reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
     counts = _counts(model, info, route, positions, logits)
@@ -150,7 +151,7 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
 
 
 def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
-    """What the model's own forward raises, None if it runs."""
+    """Return the error of the model's own forward; None if it runs."""
     try:
         with collective.alone(), torch.no_grad():
             model(input_ids=torch.zeros((1, WIDTH), dtype=torch.int64, device=info.device), use_cache=False)
@@ -170,7 +171,7 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
         recurrences_captured(model),
         lightning_captured(model),
         running(run),
-        # Ranks need not observe at the same time, or at all where a capture is stored.
+        # Ranks need not observe at the same time. They need not observe at all if a capture is stored.
         collective.alone(),
         torch.no_grad(),
     ):
@@ -186,14 +187,14 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
 def _counts(
     model: PreTrainedModel, info: ModelInfo, route: Route, positions: torch.Tensor, logits: torch.Tensor
 ) -> bool:
-    """Whether the same tokens at the same positions have other logits where the cache reports another length."""
+    """Whether the same tokens at the same positions have other logits if the cache reports another length."""
     for length in PROBE_LENGTHS:
         run = Running(RecordingCache(length), positions, MaskLog())
         try:
             shifted = _logits(model, info, route, run)
         except Exception:
-            # The same forward ran where the cache reported 0, so a failure here depends on the length (a look-up
-            # after the end of a table, say). Nothing is hidden: the capture check becomes stricter.
+            # The same forward ran when the cache reported 0, so the failure depends on the length (a look-up after the
+            # end of a table, for example). No error is hidden: the capture check becomes stricter.
             return True
         if not torch.equal(shifted, logits):
             return True
@@ -203,9 +204,10 @@ def _counts(
 def extra_inputs(
     model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt | None
 ) -> dict[str, torch.Tensor]:
-    """Inputs of a forward beside tokens and cache: positions ``[B, T]``, and for its own attention a mask ``[B, S]``.
+    """Return the inputs of a forward beside tokens and cache: positions ``[B, T]``, and for the model's own attention a
+    mask ``[B, S]``.
 
-    ``cache_len`` None is for models with recurrent layers, which would take the mask for padding of what they read.
+    Models with recurrent layers would use the mask as padding of their inputs: pass ``cache_len=None`` for them.
     """
     inputs = {"position_ids": positions} if accepts(model, "position_ids") else {}
     if route == "eager" and cache_len is not None and accepts(model, "attention_mask"):
@@ -224,7 +226,7 @@ def _first_layer(model: PreTrainedModel) -> str:
 
 
 class ModuleTracker:
-    """The module that runs: what an error message names."""
+    """The module that currently runs, for error messages."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -232,7 +234,7 @@ class ModuleTracker:
 
     @contextlib.contextmanager
     def followed(self) -> Iterator[None]:
-        """Keeps the stack of modules while they run; one that raised stays on it."""
+        """Track the stack of modules while they run. A module that raised stays on the stack."""
         handles = []
         for path, module in self._model.named_modules():
             entry = (path, type(module).__name__)

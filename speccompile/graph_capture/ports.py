@@ -1,4 +1,4 @@
-"""The ports of a captured graph: weights, state and inputs, as the model and the arena call them."""
+"""The ports of a captured graph: weights, state and inputs, under their names in the model and the arena."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from speccompile.graph_capture.model_info import ModelInfo, named_tensors
 
 
 def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) -> dict[str, Port]:
-    """The ports of a captured graph's inputs, at the example sizes B and T."""
+    """Return the ports of a captured graph's inputs, at the example sizes B and T."""
     both, int64 = (sizes["B"], sizes["T"]), torch.int64
-    last_place = max(1, layout.cache_len - sizes["T"])
+    last_position = max(1, layout.cache_len - sizes["T"])
     return {
         "input_ids": Port("input_ids", "input", both, int64, device, high=layout.vocab_size),
-        "position_ids": Port("position_ids", "input", both, int64, device, high=last_place, distinct=True),
+        "position_ids": Port("position_ids", "input", both, int64, device, high=last_position, distinct=True),
         "row_slots": Port("row_slots", "input", both[:1], int64, device, high=layout.max_batch + 1, distinct=True),
-        # Where a row's recurrent state stands; of examples it has absorbed nothing, and nothing is a prompt's.
+        # Positions of a row's recurrent state. In examples it has absorbed nothing, and no token is a prompt's.
         "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
         "row_settled": Port("row_settled", "input", both[:1], int64, device, high=1),
         "row_prompt": Port("row_prompt", "input", both[:1], int64, device, high=1),
@@ -32,9 +32,9 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
 
 
 def kv_names(layers: Sequence[int]) -> dict[str, str]:
-    """What the arena calls the KV of ``layers``, by the placeholders of lists ``keys`` and ``values``."""
+    """Return the arena's names for the KV of ``layers``, by the placeholders of the lists ``keys`` and ``values``."""
     names = {"keys": "k", "values": "v"}
-    return {f"{kind}_{place}": f"{name}_{layer}" for kind, name in names.items() for place, layer in enumerate(layers)}
+    return {f"{kind}_{index}": f"{name}_{layer}" for kind, name in names.items() for index, layer in enumerate(layers)}
 
 
 def name_ports(
@@ -47,11 +47,11 @@ def name_ports(
     inputs: Mapping[str, Port],
     changing: Collection[str],
 ) -> dict[str, Port]:
-    """A port for every placeholder, which is renamed to what the arena or the module calls it.
+    """Create a port for every placeholder, and rename the placeholder to its name in the arena or the module.
 
     Args:
-        module: what was exported, as ``model`` of a wrapper.
-        states: what the arena calls each tensor of state, by the name of its placeholder.
+        module: the exported module, which is ``model`` of a wrapper.
+        states: the arena's name of each state tensor, by the name of its placeholder.
         changing: paths of tensors that the module itself rewrites.
     """
     tensors = named_tensors(module)
@@ -73,7 +73,7 @@ def name_ports(
         else:
             raise CaptureError(
                 f"export of {info.name} left the tensor {node.name!r} as {spec.kind.name.lower()}; "
-                "a step graph takes every tensor through a port"
+                "a step graph needs a port for every tensor"
             )
         node._rename(port.name)
         node.target = node.name
@@ -82,7 +82,7 @@ def name_ports(
 
 
 def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: bool) -> Port:
-    """The port of a tensor of the model: its own storage, or a copy where the model itself rewrites it (``own``)."""
+    """Return the port of a tensor of the model: its own storage, or a copy if the model rewrites it (``own``)."""
     value = tensor.detach().clone() if own else tensor.detach()
     return Port(
         path.replace(".", "_"), "weight", tuple(value.shape), value.dtype, device, path=path, own=own, value=value
@@ -90,6 +90,6 @@ def weight_port(path: str, tensor: torch.Tensor, device: torch.device, *, own: b
 
 
 def constant_port(name: str, value: torch.Tensor, device: torch.device, *, held: str | None = None) -> Port:
-    """The port of a tensor that is neither parameter nor buffer: its own storage, if it is on ``device``."""
+    """Return the port of a tensor that is neither parameter nor buffer: its own storage, if it is on ``device``."""
     value = value.detach().to(device)
     return Port(name, "weight", tuple(value.shape), value.dtype, device, held=held, value=value)

@@ -1,7 +1,7 @@
-"""The recurrences of transformers' layers, recognised by the functions that they call, and captured as ops of ours.
+"""Recurrences of transformers' layers, recognised by the functions that they call, and captured as the package's ops.
 
-Each model's file has its own copy of these functions, and calls them by their names there. While a model is captured,
-these names lead here. Threads that capture nothing still get transformers' own.
+Each model's file has its own copy of these functions, and calls them by their global names. While a model is captured,
+these names refer to functions of this module. Threads that do not capture still run transformers' own functions.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from speccompile.graph_capture.pointwise import silu, softplus
 
 ops = torch.ops.speccompile
 
-# Of the layers' own normalisation of queries and keys.
+# Epsilon of the layers' own normalisation of queries and keys.
 EPSILON = 1e-6
 NO_LIMIT = (0.0, float("inf"))
 
 
 @contextlib.contextmanager
 def recurrences_captured(model: nn.Module) -> Iterator[None]:
-    """``model`` computes its recurrences by our ops inside, where a forward runs under capture."""
+    """Let ``model`` compute its recurrences with the package's ops in this context, in forwards under capture."""
     before = [(names, {name: names[name] for name in CAPTURED if name in names}) for names in names_of_files(model)]
     try:
         for names, own in before:
@@ -44,7 +44,7 @@ def recurrences_captured(model: nn.Module) -> Iterator[None]:
 
 
 def names_of_files(model: nn.Module) -> list[dict[str, Any]]:
-    """The global names of each file whose code the forwards of the model's modules are."""
+    """Return the global names of each file that has the forward of a module of the model."""
     forwards = [inspect.unwrap(kind.forward) for kind in {type(module) for module in model.modules()}]
     files = {id(names): names for names in (getattr(forward, "__globals__", {}) for forward in forwards)}
     return list(files.values())
@@ -55,7 +55,7 @@ def _call(captured: Callable[..., Any], own: Callable[..., Any], *args: Any, **k
     if run is None:
         return own(*args, **kwargs)
     if any(kwargs.get(name) is not None for name in ("cu_seqlens", "seq_idx")):
-        raise UnsupportedByRoute("packs several texts into one row")
+        raise UnsupportedByRoute("packs several sequences into one row")
     return captured(run.cache, own, *args, **kwargs)
 
 
@@ -68,7 +68,7 @@ def _causal_conv(
     activation: str | None = None,
     **options: Any,
 ) -> torch.Tensor:
-    """``causal_conv1d_fn`` over what :meth:`StepCache.update_conv_state` returned: ``[B, C, T]``."""
+    """Capture ``causal_conv1d_fn`` over a result of :meth:`StepCache.update_conv_state`, ``[B, C, T]``."""
     name = cache.conv_of(hidden_states)
     if isinstance(cache, RecordingCache):
         cache.note(name, RecurrentShape((), weight.shape[0], weight.shape[1] - 1))
@@ -101,7 +101,7 @@ def _gated_delta_rule(
     use_qk_l2norm_in_kernel: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``torch_chunk_gated_delta_rule``, and of a gate for each channel ``chunk_kimi_delta_attention``."""
+    """Capture ``torch_chunk_gated_delta_rule``, and ``chunk_kimi_delta_attention`` with a gate for each channel."""
     name = cache.recurrence("delta")
     if isinstance(cache, RecordingCache):
         heads, depth = value.shape[2], key.shape[3]
@@ -132,7 +132,7 @@ def _mamba2_scan(
     dt_limit: Sequence[float] = NO_LIMIT,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``mamba2_chunk_scan``. Time steps have limits in a prompt alone: transformers' form for one token has none."""
+    """Capture ``mamba2_chunk_scan``. Only a prompt's time steps have limits, as in transformers."""
     name = cache.recurrence("scan")
     if isinstance(cache, RecordingCache):
         heads, depth = hidden_states.shape[2:]
@@ -173,7 +173,7 @@ def _mamba_scan(
     delta_softplus: bool = False,
     **options: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``mamba_selective_scan``, whose tensors are ``[B, C, T]``."""
+    """Capture ``mamba_selective_scan``, whose tensors are ``[B, C, T]``."""
     name = cache.recurrence("scan")
     if isinstance(cache, RecordingCache):
         channels, depth = A.shape
@@ -181,7 +181,7 @@ def _mamba_scan(
         given = {"D": D, "z": z, "delta_bias": delta_bias, "delta_softplus": delta_softplus}
         result: tuple[torch.Tensor, torch.Tensor] = own(hidden_states, dt, A, B, C, **given, **options)
         return result
-    # Channels lie side by side, so that torch computes those of a place in the same vectors, whatever the width.
+    # Channels become the last dimension. torch then computes those of a position in the same vectors at any width.
     dt = dt.transpose(1, 2)
     if delta_bias is not None:
         dt = dt + delta_bias.to(dt.dtype)
@@ -204,12 +204,12 @@ def _mamba_scan(
 
 
 def _of_a_place(*inputs: torch.Tensor) -> int:
-    """How many numbers of ``inputs``, ``[B, T, ...]``, belong to one place."""
+    """Return how many values of ``inputs``, ``[B, T, ...]``, belong to one position."""
     return sum(item[0, 0].numel() for item in inputs)
 
 
 def _state(cache: StepCache, name: str) -> tuple[torch.Tensor, ...]:
-    """The arguments of an op after its inputs; the first one is the state."""
+    """Return the arguments of an op after its inputs. The first one is the state."""
     assert isinstance(cache, SlotCache)
     step = cache.recurrent
     return (
@@ -222,7 +222,7 @@ def _state(cache: StepCache, name: str) -> tuple[torch.Tensor, ...]:
     )
 
 
-#: By the name of transformers' function.
+#: Captured functions by the name of transformers' function.
 CAPTURED: dict[str, Callable[..., Any]] = {
     "causal_conv1d_fn": _causal_conv,
     "torch_chunk_gated_delta_rule": _gated_delta_rule,

@@ -1,8 +1,8 @@
-"""Rotary tables that depend on how long the longest sequence is: captured in one regime, or refused.
+"""Rotary tables that depend on the length of the longest sequence. They are captured in one regime, or refused.
 
-transformers recomputes them in the forward (``dynamic_rope_update`` in modeling_rope_utils.py): ``dynamic`` when a text
-outgrows the original length, ``longrope`` by switching between two tables there. Up to the original length both
-keep one table.
+transformers recomputes them in the forward (``dynamic_rope_update`` in modeling_rope_utils.py): ``dynamic`` when a
+sequence becomes longer than the original length, ``longrope`` by a switch between two tables there. Up to the original
+length both keep one table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from speccompile.errors import UnsupportedModel
 
 
 def _changing(model: nn.Module) -> Iterator[tuple[str, Any, str | None, str]]:
-    """Path, module, layer type (None where there is one table) and type of each rotary table that may change."""
+    """Yield path, module, layer type (None if there is one table) and type of each rotary table that may change."""
     for path, module in model.named_modules():
         kinds = getattr(module, "rope_type", None)
         for layer_type, kind in kinds.items() if isinstance(kinds, dict) else [(None, kinds)]:
@@ -28,7 +28,11 @@ def _changing(model: nn.Module) -> Iterator[tuple[str, Any, str | None, str]]:
 
 
 def check_rotary(model: PreTrainedModel, max_len: int) -> None:
-    """Raises UnsupportedModel if a text of ``max_len`` tokens would change a rotary table on its way."""
+    """Check that no sequence of at most ``max_len`` tokens changes a rotary table.
+
+    Raises:
+        UnsupportedModel: a longer sequence would.
+    """
     borders: list[tuple[int, str, str]] = []
     for path, module, layer_type, kind in _changing(model):
         parameters = module.config.rope_parameters
@@ -39,28 +43,28 @@ def check_rotary(model: PreTrainedModel, max_len: int) -> None:
     if max_len > limit:
         raise UnsupportedModel(
             model=type(model).__name__,
-            reason=f"the rotary table of {path} ({kind}) changes when a text grows beyond {limit} tokens; "
+            reason=f"the rotary table of {path} ({kind}) changes when a sequence becomes longer than {limit} tokens; "
             f"use max_len <= {limit} (now {max_len})",
         )
 
 
 def changing_tables(model: PreTrainedModel) -> set[str]:
-    """Names of the buffers that the model's own forward may rewrite: a captured graph keeps copies of them."""
+    """Return names of the buffers that the model's own forward may rewrite. A captured graph keeps copies of them."""
     names = set()
     for path, _, layer_type, _ in _changing(model):
         prefix = f"{path}." if layer_type is None else f"{path}.{layer_type}_"
-        # After a reset both names are one tensor, and export may call it by either.
+        # After a reset both names refer to one tensor, and export may use either.
         names |= {f"{prefix}inv_freq", f"{prefix}original_inv_freq"}
     return names
 
 
 def changing_modules(model: nn.Module) -> set[str]:
-    """Paths of the modules that hold such tables: their own forward assigns to their attributes."""
+    """Return paths of the modules that hold such tables: their own forward assigns to their attributes."""
     return {path for path, *_ in _changing(model)}
 
 
 def settle_rotary(model: PreTrainedModel) -> None:
-    """Run a short text, which brings the tables back to what texts up to the border use."""
+    """Run a short sequence, which resets the tables to those of sequences up to the border."""
     if changing_tables(model):
         with torch.no_grad():
             model(input_ids=torch.zeros((1, 1), dtype=torch.int64, device=model.device), use_cache=False)
@@ -68,7 +72,7 @@ def settle_rotary(model: PreTrainedModel) -> None:
 
 @contextlib.contextmanager
 def fixed_rotary(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the forward reads its rotary tables as they are and does not recompute them."""
+    """Let the forward read its rotary tables unchanged, without recomputing them, in this context."""
     modules: list[nn.Module] = [module for _, module, _, _ in _changing(model)]
     before = [(module, module.rope_type) for module in modules]
     try:

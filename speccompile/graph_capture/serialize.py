@@ -21,12 +21,12 @@ from speccompile.graph_capture.model_info import named_tensors
 from speccompile.graph_capture.ports import constant_port, input_ports, weight_port
 from speccompile.utils.torch_private import OpOverload
 
-# What export leaves in a graph besides torch ops: arithmetic on sizes, and the choice of one of several results.
+# Functions that export leaves in a graph beside torch ops: arithmetic on sizes, and the choice of one of many results.
 _OPERATORS = {f"operator.{f.__name__}": f for f in SIZE_OPERATORS}
 
 
 def to_json(graph: StepGraph) -> dict[str, Any]:
-    """Everything of a captured graph but its tensors."""
+    """Return all parts of a captured graph except its tensors."""
     anchors = graph.anchors
     return {
         "ports": [_port(graph.ports[node.name]) for node in graph.placeholders],
@@ -48,7 +48,7 @@ def to_json(graph: StepGraph) -> dict[str, Any]:
 
 
 def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: torch.device) -> StepGraph:
-    """The graph that :func:`to_json` described, over the weights of ``model``."""
+    """Return the graph that :func:`to_json` described, over the weights of ``model``."""
     tensors, held = named_tensors(model), held_by_modules(model)
     graph = fx.Graph()
     nodes: dict[str, fx.Node] = {}
@@ -57,7 +57,7 @@ def from_json(data: dict[str, Any], model: nn.Module, layout: Layout, device: to
         port = _read_port(entry, tensors, held, layout, device, data["sizes"])
         ports[port.name] = port
         nodes[port.name] = graph.placeholder(port.name)
-        nodes[port.name]._rename(port.name)  # fx writes capital letters small
+        nodes[port.name]._rename(port.name)  # fx converts capital letters to lower case
         nodes[port.name].target = nodes[port.name].name
         nodes[port.name].meta = {"pass": CAPTURE}
     for entry in data["nodes"]:
@@ -114,7 +114,7 @@ def _read_port(
     if entry["role"] == "state":
         return Port.of_state(layout.tensors[name], device)
     if entry["role"] == "input":
-        # A head has more of them than a model.
+        # A head has more inputs than a model.
         other = Port(name, "input", tuple(entry["shape"]), _decode(entry["dtype"], {}), device)
         return input_ports(layout, device, sizes).get(name, other)
     if entry["path"] is None:
@@ -122,7 +122,7 @@ def _read_port(
         value = torch.load(file, map_location=device, weights_only=True)
         now = held.get(entry["held"])
         if now is not None and (now.shape, now.dtype) == (value.shape, value.dtype):
-            # The model's own, so that steps follow changes in place. The capture check judges its values.
+            # The model's own tensor, so steps follow changes in place. The capture check compares its values.
             value = now
         return constant_port(name, value, device, held=entry["held"])
     return weight_port(entry["path"], tensors[entry["path"]], device, own=entry["own"])
@@ -151,7 +151,7 @@ def _read_target(name: str) -> Any:
 
 
 def _encode(value: Any) -> Any:
-    """JSON for an argument; what JSON has no form for becomes ``{kind: text}``."""
+    """Convert an argument to JSON. A value without a form in JSON becomes ``{kind: text}``."""
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, list | tuple):

@@ -1,8 +1,8 @@
-"""The modules of a sharded model, with collectives that a graph can hold.
+"""Modules of a sharded model with collectives that a graph can hold.
 
-transformers shards a module by a style of its plan, and puts a function into the place of its forward that goes through
-``DTensor``. A capture needs plain tensors and ops, so each style has a class here that computes the same on the rank's
-own part of the weights: the class of the module is derived from it and from the module's own class.
+transformers shards a module by a style of its plan, and replaces its forward by a function that uses ``DTensor``. A
+capture needs plain tensors and ops. Each style therefore has a class here that computes the same on the rank's own part
+of the weights. The module gets a class that derives from it and from the module's own class.
 
 Source: ``transformers/distributed/tensor_parallel.py`` of transformers 5.23.
 """
@@ -20,11 +20,11 @@ from speccompile.ops import collective
 
 
 class Sharded(nn.Module):
-    """A module whose own tensors are this rank's part.
+    """A module whose own tensors are this rank's part of the weights.
 
     Attributes:
-        shard_group, shard_ranks, shard_rank: its group, the number of ranks, and this one's.
-        shard_whole: the size of the sharded dimension on all ranks together; 0 where the style does not need it.
+        shard_group, shard_ranks, shard_rank: its group, the number of ranks, and this rank's number.
+        shard_whole: the size of the sharded dimension on all ranks together; 0 if the style does not need it.
     """
 
     shard_group: str
@@ -34,28 +34,28 @@ class Sharded(nn.Module):
 
     @property
     def shard_chunk(self) -> int:
-        """The size of every part but the last ones, as ``torch.chunk`` cuts."""
+        """The size of every part but the last ones, as in ``torch.chunk``."""
         return -(-self.shard_whole // self.shard_ranks)
 
     def summed(self, x: torch.Tensor) -> torch.Tensor:
-        """The sum of ``x`` over the ranks that share the layer."""
+        """Return the sum of ``x`` over the ranks that share the layer."""
         return collective_op("all_reduce")(x, self.shard_group, self.shard_ranks)
 
     def joined(self, x: torch.Tensor) -> torch.Tensor:
-        """Parts of the last dimension, joined."""
+        """Join the ranks' parts of the last dimension."""
         missing = self.shard_chunk - x.shape[-1]
         x = F.pad(x, (0, missing)) if missing else x
         return collective_op("all_gather")(x, self.shard_whole, self.shard_group, self.shard_ranks)
 
 
 def collective_op(name: str) -> Any:
-    """The op of a collective, which graphs call."""
+    """Return the op of a collective, which graphs call."""
     assert name in collective.COLLECTIVES
     return getattr(torch.ops.speccompile, name).default
 
 
 class RowwiseLinear(Sharded):
-    """The inputs are sharded: the results are summed, and the bias is added once."""
+    """A linear with sharded inputs. The results are summed, and the bias is added once."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -66,7 +66,7 @@ class RowwiseLinear(Sharded):
 
 
 class SplitRowwiseLinear(RowwiseLinear):
-    """The same of an input that every rank has whole."""
+    """A linear with sharded inputs whose input is complete on every rank."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         start = self.shard_rank * self.shard_chunk
@@ -74,25 +74,25 @@ class SplitRowwiseLinear(RowwiseLinear):
 
 
 class JoinedColwise(Sharded):
-    """The outputs are sharded, and joined."""
+    """A module with sharded outputs, which are joined."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.joined(super().forward(*args, **kwargs))
 
 
 class HiddenEmbedding(JoinedColwise):
-    """Each rank has a part of every vector."""
+    """An embedding of which each rank has a part of every vector."""
 
 
 class Summed(Sharded):
-    """The result of each rank is a part of the sum (experts, of which each rank has a slice)."""
+    """A module whose result is the sum over the ranks (experts, of which each rank has a slice)."""
 
     def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         return self.summed(super().forward(*args, **kwargs))
 
 
 class Divided(Sharded):
-    """What is the same on every rank, before a sum over the ranks."""
+    """A module with the same result on every rank, before a sum over the ranks."""
 
     def forward(self, x: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
         result: torch.Tensor = super().forward(x / self.shard_ranks, *args, **kwargs)
@@ -100,7 +100,7 @@ class Divided(Sharded):
 
 
 class VocabularyEmbedding(Sharded):
-    """Each rank has the vectors of some ids; the others are zeros, and the sum is the vector."""
+    """An embedding of which each rank has the vectors of some ids. The others are zeros, so the sum is the vector."""
 
     weight: torch.Tensor
 
@@ -108,14 +108,14 @@ class VocabularyEmbedding(Sharded):
         return self.rows(ids, super().forward)
 
     def rows(self, ids: torch.Tensor, look_up: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
-        """The vectors of ``ids``; ``look_up`` accepts ids of this rank's part."""
+        """Return the vectors of ``ids``; ``look_up`` accepts ids of this rank's part."""
         own = ids - self.shard_rank * self.shard_chunk
         inside = (own >= 0) & (own < self.weight.shape[0])
         vectors = look_up(torch.where(inside, own, 0))
         return self.summed(torch.where(inside[..., None], vectors, 0.0))
 
 
-#: By transformers' name of a style for a module: its class, None where the rank's own part needs nothing else.
+#: Classes of modules by transformers' name of a style. None means that the rank's own part needs no change.
 STYLES: dict[str, type[Sharded] | None] = {
     "colwise": None,
     "colwise_gather_output": JoinedColwise,
@@ -141,7 +141,7 @@ _classes: dict[tuple[type[Sharded], type[nn.Module]], type[nn.Module]] = {}
 
 
 def sharded_class(style: type[Sharded], kind: type[nn.Module]) -> type[nn.Module]:
-    """``kind`` with the collectives of ``style``; the same class whenever it is asked for."""
+    """Return ``kind`` with the collectives of ``style``. Each pair has only one class."""
     if (style, kind) not in _classes:
         _classes[style, kind] = _derived(style, kind)
     return _classes[style, kind]
@@ -152,8 +152,8 @@ def _derived(style: type[Sharded], kind: type[nn.Module]) -> type[nn.Module]:
 
 
 def whole_weight(module: nn.Module) -> torch.Tensor:
-    """The weight of a module on all ranks together: for a drafter that reads the target's embedding or lm_head as a
-    tensor. All ranks have to call it."""
+    """Return the complete weight of a module, over all ranks: for a drafter that reads the target's embedding or
+    lm_head as a tensor. All ranks must call it."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     with torch.no_grad():
@@ -163,8 +163,8 @@ def whole_weight(module: nn.Module) -> torch.Tensor:
 
 
 def embedded_rows(module: nn.Module, ids: torch.Tensor) -> torch.Tensor:
-    """The rows ``ids`` of an embedding's weight, ``[*ids.shape, M]``, without what the module does to them besides (a
-    scale, in Gemma). Of a shard it is a collective."""
+    """Return the rows ``ids`` of an embedding's weight, ``[*ids.shape, M]``, without other ops of the module (a scale,
+    in Gemma). For a shard this is a collective."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     if isinstance(module, VocabularyEmbedding):
@@ -179,7 +179,7 @@ def is_shard(model: nn.Module) -> bool:
 
 
 def whole_rows(module: nn.Module) -> int:
-    """The number of rows of a module's weight on all ranks together."""
+    """Return the number of rows of a module's weight on all ranks together."""
     weight = module.weight
     assert isinstance(weight, torch.Tensor)
     return int(module.shard_whole) if _shards_rows(module) else len(weight)  # type: ignore[arg-type]

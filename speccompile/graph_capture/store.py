@@ -1,7 +1,7 @@
-"""Captured graphs on disk: export takes longer than everything else in a warm start.
+"""Captured graphs on disk. Export needs more time than all other parts of a warm start.
 
-A stored graph is only a shortcut. What could change a capture is in its key, the capture check runs on it as on a new
-one, and one that does not pass is captured again.
+A stored graph is only a shortcut. Its key contains everything that could change a capture. The capture check also runs
+on a stored graph, and if it fails, the model is captured again.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from speccompile.graph_capture.serialize import from_json, to_json
 from speccompile.utils.storage import Storage, digest
 
 PACKAGE = Path(__file__).parents[1]
-# Their code decides what a capture is.
-ROOMS = ("graph", "graph_capture", "ops", "utils")
+# Packages whose code decides the result of a capture.
+PACKAGES = ("graph", "graph_capture", "ops", "utils")
 
 
 @dataclass(frozen=True)
 class StoredCapture:
-    """A capture as it was stored: what was observed, and the graph for a layout.
+    """A stored capture: the observation, and the graph for a layout.
 
-    ``fits`` returns whether a layout keeps clear of the graph's example sizes B and T, which passes go by.
+    ``fits`` returns whether the sizes of a layout differ from the graph's example sizes B and T, which passes rely on.
     """
 
     observed: Observation
@@ -47,9 +47,9 @@ class StoredCapture:
 
 
 class CaptureStore:
-    """The stored capture of one model. It depends on no ``max_len`` and no ``max_batch``.
+    """The stored capture of one model. It depends neither on ``max_len`` nor on ``max_batch``.
 
-    Hooks are code that no key can hold: a model that has some is captured in every wrap, and nothing is stored.
+    No key can contain hooks, which are code. A model with hooks is captured in every wrap, and nothing is stored.
     """
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: Storage) -> None:
@@ -58,7 +58,7 @@ class CaptureStore:
         self.name = f"captures/{_key(model, info)}.json"
 
     def load(self) -> StoredCapture | None:
-        """What is stored, or None when there is nothing or it is damaged."""
+        """Return the stored capture; None if it does not exist or is damaged."""
         stored = self._storage.read(self.name) if self._keyed else None
         if stored is None:
             return None
@@ -71,21 +71,21 @@ class CaptureStore:
         )
 
     def save(self, graph: StepGraph, observed: Observation) -> None:
-        """Store a captured graph, with what was observed, if the model has a key."""
+        """Store a captured graph and its observation, if the model has a key."""
         if self._keyed:
             self._storage.write(self.name, capture_file(graph, observed))
 
 
 class HeadStore:
-    """The stored capture of a draft head. It depends on no sizes of the arena either."""
+    """The stored capture of a draft head. It does not depend on any size of the arena."""
 
     def __init__(self, head: nn.Module, info: ModelInfo) -> None:
         self._head, self._info = head, info
         self.name = f"captures/{_head_key(head, info)}.json"
 
     def load(self, layout: Layout, storage: Storage) -> StepGraph | None:
-        """What is stored, or None when there is nothing, or it is damaged, or its example sizes are among the
-        layout's."""
+        """Return the stored graph; None if it does not exist, is damaged, or has example sizes that are also sizes of
+        the layout."""
         stored = storage.read(self.name)
         if stored is None:
             return None
@@ -100,7 +100,7 @@ class HeadStore:
 
 
 def capture_file(graph: StepGraph, observed: Observation) -> bytes:
-    """What :class:`CaptureStore` stores."""
+    """Return the file that :class:`CaptureStore` stores."""
     return json.dumps({"observed": _observation(observed), "graph": to_json(graph)}).encode()
 
 
@@ -132,22 +132,22 @@ def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:
 
 
 def config_text(model: PreTrainedModel) -> str:
-    """The configuration, but where it was loaded from."""
+    """Return the configuration without the path that it was loaded from."""
     config = model.config.to_diff_dict()
     config.pop("_name_or_path", None)
     return json.dumps(config, sort_keys=True, default=str)
 
 
 def _key(model: PreTrainedModel, info: ModelInfo) -> str:
-    """Of everything that a capture depends on: code, configuration, module tree and settings, weights' shapes,
-    versions."""
+    """Return a key over everything that a capture depends on: code, configuration, module tree and settings, weights'
+    shapes, versions."""
     parts = [*_parts(model, info), config_text(model), *scalar_settings(model), *_digests(_sources(model))]
     return digest("\n".join(parts))[:32]
 
 
 def _head_key(head: nn.Module, info: ModelInfo) -> str:
-    """The same; a head's configuration is all that its modules hold, its code this package and what lies beside their
-    files."""
+    """Return the key of a head. A head's configuration is the content of its modules, and its code is this package and
+    the files beside the modules' files."""
     every = vars(nn.Module())
     settings = [
         f"{name}.{key}={value!r}"
@@ -161,7 +161,7 @@ def _head_key(head: nn.Module, info: ModelInfo) -> str:
 
 
 def _is_derived(module: nn.Module, name: str) -> bool:
-    """Whether an attribute is a cached property: it depends on the others, and exists after its first read."""
+    """Whether an attribute is a cached property. It depends on other attributes, and exists after its first read."""
     return isinstance(getattr(type(module), name, None), cached_property)
 
 
@@ -173,12 +173,12 @@ def _parts(module: nn.Module, info: ModelInfo) -> list[str]:
 
 
 def _sources(module: nn.Module) -> set[Path]:
-    """Files that say what its modules compute, but for torch's own."""
+    """Return files with the code of the modules, without torch's own."""
     found = {inspect.getsourcefile(type(part)) for part in module.modules()}
     torchs = Path(torch.__file__).parent
     files = {Path(source) for source in found if source is not None}
     return {path for path in files if torchs not in path.parents} | {
-        path for room in ROOMS for path in (PACKAGE / room).glob("*.py")
+        path for package in PACKAGES for path in (PACKAGE / package).glob("*.py")
     }
 
 

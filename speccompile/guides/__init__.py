@@ -1,4 +1,4 @@
-"""Guided decoding: texts that follow a regular expression or a JSON schema, token by token."""
+"""Guided decoding: output that follows a regular expression or a JSON schema, token by token."""
 
 from speccompile.guides.guide import Guide
 from speccompile.guides.json_schema import json_schema_guide

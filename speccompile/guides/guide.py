@@ -12,27 +12,27 @@ import torch.nn.functional as F
 
 from speccompile.errors import InvalidGuide
 
-#: No way on from here with this token.
+#: No move: the token is not allowed in this state.
 DEAD = -1
-#: The same at a state where a text is complete, so that only an EOS token may follow. Only the last column of
+#: No move, in a state where the text is complete and only an EOS token may follow. Only the last column of
 #: :meth:`Guide.tables` has it.
 COMPLETE = -2
-#: Entries of tables that merging states may read, about two seconds.
+#: Largest number of table entries that merging of states may read: about two seconds.
 _MOST_MERGE_WORK = 2**28
 _FACTOR = np.uint64(0x9E3779B97F4A7C15)
 
 
 @dataclass(frozen=True, eq=False)
 class Guide:
-    """Which tokens may come, and where each of them leads. State 0 is the start.
+    """Allowed tokens of each state, and the next state for each. State 0 is the start.
 
-    Tokens that do the same in every state share a class, so that the table of moves stays small.
+    Tokens with equal moves in every state share a class, which keeps the table of moves small.
 
     Args:
-        text: what it was made of, for people.
-        classes: int16 ``[V]``, the class of each token id; V is the tokenizer's.
+        text: pattern or schema that the guide was built from, for messages.
+        classes: int16 ``[V]``, the class of each token id; V is the tokenizer's vocabulary size.
         moves: int16 ``[states, classes]``, the next state, or -1.
-        final: bool ``[states]``, where the text may end.
+        final: bool ``[states]``, True if the text may end in that state.
     """
 
     text: str = field(repr=False)
@@ -47,11 +47,11 @@ class Guide:
 
     @property
     def table_size(self) -> int:
-        """Entries that :meth:`tables` takes in a slot."""
+        """Number of entries that :meth:`tables` occupies in a slot."""
         return self.states * (self.moves.shape[1] + 2)
 
     def matches(self, ids: list[int], *, whole: bool = True) -> bool:
-        """Whether these tokens lead somewhere, and, with ``whole``, to an end."""
+        """Return whether ``ids`` are allowed from the start and, with ``whole``, end in a final state."""
         state = 0
         for token in ids:
             if not 0 <= token < len(self.classes):
@@ -62,12 +62,13 @@ class Guide:
         return bool(self.final[state]) or not whole
 
     def tables(self, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Classes ``[vocab_size]`` and moves ``[states, classes + 2]`` of a request: an EOS token may come at an end,
-        where it changes nothing, and ids that the tokenizer does not know never. The column of these, the last one,
-        shows at which states a text is complete.
+        """Build the tables of a request: classes ``[vocab_size]`` and moves ``[states, classes + 2]``.
+
+        An EOS token is allowed in final states and does not change the state. Ids that the tokenizer does not know are
+        never allowed. Their column, the last one, marks the states in which a text is complete.
 
         Raises:
-            InvalidGuide: EOS tokens end a text wherever they come, and without them as text nothing matches.
+            InvalidGuide: an EOS token ends a text wherever it occurs, and without EOS tokens nothing matches.
         """
         return _tables(self, eos, vocab_size)
 
@@ -75,17 +76,17 @@ class Guide:
     def of_transitions(
         text: str, start: int, transitions: Mapping[int, Mapping[int, int]], final: set[int], vocab_size: int
     ) -> Guide:
-        """From transitions ``state -> token -> state``. States that lead to no end are left out.
+        """Build a guide from transitions ``state -> token -> state``. States that lead to no final state are left out.
 
         Raises:
-            InvalidGuide: no text of these tokens leads to an end, or there are too many states.
+            InvalidGuide: no sequence of these tokens reaches a final state, or there are too many states.
         """
         useful = _coaccessible(transitions, final)
         if start not in useful:
             raise InvalidGuide(what=text, reason="no sequence of the tokenizer's tokens matches it")
         numbers = {state: index for index, state in enumerate([start, *sorted(useful - {start})])}
         if len(numbers) > np.iinfo(np.int16).max:
-            raise InvalidGuide(what=text, reason=f"its automaton has {len(numbers)} states; make it simpler")
+            raise InvalidGuide(what=text, reason=f"its automaton has {len(numbers)} states; simplify it")
         rows = np.full((len(numbers), vocab_size), DEAD, dtype=np.int16)
         number_of = np.full(1 + max(transitions.keys() | useful), DEAD, dtype=np.int16)
         number_of[list(numbers)] = list(numbers.values())
@@ -97,7 +98,7 @@ class Guide:
             rows[index, tokens[known]] = number_of[targets[known]]
         classes, moves_of_class = _classes(rows)
         moves_of_class, ends = _merged(moves_of_class, np.array([state in final for state in numbers]))
-        # Some tokens only differed in states that are one now.
+        # Some tokens differed only in states that are now merged.
         joined, moves_of_class = _classes(moves_of_class)
         return Guide(text, torch.from_numpy(joined[classes]), torch.from_numpy(moves_of_class), torch.from_numpy(ends))
 
@@ -116,15 +117,15 @@ def _coaccessible(transitions: Mapping[int, Mapping[int, int]], final: set[int])
 
 
 def _merged(moves: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """``moves`` and ``final`` without states that lead to the same ends by the same tokens. State 0 stays the first.
+    """Merge states that accept the same continuations; return new ``moves`` and ``final``. State 0 stays the first.
 
-    Blocks of states are refined by their next states until none changes (Moore's algorithm), unless that is too much
-    work: then all states are kept.
+    Moore's algorithm: blocks of states are split by their next states until no block changes. If that is too much
+    work, all states are kept.
     """
     weights = np.random.default_rng(0).integers(1, 2**63, size=moves.shape[1]).astype(np.uint64)
     blocks, count = final.astype(np.int32), 0
     for _ in range(_MOST_MERGE_WORK // max(moves.size, 1)):
-        # DEAD is the last index.
+        # DEAD is -1 and indexes the last entry.
         targets = np.append(blocks, DEAD).astype(np.int32)[moves]
         hashes = ((targets + 2).astype(np.uint64) * weights).sum(axis=1, dtype=np.uint64) * _FACTOR
         _, first, refined = np.unique(hashes ^ blocks.astype(np.uint64), return_index=True, return_inverse=True)
@@ -142,7 +143,7 @@ def _merged(moves: np.ndarray, final: np.ndarray) -> tuple[np.ndarray, np.ndarra
 
 def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Classes ``[V]`` of equal columns of ``rows`` ``[states, V]``, and one column of each, ``[states, classes]``."""
-    # Sorting numbers is a hundred times as fast as sorting columns.
+    # Sorting of hashes is a hundred times as fast as sorting of columns.
     hashes = np.zeros(rows.shape[1], dtype=np.uint64)
     for row in rows:
         hashes = (hashes ^ (row.astype(np.int64) + 2).astype(np.uint64)) * _FACTOR
@@ -150,9 +151,10 @@ def _classes(rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     _, first, classes = np.unique(hashes, return_index=True, return_inverse=True)
     if not all(np.array_equal(row[first][classes], row) for row in rows):
         _, first, classes = np.unique(rows, axis=1, return_index=True, return_inverse=True)
-    # Two more are added for each request.
+    # Each request adds two classes.
     if len(first) > np.iinfo(np.int16).max - 1:
-        raise InvalidGuide(what="the guide", reason=f"its automaton tells {len(first)} kinds of tokens apart")
+        reason = f"its automaton distinguishes {len(first)} kinds of tokens; simplify it"
+        raise InvalidGuide(what="the guide", reason=reason)
     return classes.astype(np.int16), np.ascontiguousarray(rows[:, first])
 
 
@@ -169,7 +171,7 @@ def _tables(guide: Guide, eos: tuple[int, ...], vocab_size: int) -> tuple[torch.
 
 
 def _excluding(guide: Guide, tokens: tuple[int, ...]) -> torch.Tensor:
-    """Moves ``[states, classes]`` that lead to an end without these tokens."""
+    """Moves ``[states, classes]`` from which a final state can be reached without ``tokens``."""
     used = torch.ones(len(guide.classes), dtype=torch.bool)
     used[[token for token in tokens if token < len(used)]] = False
     moves = guide.moves.clone()

@@ -12,7 +12,7 @@ from typing import Any
 
 from speccompile.guides.regex import END, byte_index
 
-# 29 February is left out.
+# 29 February is not matched.
 _DAY = (
     "(?:(?:0[13578]|1[02])-(?:0[1-9]|[12][0-9]|3[01])|(?:0[469]|11)-(?:0[1-9]|[12][0-9]|30)"
     "|02-(?:0[1-9]|1[0-9]|2[0-8]))"
@@ -22,7 +22,7 @@ _HOUR = "(?:[01][0-9]|2[0-3]):[0-5][0-9]"
 _TIME = rf"{_HOUR}:[0-5][0-9](?:\.[0-9]{{1,6}})?(?:Z|[+-]{_HOUR})"
 _HOST = r"(?:[A-Za-z0-9](?:[A-Za-z0-9-]*[A-Za-z0-9])?\.)+[A-Za-z]{2,}"
 _PATH = "[A-Za-z0-9._~!$&'()*+,;=:@-]*"
-#: By name, subsets of RFC 3339, 4122, 3986 and 5321.
+#: Expressions of formats by name: subsets of RFC 3339, 4122, 3986 and 5321.
 FORMATS = {
     "date": _DATE,
     "time": _TIME,
@@ -31,24 +31,24 @@ FORMATS = {
     "uri": rf"https?://{_HOST}(?::[0-9]{{1,4}})?(?:/{_PATH})*(?:\?{_PATH})?(?:#{_PATH})?",
     "email": rf"[A-Za-z0-9_%+-]+(?:\.[A-Za-z0-9_%+-]+)*@{_HOST}",
 }
-# One character of a string, without the marks that stand around a text.
+# One character of a string, except the two marks that enclose each text.
 CHARACTER = r'(?:[^"\\\x00-\x1F\x7F-\x9F\x{10FFFE}\x{10FFFF}]|\\["\\/bfnrt])'
 SPACE = " ?"
 COMMA = f"{SPACE},{SPACE}"
 
 
 def any_of(parts: Sequence[str]) -> str:
-    """One of the expressions ``parts``."""
+    """Expression that matches one of ``parts``."""
     return f"(?:{'|'.join(parts)})"
 
 
 def times(low: int, high: int | None) -> str:
-    """The suffix that repeats an expression ``low`` to ``high`` times; None is without limit."""
+    """Suffix that repeats an expression ``low`` to ``high`` times; None means without limit."""
     return f"{{{low},{'' if high is None else high}}}"
 
 
 def separated(item: str, low: int, high: int | None) -> str:
-    """``low`` to ``high`` of ``item``, separated by commas."""
+    """Expression for ``low`` to ``high`` of ``item``, separated by commas."""
     if high == 0:
         return ""
     more = times(max(low - 1, 0), None if high is None else high - 1)
@@ -56,7 +56,7 @@ def separated(item: str, low: int, high: int | None) -> str:
 
 
 def members(pairs: Sequence[tuple[str, bool]]) -> str:
-    """Pairs (expression, required) in their order, separated by commas. Those that are not required may be missing."""
+    """Expression for pairs (expression, required) in their order, separated by commas. Optional ones may be missing."""
     after_another, first = "", ""
     for pair, required in reversed(pairs):
         first = f"{pair}{after_another}" if required else f"(?:{pair}{after_another}|{first})"
@@ -65,7 +65,7 @@ def members(pairs: Sequence[tuple[str, bool]]) -> str:
 
 
 def constant(value: Any) -> str:
-    """One JSON value, exactly."""
+    """Expression for exactly one JSON value."""
     if isinstance(value, Mapping):
         pairs = [f"{constant(str(name))}{SPACE}:{SPACE}{constant(item)}" for name, item in value.items()]
         return rf"\{{{SPACE}{COMMA.join(pairs)}{SPACE}\}}"
@@ -75,11 +75,11 @@ def constant(value: Any) -> str:
 
 
 def literal(text: str) -> str:
-    """``text``, exactly."""
+    """Expression for exactly ``text``."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", r"\\\g<0>", text)
 
 
-# Patterns of JSON schemas are those of ECMA-262, in which these classes are ASCII, and && in a class is an & twice.
+# JSON schemas have ECMA-262 patterns: these classes are ASCII there, and && in a class is two ampersands.
 _ECMA_CLASSES = {
     r"\d": "[0-9]",
     r"\D": "[^0-9]",
@@ -96,6 +96,6 @@ def ecma_pattern(pattern: str) -> str:
 
 
 def matches_escaped(pattern: str, text: str) -> bool:
-    """Whether ``pattern`` matches some text with a character that JSON has to escape. ``text`` is named in errors."""
+    """Return whether ``pattern`` matches a character that JSON must escape. Errors name ``text``."""
     escaped = {*range(0x20), ord('"'), ord("\\")}
     return any(escaped & moves.keys() for moves in byte_index(f"(?:{pattern}){END}", text).get_transitions().values())

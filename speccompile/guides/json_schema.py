@@ -1,7 +1,7 @@
-"""Guides from JSON schemas, by way of a regular expression.
+"""Guides from JSON schemas, through a regular expression.
 
-Unknown keywords are refused, not ignored, so every text that follows the guide is valid by the schema. Not every valid
-text follows it: properties come in the order of the schema, and a string with a ``pattern`` matches it as a whole.
+Unknown keywords are refused, not ignored: every text that follows the guide is valid for the schema. The reverse is not
+true. Properties must come in the order of the schema, and a ``pattern`` must match the whole string.
 """
 
 from __future__ import annotations
@@ -48,16 +48,16 @@ KEYWORDS: Mapping[str, frozenset[str]] = {
 
 
 def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrainedTokenizerBase) -> Guide:
-    """Texts that are JSON and valid by ``schema``, with at most one space where JSON allows any.
+    """Build a guide for JSON that is valid for ``schema``, with at most one space where JSON allows white space.
 
     Args:
-        schema: as a dict, as JSON text, or a class with ``model_json_schema`` (pydantic's). Integers may have
-            ``minDigits`` and ``maxDigits``, and numbers ``minDigitsInteger``, ``maxDigitsFraction`` and so on (as in
-            outlines), so that their texts come to an end.
-        tokenizer: of the model, a fast one.
+        schema: a dict, JSON text, or a class with ``model_json_schema`` (pydantic's). To limit their length, integers
+            may have ``minDigits`` and ``maxDigits``, and numbers ``minDigitsInteger``, ``maxDigitsFraction`` and so on
+            (as in outlines).
+        tokenizer: the model's tokenizer, a fast one.
 
     Raises:
-        InvalidGuide: it is not a schema, uses a keyword that a finite automaton cannot check, or nothing matches it.
+        InvalidGuide: the schema is not valid, uses a keyword that a finite automaton cannot check, or matches nothing.
         InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     pattern, text = _read(schema)
@@ -65,10 +65,10 @@ def json_schema_guide(schema: Mapping[str, Any] | str | type, tokenizer: PreTrai
 
 
 def json_schema_regex(schema: Mapping[str, Any] | str | type) -> str:
-    """The regular expression whose guide :func:`json_schema_guide` makes, to be part of a larger one.
+    """Regular expression of ``schema``, for use in a larger one. :func:`json_schema_guide` builds a guide from it.
 
     Raises:
-        InvalidGuide: as there.
+        InvalidGuide: the cases of :func:`json_schema_guide`.
     """
     return _read(schema)[0]
 
@@ -80,7 +80,7 @@ def _read(schema: Mapping[str, Any] | str | type) -> tuple[str, str]:
         text = json.dumps(given)
     except (TypeError, ValueError) as error:
         raise InvalidGuide(what=repr(given), reason=f"it is not JSON: {error}") from error
-    # As JSON has it: names are texts.
+    # A round trip through JSON converts names to str.
     root: dict[str, Any] = json.loads(text)
     return _Reader(root, text).regex(root, "the schema", ()), text
 
@@ -94,7 +94,7 @@ def _as_dict(schema: Any) -> dict[str, Any]:
         except ValueError as error:
             raise InvalidGuide(what=repr(schema), reason=f"it is not JSON: {error}") from error
     if not isinstance(value, Mapping):
-        raise InvalidGuide(what=repr(schema), reason="a JSON schema is an object")
+        raise InvalidGuide(what=repr(schema), reason="a JSON schema must be an object")
     return dict(value)
 
 
@@ -108,14 +108,14 @@ class _Reader:
         raise InvalidGuide(what=self._text, reason=f"{clipped(where)}{reason}")
 
     def regex(self, schema: Any, where: str, inside: tuple[str, ...]) -> str:
-        """The expression of ``schema``.
+        """Expression of ``schema``.
 
         Args:
-            where: the place of ``schema``, for errors.
-            inside: the references that contain it.
+            where: position of ``schema`` within the whole, for errors.
+            inside: the references that enclose ``schema``.
         """
         if not isinstance(schema, Mapping) or not (given := schema.keys() - ANNOTATIONS):
-            self._refuse(where, " allows anything; say what type it has")
+            self._refuse(where, " allows anything; give its type")
         if given == {"$ref"}:
             return self._reference(schema["$ref"], where, inside)
         if given == {"anyOf"} or given == {"allOf"}:
@@ -153,7 +153,7 @@ class _Reader:
 
     def _list(self, value: Any, where: str) -> Sequence[Any]:
         if not isinstance(value, list | tuple) or not value:
-            self._refuse(where, " has to be a list that is not empty")
+            self._refuse(where, " must be a list that is not empty")
         return value
 
     def _reference(self, name: Any, where: str, inside: tuple[str, ...]) -> str:
@@ -162,7 +162,7 @@ class _Reader:
         if place and isinstance(defined := self._root.get(place[1]), Mapping):
             target = defined.get(place[2].replace("~1", "/").replace("~0", "~"))
         if target is None:
-            self._refuse(where, f": $ref {shown(name)} leads nowhere; it has to be #/$defs/NAME or #/definitions/NAME")
+            self._refuse(where, f": $ref {shown(name)} leads nowhere; it must be #/$defs/NAME or #/definitions/NAME")
         if name in inside:
             self._refuse(where, f": {clipped(name)} contains itself, and a finite automaton cannot follow that")
         return self.regex(target, f"{where}, {name}", (*inside, name))
@@ -179,18 +179,18 @@ class _Reader:
             self._refuse(where, f": a value is not JSON ({error})")
 
     def _bounds(self, schema: Mapping[str, Any], names: tuple[str, str], where: str, least: int) -> tuple[int, Any]:
-        """The bounds ``names`` of ``schema``; the upper one is None if there is none."""
+        """Lower and upper bound of ``schema``, under ``names``. The upper one may be missing: None."""
         for name in names:
             value = schema.get(name)
             if name in schema and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-                self._refuse(where, f": {name} has to be an int of at least {least}")
+                self._refuse(where, f": {name} must be an int of at least {least}")
         low, high = schema.get(names[0], least), schema.get(names[1])
         if high is not None and high < low:
             self._refuse(where, f": {names[1]} is smaller than {names[0]}")
         return low, high
 
     def _digits(self, schema: Mapping[str, Any], part: str, where: str, before: int = 0) -> str:
-        """The repetition of digits after the first ``before`` ones."""
+        """Suffix that repeats a digit, for the digits after the first ``before`` ones."""
         low, high = self._bounds(schema, (f"minDigits{part}", f"maxDigits{part}"), where, 1)
         return times(low - before, None if high is None else high - before)
 
@@ -220,20 +220,20 @@ class _Reader:
 
     def _pattern(self, pattern: Any, where: str) -> str:
         if not isinstance(pattern, str):
-            self._refuse(where, ": its pattern has to be a text")
+            self._refuse(where, ": its pattern must be a str")
         pattern = ecma_pattern(without_anchors(pattern))
         byte_index(pattern, self._text)
         if matches_escaped(pattern, self._text):
             reason = (
-                ": its pattern may match what JSON has to escape (a quote, a backslash, a control character): "
-                "write out the characters that may come, such as [a-z ]"
+                ": its pattern may match a character that JSON must escape (a quote, backslash or control character); "
+                "list the allowed characters, such as [a-z ]"
             )
             self._refuse(where, reason)
         return pattern
 
     def _array(self, schema: Mapping[str, Any], where: str, inside: tuple[str, ...]) -> str:
         if ("items" in schema) == ("prefixItems" in schema):
-            self._refuse(where, ": say either items or prefixItems")
+            self._refuse(where, ": give either items or prefixItems")
         low, high = self._bounds(schema, ("minItems", "maxItems"), where, 0)
         if "prefixItems" in schema:
             if {"minItems", "maxItems"} & schema.keys():
@@ -249,14 +249,14 @@ class _Reader:
         others, required = schema.get("additionalProperties"), schema.get("required", [])
         properties = schema.get("properties", {})
         if not isinstance(properties, Mapping) or not isinstance(required, list | tuple):
-            self._refuse(where, ": properties have to be an object, and required a list")
+            self._refuse(where, ": properties must be an object, and required a list")
         if not all(isinstance(name, str) for name in required):
-            self._refuse(where, ": required has to be a list of names")
+            self._refuse(where, ": required must be a list of names")
         if unknown := sorted(set(required) - properties.keys()):
             self._refuse(where, f": {', '.join(unknown)} is required and not among its properties")
         if "properties" not in schema:
             if not isinstance(others, Mapping):
-                self._refuse(where, ": say its properties, or the schema of all of them (additionalProperties)")
+                self._refuse(where, ": give its properties, or the schema of all of them (additionalProperties)")
             value = self.regex(others, f"{where}, additionalProperties", inside)
             found = separated(f'"{CHARACTER}*"{SPACE}:{SPACE}{value}', 0, None)
         elif others not in (None, False, True):
@@ -271,7 +271,7 @@ class _Reader:
 
 
 def _is_of(value: Any, kind: str) -> bool:
-    """Whether a value is of a type, as JSON Schema has it."""
+    """Return whether ``value`` is of the JSON Schema type ``kind``."""
     if kind in ("integer", "number"):
         whole = isinstance(value, int) or (isinstance(value, float) and (kind == "number" or value.is_integer()))
         return whole and not isinstance(value, bool)

@@ -1,4 +1,4 @@
-"""Guides from regular expressions, by way of outlines-core."""
+"""Guides from regular expressions, through outlines-core."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from speccompile.errors import InvalidGuide
 from speccompile.guides.guide import Guide
 from speccompile.guides.token_bytes import token_bytes
 
-# Comes after every text. outlines-core looks for the first match, as a search does, so that of `a|ab` it would know
-# `a` alone; with an end to reach it has to follow both.
+# Follows every text. outlines-core stops at the first match, as a search does: of `a|ab` it would accept only `a`. With
+# a character that must be reached after the text it follows both.
 END = "\U0010ffff"
-# Comes before every text. outlines-core would follow matches from each place that looks like the beginning: as
-# many sets of them as a long text with quotes in it may have beginnings. After a mark there is one.
+# Precedes every text. Without it outlines-core would start a match at each position that resembles the beginning, and
+# would follow all of them. With it there is one beginning.
 START = "\U0010fffe"
 
 
 def regex_guide(pattern: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
-    """Texts that match ``pattern`` as a whole.
+    """Build a guide for texts that match ``pattern`` as a whole.
 
     Args:
         pattern: in the syntax of Rust's ``regex``: no look-around, no back-references. ``^`` at the beginning and
-            ``$`` at the end are allowed, and mean nothing here.
-        tokenizer: of the model, a fast one.
+            ``$`` at the end are allowed and ignored.
+        tokenizer: the model's tokenizer, a fast one.
 
     Raises:
         InvalidGuide: the pattern is not valid, or no text matches it.
         InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     if not isinstance(pattern, str) or not pattern:
-        raise InvalidGuide(what=repr(pattern), reason="a pattern is a text that is not empty")
+        raise InvalidGuide(what=repr(pattern), reason="a pattern must be a str that is not empty")
     return guide_of(regex_of_whole(pattern), pattern, tokenizer)
 
 
 def regex_of_whole(pattern: str) -> str:
-    """``pattern`` without anchors, as a group that may be part of a larger pattern.
+    """Return ``pattern`` without anchors, as a group that may be part of a larger pattern.
 
     Raises:
-        InvalidGuide: it is not valid.
+        InvalidGuide: ``pattern`` is not valid.
     """
     body = without_anchors(pattern)
-    # Inside of a group, what is not a pattern by itself may look like one.
+    # ``body`` is compiled before it becomes a group: an invalid pattern may be valid within one.
     byte_index(body, pattern)
     return f"(?:{body})"
 
 
 def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Guide:
-    """The guide of a valid ``pattern``, which was made of ``text``."""
+    """Build the guide of a valid ``pattern``. Errors name ``text``, from which the pattern was derived."""
     core, by_bytes = outlines_core(), token_bytes(tokenizer)
     # get_vocab() of mistral-common leaves out tokens whose bytes are not valid UTF-8.
     size = max(len(tokenizer), 1 + max(tokenizer.get_vocab().values()))
-    # It also wants an EOS token; which ones a request has is known when it comes.
+    # outlines-core requires an EOS token. The request's EOS tokens are added later, by Guide.tables.
     end, start, eos = size, size + 1, size + 2
     marks = {mark.encode(): [*by_bytes.get(mark.encode(), []), token] for mark, token in ((END, end), (START, start))}
     try:
@@ -65,17 +65,17 @@ def guide_of(pattern: str, text: str, tokenizer: PreTrainedTokenizerBase) -> Gui
     for state, moves in moves_of.items():
         if moves.pop(end, None) in ended:
             final.add(state)
-        # Neither is a token of the model's.
+        # START and END are not tokens of the model.
         moves.pop(start, None)
         moves.pop(eos, None)
     return Guide.of_transitions(text, initial, moves_of, final, size)
 
 
 def byte_index(pattern: str, text: str) -> Any:
-    """outlines-core's automaton over bytes.
+    """Build outlines-core's automaton over bytes.
 
     Raises:
-        InvalidGuide: it cannot make one; ``text`` is what the error calls the pattern.
+        InvalidGuide: outlines-core refuses the pattern. The error names ``text``.
     """
     core = outlines_core()
     try:
@@ -85,7 +85,7 @@ def byte_index(pattern: str, text: str) -> Any:
 
 
 def without_anchors(pattern: str) -> str:
-    """A text that matches as a whole begins and ends where it does."""
+    """Return ``pattern`` without ``^`` at its beginning and ``$`` at its end, where a whole match implies them."""
     pattern = pattern.removeprefix("^")
     body = pattern.removesuffix("$")
     escaped = (len(body) - len(body.rstrip("\\"))) % 2
@@ -95,17 +95,17 @@ def without_anchors(pattern: str) -> str:
 def _reason(error: ValueError) -> str:
     message = str(error).strip().rstrip(".")
     if "universal start state" in message:
-        return "it looks around (^, $ or \\b inside of it), and a guide cannot"
+        return "it looks around (^, $ or \\b inside of it), which a guide cannot"
     if "Failed to build DFA" in message:
-        return f"it is not in the syntax of Rust's regex, or looks around or back, and a guide cannot ({message})"
+        return f"it is not in the syntax of Rust's regex, or looks around or back, which a guide cannot ({message})"
     return f"no sequence of the tokenizer's tokens matches it ({message})"
 
 
 def outlines_core() -> Any:
-    """The library that makes automata.
+    """Import the library that builds automata.
 
     Raises:
-        InvalidGuide: it is not installed.
+        InvalidGuide: the library is not installed.
     """
     try:
         import outlines_core

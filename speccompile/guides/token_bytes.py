@@ -1,4 +1,4 @@
-"""The bytes that each token of a tokenizer stands for."""
+"""Bytes of each token of a tokenizer."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from speccompile.utils.mistral_common import is_mistral_common, library_tokenize
 
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _SPACE = "\u2581"
-# What they do to a token by itself is known; Fuse and Strip see to the text as a whole.
+# Decoders with a known effect on a single token. Fuse and Strip work on the text as a whole.
 _KNOWN = frozenset({"ByteLevel", "ByteFallback", "Metaspace", "Replace", "Fuse", "Strip"})
 _UNICODE_BYTES = {char: byte for byte, char in bytes_to_unicode().items()}
 
 
 def token_bytes(tokenizer: PreTrainedTokenizerBase) -> dict[bytes, list[int]]:
-    """Token ids by what they stand for inside of a text; special tokens stand for nothing.
+    """Token ids by their bytes within a text. Special tokens are left out.
 
     Raises:
-        InvalidInput: it is not a fast tokenizer, or decodes in a way that is not known here.
+        InvalidInput: the tokenizer is not a fast one, or has a decoder that is not supported.
     """
     if is_mistral_common(tokenizer):
         return _of_mistral_common(library_tokenizer(tokenizer))
@@ -54,7 +54,7 @@ def _of_mistral_common(tokenizer: Any) -> dict[bytes, list[int]]:
 
 @dataclass(frozen=True)
 class _Tokenizer:
-    """Known by all that it is, as text."""
+    """Tokenizer, hashed by its serialised form."""
 
     state: str
     vocabulary: dict[str, int] = field(compare=False)
@@ -78,7 +78,7 @@ def _token_bytes(tokenizer: _Tokenizer) -> dict[bytes, list[int]]:
 
 
 def _stands_for(token: str, kinds: set[str]) -> bytes:
-    """As the library's own decoders have it, for added tokens too."""
+    """Bytes of ``token``, as the tokenizers library decodes it. Added tokens are decoded too."""
     if "ByteLevel" in kinds:
         known = all(char in _UNICODE_BYTES for char in token)
         return bytes(_UNICODE_BYTES[char] for char in token) if known else token.encode()
@@ -88,7 +88,7 @@ def _stands_for(token: str, kinds: set[str]) -> bytes:
 
 
 def _decoders(decoder: dict[str, Any] | None) -> Iterator[dict[str, Any]]:
-    """Those that do something, in order."""
+    """Decoders that have an effect, in order."""
     if decoder is None:
         return
     if decoder["type"] == "Sequence":

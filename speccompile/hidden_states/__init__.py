@@ -1,4 +1,4 @@
-"""Hidden states of the target, saved to train draft heads with: what to save, how it lies in files, reading it back."""
+"""Hidden states of the target, saved to train draft heads: options, file layout, writing and reading."""
 
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.hidden_states.reader import SavedHiddenStates

@@ -10,18 +10,18 @@ from speccompile.errors import InvalidOption
 from speccompile.hidden_states.options import WHERE
 from speccompile.hidden_states.records import About
 
-#: The mode of lock files: users who may write into a folder share it.
+#: The mode of lock files: all users who may write to a folder share them.
 SHARED_MODE = 0o666
 
 
 class Claim:
-    """The right of this process to write records of ``about`` into ``folder`` under ``prefix``. It lasts until
-    :meth:`release`, or until the process ends in any way.
+    """The right of this process to write records of ``about`` to ``folder`` under ``prefix``.
 
-    A file beside the lock holds ``about``, since there may be no records yet.
+    The claim lasts until :meth:`release`, or until the process ends in any way. A file beside the lock holds
+    ``about``, since there may be no records yet.
 
     Raises:
-        InvalidOption: a process writes under the prefix, or records about something else under another one.
+        InvalidOption: a process writes under the same prefix, or writes records of something else under another one.
         OSError: the folder cannot be written.
     """
 
@@ -29,7 +29,7 @@ class Claim:
         self._folder = folder
         self._lock = _lock(folder, prefix)
         self._file = folder / f".{prefix}.about"
-        # Of two processes that begin at once, the second sees the first one's claim.
+        # If two processes begin at once, the second one sees the first one's claim.
         with FileLock(folder / ".lock", mode=SHARED_MODE):
             try:
                 self._lock.acquire(timeout=0)
@@ -40,17 +40,21 @@ class Claim:
                 self._check_other_claims(repr(about))
                 self._file.write_text(repr(about))
             except BaseException:
-                # The traceback would keep the lock alive.
+                # Without the release, the traceback would keep the lock alive.
                 self._lock.release()
                 raise
 
     def release(self) -> None:
-        """Let another process write there."""
+        """Release the claim, so another process can write there."""
         self._file.unlink(missing_ok=True)
         self._lock.release()
 
     def _check_other_claims(self, about: str) -> None:
-        """Raises InvalidOption if another process writes records of something else into the folder."""
+        """Check that no other process writes records of something else to the folder.
+
+        Raises:
+            InvalidOption: another process does.
+        """
         for file in self._folder.glob(".*.about"):
             try:
                 other = file.read_text()
@@ -62,7 +66,7 @@ class Claim:
                 raise self._refused(f"{reason}; give another folder")
 
     def _is_held(self, prefix: str) -> bool:
-        """A process that was killed leaves its claim, and no lock."""
+        """Whether the process of a claim still holds its lock. A killed process leaves its claim file, but no lock."""
         lock = _lock(self._folder, prefix)
         try:
             lock.acquire(timeout=0)

@@ -1,4 +1,4 @@
-"""What to save, and where: the options of TensorRT-LLM's ``SaveHiddenStatesDecodingConfig``, by its names."""
+"""Options of saved hidden states. They are those of TensorRT-LLM's ``SaveHiddenStatesDecodingConfig``, by its names."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.passes.step.tap_hidden import Tap, default_taps
 
 WHERE = "saving hidden states"
-#: What stands for the final norm's output among layers.
+#: The number that stands for the final norm's output in a list of layers.
 FINAL = -1
 
 
 @dataclass(frozen=True)
 class SaveHiddenStates:
-    """Save the hidden states of every text that is decoded.
+    """Save the hidden states of every sequence that is decoded.
 
     Args:
-        output_directory: where files go; made if it is not there. Records that are there already stay, and are not
-            made again.
-        write_interval: records of a file. What is not written yet waits in memory.
+        output_directory: folder of the files; created if it does not exist. Existing records stay and are not written
+            again.
+        write_interval: number of records in a file. Records that are not written yet wait in memory.
         file_prefix: files are called ``{file_prefix}_000001.safetensors`` and so on. Several processes may write to one
             directory, each with its own prefix.
-        eagle3_layers_to_capture: decoder layers, from 0 on, whose outputs are saved beside the final norm's; -1 puts
-            that one among them, too. None are the three that EAGLE-3 reads.
+        eagle3_layers_to_capture: decoder layers, from 0 on, whose outputs are saved beside the final norm's. -1 also
+            counts the final norm's output among them. None means the three layers that EAGLE-3 reads.
     """
 
     output_directory: str | Path
@@ -40,15 +40,19 @@ class SaveHiddenStates:
     eagle3_layers_to_capture: Collection[int] | None = None
 
     def check(self, model: PreTrainedModel) -> None:
-        """Raises InvalidOption: a value is not valid, or ``model`` has no such layer."""
+        """Check the options against ``model``.
+
+        Raises:
+            InvalidOption: a value is not valid, or ``model`` has no such layer.
+        """
         if not isinstance(self.output_directory, str | Path) or not str(self.output_directory):
             _refuse("output_directory", self.output_directory, "give the path of a folder")
         interval = self.write_interval
         if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
-            _refuse("write_interval", interval, "it has to be an int of at least 1")
+            _refuse("write_interval", interval, "it must be an int of at least 1")
         prefix = self.file_prefix
         if not isinstance(prefix, str) or not prefix or prefix.startswith(".") or Path(prefix).name != prefix:
-            _refuse("file_prefix", prefix, "it has to be the beginning of a file's name")
+            _refuse("file_prefix", prefix, "it must be the beginning of a file's name")
         count, given = len(decoder_layers(model)[1]), self.eagle3_layers_to_capture
         if given is None:
             if count <= 5:
@@ -62,7 +66,7 @@ class SaveHiddenStates:
             _refuse("eagle3_layers_to_capture", given, reason)
 
     def layers(self, model: PreTrainedModel) -> tuple[int, ...]:
-        """Those to capture, in ascending order, the final norm last."""
+        """Layers to capture, in ascending order, the final norm last."""
         if self.eagle3_layers_to_capture is None:
             return default_taps(len(decoder_layers(model)[1]))
         given = set(self.eagle3_layers_to_capture)
@@ -71,14 +75,16 @@ class SaveHiddenStates:
 
 @dataclass(frozen=True)
 class SavedRows:
-    """What a step keeps of each position: the outputs of ``layers``, and after them the final norm's, in one row of
-    the state tensor :attr:`STATE`. It follows the text as KV does: a row is written where its token is read, so rows of
-    rejected drafts lie after ``length`` until what is read there next overwrites them.
+    """The row that a step stores for each position, in the state tensor :attr:`STATE`: the outputs of ``layers``, and
+    after them the final norm's.
+
+    Rows follow the sequence as KV does. A step writes a row where it reads the row's token. Rows of rejected drafts
+    stay after ``length`` until the next step overwrites them.
 
     Args:
-        layers: as :meth:`SaveHiddenStates.layers` has them.
+        layers: the result of :meth:`SaveHiddenStates.layers`.
         hidden_size: M.
-        dtype: of the model.
+        dtype: the model's dtype.
     """
 
     layers: tuple[int, ...]
@@ -89,7 +95,7 @@ class SavedRows:
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """In the order of a row; the final norm's once."""
+        """Taps in the order of a row; the final norm's output occurs once."""
         return (*(Tap(layer) for layer in self.layers if layer != FINAL), Tap(-1, post_norm=True))
 
     def state(self) -> list[StateSpec]:
@@ -98,13 +104,13 @@ class SavedRows:
         return [StateSpec(self.STATE, (N, S, width), self.dtype, reset=False)]
 
     def split(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of rows ``[n, taps * M]`` the final norm's part ``[n, M]``, and the captured layers' ``[n, layers * M]``."""
+        """Split rows ``[n, taps * M]``: the final norm's ``[n, M]``, and the captured layers' ``[n, layers * M]``."""
         final = rows[:, -self.hidden_size :]
         return final, rows if FINAL in self.layers else rows[:, : -self.hidden_size]
 
 
 def saved_rows(model: PreTrainedModel, options: SaveHiddenStates) -> SavedRows:
-    """Which rows of ``model`` are saved under ``options``."""
+    """Return the layout of the rows that ``options`` saves of ``model``."""
     hidden_size = model.config.get_text_config(decoder=True).hidden_size
     return SavedRows(options.layers(model), hidden_size, model.dtype)
 

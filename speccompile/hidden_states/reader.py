@@ -1,4 +1,4 @@
-"""Records of a folder, read one by one."""
+"""Records of a folder, read one at a time."""
 
 from __future__ import annotations
 
@@ -12,24 +12,26 @@ from speccompile.hidden_states.records import About, Record, read_header, read_r
 
 
 class SavedHiddenStates(Mapping[str, Record]):
-    """The records of a folder by id, in the order in which they were written, as far as they were when it was opened.
-    Nothing but headers is read before a record is asked for.
+    """The records of a folder by id, in the order in which they were written.
+
+    The mapping has the records that were complete when it was opened. It reads only headers until a record is
+    requested.
 
     Args:
-        folder: that records were saved to, by any number of processes.
+        folder: a folder of records, written by any number of processes.
 
     Raises:
-        InvalidInput: there is no such folder, or its files are about different models or layers.
-        CorruptRecords: a file is cut off or changed.
+        InvalidInput: the folder does not exist, or its files are of different models or layers.
+        CorruptRecords: a file is truncated or changed.
     """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
         if not self.folder.is_dir():
-            raise InvalidInput(name=f"the folder {folder}", reason="there is no such folder")
+            raise InvalidInput(name=f"the folder {folder}", reason="it does not exist")
         #: None while there are no records.
         self.about: About | None = None
-        self._places: dict[str, tuple[Path, int]] = {}
+        self._locations: dict[str, tuple[Path, int]] = {}
         for path in sorted(self.folder.glob("*.safetensors")):
             header = read_header(path)
             if header is None:
@@ -39,20 +41,20 @@ class SavedHiddenStates(Mapping[str, Record]):
                 reason = f"{path.name} is about {about}, and files before it about {self.about}"
                 raise InvalidInput(name=f"the folder {folder}", reason=reason)
             self.about = about
-            self._places.update({id: (path, index) for index, id in enumerate(ids)})
+            self._locations.update({id: (path, index) for index, id in enumerate(ids)})
 
     def __getitem__(self, id: str) -> Record:
-        path, index = self._places[id]
-        # Where there are records, it is known what they are about.
+        path, index = self._locations[id]
+        # ``about`` is set as soon as there are records.
         assert self.about is not None
         return read_record(path, index, id, self.about.layers)
 
     def text(self, id: str) -> tuple[torch.Tensor, torch.Tensor]:
-        """``input_ids`` and ``loss_mask`` of a record, int64 ``[n]``; its hidden states are not read."""
-        return read_text(*self._places[id])
+        """``input_ids`` and ``loss_mask`` of a record, int64 ``[n]``, without its hidden states."""
+        return read_text(*self._locations[id])
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._places)
+        return iter(self._locations)
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._locations)

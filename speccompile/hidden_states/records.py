@@ -1,7 +1,7 @@
 """Records: sequences with their hidden states, and their layout in safetensors files.
 
-The fields are those of the files that TensorRT-LLM (``SaveHiddenStatesResourceManager``) and SpecForge
-(``prepare_hidden_states.py``) write. Captured layers are stored once, although both name them twice.
+The fields are those of the files of TensorRT-LLM (``SaveHiddenStatesResourceManager``) and SpecForge
+(``prepare_hidden_states.py``). Captured layers are stored once, although both of these store them twice.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ FORMAT = 1
 #: The key of the header in a file's metadata.
 KEY = "speccompile"
 FIELDS = ("input_ids", "loss_mask", "hidden_state", "aux_hidden_state")
-#: A field that not all files have.
+#: An optional field of a record.
 CHOICES = "choices"
 
 
 @dataclass(frozen=True)
 class RecordSpec:
-    """The record that is saved of a request.
+    """The record that is saved for a request.
 
     Args:
-        id: of the record.
-        loss_mask: of the prompt's tokens; None is 0 for all of them.
+        id: the record's id.
+        loss_mask: a 0 or 1 for each prompt token; None means 0 for all of them.
     """
 
     id: str
@@ -44,16 +44,16 @@ class RecordSpec:
 
 @dataclass(frozen=True)
 class Record:
-    """A sequence of at least ``n + 1`` tokens, of which the target has read ``n``.
+    """A sequence of at least ``n + 1`` tokens, of which the target has processed ``n``.
 
     Args:
         id: unique in its folder.
-        input_ids: int64 ``[n]``, what the target has read: all but the newest token.
+        input_ids: int64 ``[n]``, the tokens that the target has processed: all but the newest one.
         loss_mask: int64 ``[n]``, 1 at tokens to learn from: the target's own tokens, or the given mask.
         hidden_state: ``[n, M]``, after the final norm: the input of the lm_head.
         aux_hidden_state: ``[n, layers * M]``, the captured layers' outputs side by side.
-        layers: the captured ones, -1 being the final norm.
-        choices: int32 ``[n]``, the target's likeliest token after each; None where that was not saved.
+        layers: the captured layers; -1 is the final norm.
+        choices: int32 ``[n]``, the target's likeliest token after each position; None if it was not saved.
     """
 
     id: str
@@ -65,7 +65,7 @@ class Record:
     choices: torch.Tensor | None = None
 
     def as_trtllm(self) -> dict[str, Any]:
-        """As TensorRT-LLM saves it: without ``aux_hidden_states`` if the final norm alone was captured.
+        """Return the dict that TensorRT-LLM saves: no ``aux_hidden_states`` if only the final norm was captured.
 
         Source: TensorRT-LLM, ``tensorrt_llm/_torch/speculative/save_hidden_state.py``.
         """
@@ -73,7 +73,7 @@ class Record:
         return saved if self.layers == (FINAL,) else saved | {"aux_hidden_states": self.aux_hidden_state}
 
     def as_specforge(self) -> dict[str, torch.Tensor]:
-        """As SpecForge saves it, with hidden states of a batch of one."""
+        """Return the dict that SpecForge saves, with hidden states of a batch of one."""
         return {
             "input_ids": self.input_ids,
             "loss_mask": self.loss_mask,
@@ -84,13 +84,13 @@ class Record:
 
 @dataclass(frozen=True)
 class About:
-    """What all records of a folder have in common.
+    """The facts that all records of a folder share.
 
     Args:
         model: class of the target.
-        weights: what follows the class in the target's :func:`~speccompile.hidden_states.target_id.target_id`.
-        layers: captured ones, -1 being the final norm.
-        dtype: of the hidden states.
+        weights: the part of the target's :func:`~speccompile.hidden_states.target_id.target_id` after the class.
+        layers: the captured layers; -1 is the final norm.
+        dtype: dtype of the hidden states.
     """
 
     model: str
@@ -100,10 +100,10 @@ class About:
 
 
 def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "same") -> About:
-    """What the records of ``model`` have in common.
+    """Return the facts that all records of ``model`` share.
 
     Args:
-        weights: the option of ``wrap``. Records of rounded weights are those of another model.
+        weights: the option of ``wrap``. Records of rounded weights belong to another model.
     """
     dtype = str(model.dtype).removeprefix("torch.")
     name, _, rest = target_id(model, weights).partition(" ")
@@ -111,7 +111,7 @@ def about(model: PreTrainedModel, options: SaveHiddenStates, weights: str = "sam
 
 
 def encode(about: About, records: Sequence[Record]) -> bytes:
-    """The bytes of a file with these records."""
+    """Encode these records as the bytes of a file."""
     header = {
         "format": FORMAT,
         "model": about.model,
@@ -132,10 +132,10 @@ def encode(about: About, records: Sequence[Record]) -> bytes:
 
 
 def read_header(path: Path) -> tuple[About, list[str]] | None:
-    """The header of a file, and the ids of its records in order. None if it is not a file of records.
+    """Return the header of a file, and the ids of its records in order; None if the file has no records.
 
     Raises:
-        CorruptRecords: it is truncated or changed.
+        CorruptRecords: the file is truncated or changed.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -146,7 +146,7 @@ def read_header(path: Path) -> tuple[About, list[str]] | None:
             return _about(header), list(header["ids"])
     except (OSError, SafetensorError, ValueError, KeyError, TypeError) as error:
         raise CorruptRecords(path=str(path), reason=error_line(error)) from error
-    reason = f"its format is {header['format']}, and this version reads {FORMAT}"
+    reason = f"its format is {header['format']}, and this version only reads {FORMAT}"
     raise CorruptRecords(path=str(path), reason=reason)
 
 
@@ -158,7 +158,7 @@ def read_text(path: Path, index: int) -> tuple[torch.Tensor, torch.Tensor]:
     """``input_ids`` and ``loss_mask`` of a record, without its hidden states.
 
     Raises:
-        CorruptRecords: the file was cut off or taken away meanwhile.
+        CorruptRecords: the file was truncated or removed meanwhile.
     """
     try:
         with safe_open(path, "pt") as file:
@@ -168,7 +168,7 @@ def read_text(path: Path, index: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def read_record(path: Path, index: int, id: str, layers: tuple[int, ...]) -> Record:
-    """Read one record of a file whose records have these layers.
+    """Read one record of a file whose records have these ``layers``.
 
     Raises:
         CorruptRecords: the file was truncated or removed meanwhile.

@@ -1,7 +1,7 @@
-"""Saved hidden states as the files that SpecForge's offline training reads, one for each text.
+"""Export of saved hidden states to the files that SpecForge's offline training reads, one for each record.
 
 Source: SpecForge, ``scripts/prepare_hidden_states.py`` (names of folders and files), ``OfflineCaptureLayout`` of each
-algorithm's ``providers.py`` (keys), ``runtime/data_plane/offline_reader.py`` (what is read),
+algorithm's ``providers.py`` (keys), ``runtime/data_plane/offline_reader.py`` (fields that are read),
 ``training/assembly.py: _ensure_offline_vocab_mapping``.
 """
 
@@ -28,27 +28,26 @@ GROUP = 2000
 def export_specforge(
     records: Mapping[str, Record], output_directory: str | Path, *, strategy: Strategy = "eagle3"
 ) -> list[Path]:
-    """Write one file ``rows_0-2000/data_0.ckpt``, ... for each record: the folder is SpecForge's
-    ``hidden_states_path``.
+    """Write a file ``rows_0-2000/data_0.ckpt``, ... for each record; the folder is SpecForge's ``hidden_states_path``.
 
     A file is a dict that ``torch.save`` wrote: ``input_ids`` and ``loss_mask`` int64 ``[n]``, the captured layers'
     outputs ``[1, n, layers * M]`` and the final norm's ``[1, n, M]`` in the dtype they were saved in. Their names
-    follow ``strategy``. The captured layers must be those that the draft model's config names. No vocabulary mapping is
-    written: a local offline training counts the tokens of these files itself if ``model.vocab_mapping_path`` is empty,
-    and a disaggregated one needs that file from elsewhere.
+    follow ``strategy``. The captured layers must be those that the draft model's config names. This function writes no
+    vocabulary mapping. Local offline training counts the tokens of these files itself if ``model.vocab_mapping_path``
+    is empty; disaggregated training needs a mapping from another source.
 
     Args:
-        records: such as ``SavedHiddenStates(folder)``; read one by one.
+        records: for example ``SavedHiddenStates(folder)``; read one at a time.
         output_directory: created if it does not exist; it must not hold feature files yet.
         strategy: ``eagle3`` writes ``aux_hidden_state`` and ``hidden_state``; ``dflash`` and ``domino`` write
-            ``hidden_states``, the captured layers alone; ``dspark`` also writes ``target_last_hidden_states``.
+            ``hidden_states``, only the captured layers; ``dspark`` also writes ``target_last_hidden_states``.
 
     Returns:
-        The files in the order of the records. What SpecForge leaves out is left out here, with a warning: records that
+        The files in the order of the records. Records that SpecForge skips are skipped here, with a warning: those that
         hold NaN and, except for ``eagle3``, those without two adjacent tokens to learn from.
 
     Raises:
-        InvalidOption: there is no such strategy.
+        InvalidOption: ``strategy`` is unknown.
         InvalidInput: the folder holds feature files.
         CorruptRecords: a record cannot be read.
     """
@@ -68,7 +67,7 @@ def export_specforge(
         first = index // GROUP * GROUP
         path = folder / f"rows_{first}-{first + GROUP}" / f"data_{index}.ckpt"
         path.parent.mkdir(parents=True, exist_ok=True)
-        # A killed export leaves no half of a file that training would read.
+        # An export that is killed leaves no partial file that training would read.
         partial = path.with_suffix(".partial")
         torch.save(_features(record, strategy), partial)
         os.replace(partial, path)
@@ -77,7 +76,7 @@ def export_specforge(
 
 
 def _problem(record: Record, strategy: Strategy) -> str | None:
-    """Why SpecForge does not train on it."""
+    """Return why SpecForge does not train on the record, or None if it does."""
     if record.hidden_state.isnan().any() or record.aux_hidden_state.isnan().any():
         return "its hidden states hold NaN"
     if strategy != "eagle3" and not (record.loss_mask[1:] & record.loss_mask[:-1]).any():

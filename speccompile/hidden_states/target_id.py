@@ -1,4 +1,4 @@
-"""Identifiers of targets: texts, hidden states and heads note the target that they are of."""
+"""Identifiers of targets. Training texts, hidden states and heads store the identifier of their target."""
 
 from __future__ import annotations
 
@@ -15,19 +15,20 @@ from transformers import PreTrainedModel
 from speccompile.ops.cpu.quantized import values_of
 from speccompile.utils.torch_private import persistent_buffers
 
-#: Distinguishes digests of all values from those of earlier versions, which are of the first values of each weight.
+#: Distinguishes digests of all values from those of earlier versions, which covered the first values of each weight.
 VERSION = "v2"
 #: Values are summed over the rows and the columns of squares of this side.
 SIDE = 1024
 
 
 def target_id(model: PreTrainedModel, form: str = "same") -> str:
-    """The class of ``model``, a digest of its weights, and ``form``, what they were rounded to, unless it is "same"."""
+    """Return the class of ``model``, a digest of its weights, and ``form``: the rounded form of the weights, omitted
+    if it is "same"."""
     return " ".join([type(model).__name__, weights_digest(model), *[form] * (form != "same")])
 
 
 def is_id_of(noted: str, model: PreTrainedModel) -> bool:
-    """Whether ``noted`` is the :func:`target_id` of ``model`` in any form. It may be of an earlier version."""
+    """Whether ``noted`` is the :func:`target_id` of ``model`` in any form, also of an earlier version."""
     name, _, rest = noted.partition(" ")
     digest = rest.partition(" ")[0]
     if name != type(model).__name__:
@@ -38,11 +39,11 @@ def is_id_of(noted: str, model: PreTrainedModel) -> bool:
 
 @torch.no_grad()
 def weights_digest(module: nn.Module) -> str:
-    """A digest of the values of all parameters and persistent buffers.
+    """Return a digest of the values of all parameters and persistent buffers.
 
-    A change of one value changes it. It does not depend on the device or the number of threads, for the sums are of
-    integers, nor on the dtype if the same values are held in float32, bfloat16 or float16. Weights that
-    ``wrap`` packed are unpacked one at a time.
+    The digest changes with each value. It does not depend on the device or the number of threads, since the sums are of
+    integers. It does not depend on the dtype either, if the same values are held in float32, bfloat16 or float16.
+    Weights that ``wrap`` packed are unpacked one at a time.
     """
     digest = hashlib.sha256()
     for weight in _weights(module):
@@ -55,14 +56,14 @@ def weights_digest(module: nn.Module) -> str:
 
 
 def _bits(values: torch.Tensor) -> torch.Tensor:
-    """The bits of each value, int64 ``[n]``. Floating-point numbers of at most 32 bits are those of float32."""
+    """Bits of each value, int64 ``[n]``. Floating-point values of at most 32 bits are converted to float32 first."""
     if values.dtype == torch.float64:
         return values.view(torch.int64)
     return values.float().view(torch.int32).long() if values.is_floating_point() else values.long()
 
 
 def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
-    """Each weight once, in a fixed order."""
+    """Yield each weight once, in a fixed order."""
     seen: set[int] = set()
     for module in model.modules():
         if isinstance(module, parametrize.ParametrizationList):
@@ -78,6 +79,6 @@ def _weights(model: nn.Module) -> Iterator[torch.Tensor]:
 
 
 def _first_values_digest(model: PreTrainedModel) -> str:
-    """The digest of earlier versions: of the first four values of each parameter."""
+    """Digest of earlier versions, over the first four values of each parameter."""
     values = [weight.detach().reshape(-1)[:4].float() for weight in model.parameters()]
     return hashlib.sha256(torch.cat(values).cpu().numpy().tobytes()).hexdigest()[:16]

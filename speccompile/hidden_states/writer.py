@@ -1,4 +1,4 @@
-"""Writes records. A record that is reported as written survives if the process is killed at any time."""
+"""The writer of records. A record that is reported as written survives if the process is killed at any time."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from speccompile.utils.whole_files import write_whole
 class RecordWriter:
     """Writes a file for every ``write_interval`` records, in a separate thread.
 
-    A file is written under a temporary name, flushed to the disk, and renamed, so it is complete or absent. Its records
-    are :attr:`written` from then on. A killed process may leave a file of a temporary name, which the next writer
-    removes.
+    A file is written under a temporary name, flushed to the disk, and renamed, so it is either complete or absent. From
+    then on :attr:`written` has its records. A killed process may leave a file with a temporary name, which the next
+    writer removes.
 
     Any thread may call any method.
 
     Raises:
-        InvalidOption: the folder cannot be written, is in use under this prefix, or has records of another kind, or
-            another process writes some there.
-        CorruptRecords: a file there is damaged.
+        InvalidOption: the folder cannot be written, is in use under this prefix, or has records of another kind; or
+            another process writes records of another kind there.
+        CorruptRecords: a file of the folder is damaged.
     """
 
     def __init__(self, options: SaveHiddenStates, about: About) -> None:
@@ -46,21 +46,21 @@ class RecordWriter:
         except BaseException:
             self._claim.release()
             raise
-        # Only the writing thread replaces it, as a whole.
+        # Only the writing thread replaces this set, as a whole.
         self._written = frozenset(there)
         self._next_id = _last_number(rf"{re.escape(self._prefix)}-(\d+)", there, none=-1) + 1
-        # Ids of records that exist or will exist, so that no two requests use the same one.
+        # Ids of records that exist or will exist, so no two requests use the same one.
         self._reserved = set(there)
         self._mutex = threading.RLock()
         self._pending: list[Record] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="speccompile-records")
         self._writing: Future[None] | None = None
-        # The error of a write, after which nothing is written any more; the error of creating a record.
+        # The error of a write, after which no further file is written; the error of creating a record.
         self._failure: Exception | None = None
         self._record_failure: Exception | None = None
 
     def _scan_folder(self) -> tuple[int, SavedHiddenStates]:
-        """The number of the last file of this prefix, and all records of the folder. Removes unfinished files."""
+        """Return the number of the last file of this prefix, and all records of the folder. Remove unfinished files."""
         name = rf"{re.escape(self._prefix)}_(\d+)\.safetensors"
         try:
             names = os.listdir(self.folder)
@@ -84,11 +84,11 @@ class RecordWriter:
         return self._written
 
     def reserve(self, id: str | None = None) -> str:
-        """Reserve the id of a record that will be added or cancelled. None takes the prefix and the next number, which
-        no other process uses.
+        """Reserve the id of a record that will be added or cancelled. None chooses the prefix and the next number,
+        which no other process uses.
 
         Raises:
-            InvalidOption: a record of that id exists or is reserved.
+            InvalidOption: a record with that id exists or is reserved.
             RecordsNotWritten: an earlier record could not be created or written.
         """
         with self._mutex:
@@ -97,18 +97,18 @@ class RecordWriter:
                 own, self._next_id = f"{self._prefix}-{self._next_id}", self._next_id + 1
                 id = None if own in self._reserved else own
             if id in self._reserved:
-                reason = f"there is a record of that id in {self.folder}, or one on its way"
+                reason = f"a record with that id is in {self.folder}, or will be written; give another id"
                 raise InvalidOption(where=WHERE, name="record", value=id, reason=reason)
             self._reserved.add(id)
             return id
 
     def cancel(self, id: str) -> None:
-        """Free a reserved id, of which no record will be added."""
+        """Free a reserved id that gets no record."""
         with self._mutex:
             self._reserved.discard(id)
 
     def add(self, record: Record) -> None:
-        """Write it with the next file. Waits while an earlier file is being written."""
+        """Write the record with the next file. Wait while an earlier file is being written."""
         with self._mutex:
             self._pending.append(record)
             if len(self._pending) >= self._interval and self._failure is None:
@@ -122,7 +122,7 @@ class RecordWriter:
             self._record_failure = self._record_failure or error
 
     def flush(self) -> None:
-        """Write the pending records, in a file of fewer than ``write_interval``.
+        """Write the pending records to a file, which may have fewer than ``write_interval``.
 
         Raises:
             RecordsNotWritten: the file cannot be written, or some record could not be created.
@@ -131,7 +131,7 @@ class RecordWriter:
             self._wait()
             batch, self._pending = self._pending, []
             if batch and self._failure is None:
-                # In this thread, since executors accept no work when the interpreter ends.
+                # Written by this thread, since executors accept no work when the interpreter ends.
                 try:
                     self._write(batch)
                 except Exception as error:
@@ -153,7 +153,7 @@ class RecordWriter:
             try:
                 writing.result()
             except Exception as error:
-                # The next reservation raises it: running requests have no part in it.
+                # The next reservation raises this error: running requests did not cause it.
                 self._failure = error
 
     def _raise_failure(self) -> None:
@@ -169,5 +169,5 @@ class RecordWriter:
 
 
 def _last_number(pattern: str, names: Iterable[str], *, none: int) -> int:
-    """The greatest number that the group of ``pattern`` matches in ``names``, or ``none``."""
+    """Return the greatest number that the group of ``pattern`` matches in ``names``, or ``none``."""
     return max((int(found[1]) for name in names if (found := re.fullmatch(pattern, name))), default=none)

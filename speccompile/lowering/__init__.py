@@ -1,1 +1,1 @@
-"""From verified step graphs to executables."""
+"""Lowering of verified step graphs to executables."""

@@ -1,4 +1,4 @@
-"""Backends by name. A backend turns a verified step graph into a callable of its placeholders."""
+"""Backends by name. A backend lowers a verified step graph to a callable of its placeholders."""
 
 from __future__ import annotations
 
@@ -36,52 +36,54 @@ T = TypeVar("T")
 
 
 class Backend(Protocol):
-    """Lowers step graphs. ``reason`` is why it was taken, for ``explain()``; ``devices`` are the types of device that
-    it runs on. A backend of your own derives from :class:`Eager`, which has a default for each method, or from
-    :class:`Inductor`."""
+    """An object that lowers step graphs.
+
+    ``reason`` states why the backend was chosen, for ``explain()``. ``devices`` are the types of device that it runs
+    on. Derive your own backend from :class:`Eager`, which has a default for each method, or from :class:`Inductor`.
+    """
 
     devices: ClassVar[tuple[str, ...]]
 
     @property
     def name(self) -> str:
-        """The name that ``wrap(backend=...)`` and ``explain()`` have."""
+        """The name for ``wrap(backend=...)`` and ``explain()``."""
 
     @property
     def reason(self) -> str:
-        """Why this backend runs, for ``explain()``."""
+        """The reason why this backend was chosen, for ``explain()``."""
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
-        """What a step runs on."""
+        """Return the kernels that steps call."""
 
     def with_storage(self, storage: Storage) -> Backend:
-        """This backend for one build, which reads what was compiled from ``storage`` and writes it there."""
+        """Return this backend for one build, which reads compiled code from ``storage`` and writes it there."""
 
     def prepare(self, device: torch.device) -> None:
-        """Begin, beside other work, what :meth:`lower` will have to wait for."""
+        """Start work that :meth:`lower` would wait for. It runs beside other work."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """Turn the last stage of a step into a function of the values of the graph's ports, in order. ``title`` names
+        """Lower the last stage of a step to a function of the values of the graph's ports, in order. ``title`` names
         the step."""
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """The same of a printed step, which calls bodies of ``graph``."""
+        """Lower the printed step ``source``, which calls bodies of ``graph``."""
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
-        """What a package keeps of the compiled bodies of ``graph``, by name."""
+        """Return the files, by name, that a package keeps of the compiled bodies of ``graph``."""
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
-        """What captures the bound tiers of one wrap; None if they run as they are.
+        """Return an object that captures the bound tiers of one wrap; None if they run without capture.
 
-        ``weights`` are the model's own, by path, as they are when it is called.
+        ``weights`` returns the model's own weights, by path, at the time of the call.
         """
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
-        """The module that calls the kernels of each compiled body of ``graph``; nothing of those that run op by op."""
+        """Return, for each compiled body of ``graph``, the module that calls its kernels. Other bodies are absent."""
 
 
 @dataclass(frozen=True)
 class Eager:
-    """The printed step, executed: the reference that every other backend is held against."""
+    """The printed step, executed op by op. It is the reference that every other backend is compared with."""
 
     reason: str
     name: str = "eager"
@@ -89,43 +91,44 @@ class Eager:
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
-        """The kernels for a model: torch's own."""
+        """Return torch's own kernels."""
         return STOCK
 
     def with_storage(self, storage: Storage) -> Self:
-        """The same backend over another place for compiled code; this one has none."""
+        """Return this backend: it compiles no code that needs storage."""
         return self
 
     def prepare(self, device: torch.device) -> None:
-        """Nothing takes long here."""
+        """Do nothing: this backend has no slow preparation."""
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """Print the graph and load the text."""
+        """Print the graph and load the printed file."""
         return self.load(to_python(graph, title), graph, title)
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """The function ``step`` of the printed file."""
+        """Return the function ``step`` of the printed file."""
         return callable_of(source, f"<{title}>")
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
-        """Files of what was compiled for ``graph``, by name: none."""
+        """Return no files, since nothing is compiled."""
         return {}
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
-        """The CUDA graphs of a wrap: none."""
+        """Return None: this backend has no CUDA graphs."""
         return None
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
-        """The code that was compiled for each body: none."""
+        """Return no code, since nothing is compiled."""
         return {}
 
 
 @dataclass(frozen=True)
 class Inductor:
-    """The printed step with every outlined body replaced by its compiled artifact.
+    """The printed step with every outlined body replaced by its compiled code.
 
-    Ops outside of the bodies run as they are: on a CPU a prototype of them was no faster compiled, and on CUDA few are
-    left (:class:`speccompile.passes.target.outline_ends.OutlineEnds`).
+
+    Ops outside of the bodies run uncompiled. On a CPU a prototype that compiled them was not faster, and on CUDA few
+    are left (:class:`speccompile.passes.target.outline_ends.OutlineEnds`).
     """
 
     reason: str
@@ -135,11 +138,11 @@ class Inductor:
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
 
     def choose_kernels(self, info: ModelInfo) -> Kernels:
-        """The kernels for a model on its device."""
+        """Return the kernels for a model on its device."""
         return choose_kernels(info)
 
     def with_storage(self, storage: Storage) -> Self:
-        """The same backend, whose compiled bodies are in ``storage``."""
+        """Return this backend with compiled bodies in ``storage``."""
         return replace(self, bodies=CompiledBodies(storage))
 
     def prepare(self, device: torch.device) -> None:
@@ -148,12 +151,12 @@ class Inductor:
             instruction_sets()
 
     def lower(self, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """Print the graph and load the text, with compiled bodies."""
+        """Print the graph and load the printed file, with compiled bodies."""
         return self.load(to_python(graph, title), graph, title)
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """The function ``step`` of the printed file, which calls compiled bodies."""
-        # Before the text, which waits for the C++ ops: these are being built meanwhile.
+        """Return the function ``step`` of the printed file, which calls compiled bodies."""
+        # Bodies are compiled before the file is loaded, since loading waits for the C++ ops, which build meanwhile.
         functions = self.bodies.functions(graph)
         namespace = load_python(source, f"<{title}>")
         namespace.update(functions)
@@ -161,28 +164,28 @@ class Inductor:
         return step
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
-        """Files of the compiled bodies of ``graph``, by name."""
+        """Return the files of the compiled bodies of ``graph``, by name."""
         return self.bodies.files(graph)
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
-        """The CUDA graphs of a wrap: none."""
+        """Return None: this backend has no CUDA graphs."""
         return None
 
     def compiled_code(self, graph: StepGraph) -> dict[str, str]:
-        """The code that Inductor generated for each body of ``graph``."""
+        """Return the code that Inductor generated for each body of ``graph``."""
         return self.bodies.code(graph)
 
 
 @dataclass(frozen=True)
 class CudaGraph(Inductor):
-    """What Inductor lowers, with each tier captured as one CUDA graph."""
+    """Inductor's lowering, with each tier captured as one CUDA graph."""
 
     name: str = "cudagraph"
 
     devices: ClassVar[tuple[str, ...]] = ("cuda",)
 
     def captures(self, arena: Arena, weights: Weights) -> Captures | None:
-        """The CUDA graphs of a wrap on the arena's device."""
+        """Return the CUDA graphs of a wrap on the arena's device."""
         return Captures(arena, CudaDevice(arena.device), weights)
 
 
@@ -191,67 +194,67 @@ _own: dict[str, type[Eager] | type[Inductor]] = {}
 
 
 def register_backend(name: str, backend: type[Eager] | type[Inductor], *, replace: bool = False) -> None:
-    """Make ``backend`` known to ``wrap(backend=name)``.
+    """Register ``backend`` for ``wrap(backend=name)``.
 
     Args:
-        backend: a subclass of :class:`Eager` or :class:`Inductor`; ``wrap`` makes one for each model, with the reason
-            why it was taken. Its ``name`` is the registered one.
-        replace: whether it takes the place of another one of a user's own.
+        backend: a subclass of :class:`Eager` or :class:`Inductor`. ``wrap`` creates an instance for each model, with
+            the reason why it was chosen. Its ``name`` is the registered one.
+        replace: whether it replaces another registered backend of that name.
 
     Raises:
-        InvalidOption: the name is taken, ``backend`` is no such class, or its constructor needs more than ``wrap``
-            gives it.
+        InvalidOption: the name is in use, ``backend`` is not such a class, or its constructor needs more arguments than
+            ``wrap`` passes.
     """
 
     def refuse(field: str, value: object, reason: str) -> NoReturn:
         raise InvalidOption(where="register_backend", name=field, value=value, reason=reason)
 
     if not isinstance(name, str) or not name:
-        refuse("name", name, "give a text")
+        refuse("name", name, "give a non-empty string")
     if not (isinstance(backend, type) and issubclass(backend, Eager | Inductor)):
         refuse("backend", backend, "give a subclass of speccompile.backends.Eager or Inductor")
     if name == "auto" or name in BACKENDS:
-        refuse("name", name, "this package has a backend of that name")
+        refuse("name", name, "this package has a backend of that name; choose another name")
     try:
-        inspect.signature(backend).bind("asked for", name=name)
+        inspect.signature(backend).bind("requested", name=name)
     except TypeError as error:
-        refuse("backend", backend, f"wrap makes it by {backend.__qualname__}(reason, name=...), which fails: {error}")
+        refuse("backend", backend, f"wrap calls {backend.__qualname__}(reason, name=...), which fails: {error}")
     devices = getattr(backend, "devices", None)
     if not isinstance(devices, tuple) or not all(isinstance(device, str) for device in devices):
-        refuse("backend", backend, f"its devices have to be a tuple of types of device, and are {devices!r}")
+        refuse("backend", backend, f"its devices must be a tuple of types of device, and are {devices!r}")
     if name in _own and not replace:
-        refuse("name", name, f"{_own[name].__qualname__} is registered by it; pass replace=True to replace that")
+        refuse("name", name, f"{_own[name].__qualname__} is registered under it; pass replace=True to replace it")
     _own[name] = backend
 
 
 def backends() -> dict[str, type[Eager] | type[Inductor]]:
-    """All by name: those of this package, and registered ones."""
+    """Return all backends by name: those of this package, and registered ones."""
     return BACKENDS | _own
 
 
 def lower(backend: Backend, graph: StepGraph, title: str) -> Callable[..., Any]:
-    """``backend.lower(graph, title)``.
+    """Call ``backend.lower(graph, title)``.
 
     Raises:
-        BackendFailed: the backend is a registered one, and raised, or returned no function. What a step of such a
-            backend raises becomes one, too.
+        BackendFailed: the backend is a registered one, and raised, or did not return a function. The errors of a step
+            of such a backend also become this error.
     """
     return _step(backend, title, lambda: backend.lower(graph, title))
 
 
 def load(backend: Backend, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
-    """``backend.load(source, graph, title)``. Raises as :func:`lower`."""
+    """Call ``backend.load(source, graph, title)``, with the errors of :func:`lower`."""
     return _step(backend, title, lambda: backend.load(source, graph, title))
 
 
 def ask(backend: Backend, what: str, call: Callable[[], T], kind: type | tuple[type, ...]) -> T:
-    """What ``call`` makes ``backend`` return: a ``kind``.
+    """Run ``call``, which calls ``backend``, and check that the result is an instance of ``kind``.
 
     Args:
-        what: the backend was asked for, as a verb and its object.
+        what: a verb and its object for the error message, such as ``lower the step``.
 
     Raises:
-        BackendFailed: the backend is a registered one, and raised, or returned something else.
+        BackendFailed: the backend is a registered one, and raised, or returned a value of another type.
     """
     try:
         found = call()
@@ -276,12 +279,12 @@ def _step(backend: Backend, title: str, call: Callable[[], Callable[..., Any]]) 
 
 
 def choose_backend(name: str, device: torch.device) -> Backend:
-    """The backend called ``name``; ``auto`` takes CUDA graphs on CUDA, else Inductor where it can build code, else
-    eager.
+    """Return the backend called ``name``. ``auto`` chooses CUDA graphs on CUDA, else Inductor if it can build code,
+    else eager.
 
     Raises:
-        UnknownBackend: there is none of that name.
-        NeedsCuda, InvalidOption: there is, and it cannot run on ``device``.
+        UnknownBackend: no backend has that name.
+        NeedsCuda, InvalidOption: the backend cannot run on ``device``.
     """
     if name == "auto":
         traits = traits_of(device)
@@ -297,11 +300,11 @@ def choose_backend(name: str, device: torch.device) -> Backend:
             return Eager("no C++ compiler was found, which Inductor needs on a CPU")
         return Inductor(f"compiled code is fastest on {device.type}")
     check_backend_device(name, device)
-    return backends()[name]("asked for", name=name)
+    return backends()[name]("requested", name=name)
 
 
 def check_backend_device(name: str, device: torch.device) -> None:
-    """Check that the backend called ``name`` runs on ``device``; ``auto`` does on any.
+    """Check that the backend called ``name`` runs on ``device``; ``auto`` runs on any.
 
     Raises:
         UnknownBackend, NeedsCuda, InvalidOption.

@@ -1,4 +1,4 @@
-"""Which collectives a finished step calls, and what each rank sends for them."""
+"""List of the collectives that a finished step calls, and of the bytes that each rank sends for them."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from speccompile.ops.collective import COLLECTIVES
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """``calls`` times the collective ``name`` in one run of ``caller``: ``step``, or a body.
+    """``calls`` calls of the collective ``name`` in one run of ``caller``: ``step``, or a body.
 
     Args:
-        shape: of this rank's part.
-        nbytes: of this rank's parts in all ``calls``.
+        shape: shape of this rank's part.
+        nbytes: bytes of this rank's parts in all ``calls``.
     """
 
     caller: str
@@ -33,7 +33,7 @@ class CollectiveCall:
 
 
 def collectives_called(graph: StepGraph) -> tuple[CollectiveCall, ...]:
-    """The collectives of one run of a finished step, in the order of their first call."""
+    """Return the collectives of one run of a finished step, in the order of their first call."""
     found: Counter[tuple[str, str, tuple[int, ...], torch.dtype]] = Counter()
     for node in graph.graph.nodes:
         if node.op == "call_module":
@@ -61,7 +61,7 @@ def _called(target: Any, args: Any) -> Iterator[tuple[str, tuple[int, ...], torc
 
 
 class _Runner(fx.Interpreter):
-    """Runs a body on fakes, and notes its collectives."""
+    """Interpreter that runs a body on fakes, and records its collectives."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)

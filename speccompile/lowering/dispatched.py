@@ -1,4 +1,4 @@
-"""The kernels that a piece of work starts on CUDA: seen by torch's dispatcher, over fakes, so that no GPU is needed."""
+"""Kernels that a function launches on CUDA, recorded by torch's dispatcher over fakes. No GPU is needed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from speccompile.utils.torch_private import (
     run_kernel,
 )
 
-#: Ours: ``triton``, ``c++``, and ``plain``, an op of ours that is made of torch's. Not ours: what ``inductor`` wrote,
-#: and torch's own, ``stock``. ``body``: a function of the step, whose calls are listed beside.
+#: Kinds of the package's kernels: ``triton``, ``c++``, and ``plain`` (an op of the package that consists of torch's
+#: ops). Other kinds: ``inductor`` (generated code), ``stock`` (torch's own), and ``body`` (a function of the step,
+#: whose calls are listed separately).
 KernelKind = Literal["triton", "c++", "plain", "inductor", "stock", "body"]
 Kernels = Counter[tuple[str, KernelKind]]
 
@@ -28,14 +29,14 @@ _ALLOCATIONS = ("empty", "empty_like", "empty_strided", "new_empty", "new_empty_
 
 @dataclass
 class Dispatched:
-    """The kernels of torch's own ops, and by its name those of each op of the package."""
+    """The kernels of torch's own ops, and those of each op of the package by its name."""
 
     torch: Kernels = field(default_factory=Counter)
     ours: dict[str, Kernels] = field(default_factory=dict)
 
     @property
     def all(self) -> Kernels:
-        """All of them."""
+        """All kernels, those of torch and of the package."""
         found = Counter(self.torch)
         for kernels in self.ours.values():
             found += kernels
@@ -43,12 +44,12 @@ class Dispatched:
 
 
 def op_name(op: OpOverload) -> str:
-    """The op's name in a list of kernels, ``aten.mm`` or ``aten.add.Tensor``."""
+    """Return the op's name in a list of kernels, ``aten.mm`` or ``aten.add.Tensor``."""
     return str(op).removesuffix(".default")
 
 
 def starts_kernels(target: object) -> TypeGuard[OpOverload]:
-    """Whether a call of ``target`` starts kernels: views, allocations and arithmetic on sizes do not."""
+    """Whether a call of ``target`` starts kernels. Views, allocations and arithmetic on sizes do not."""
     if not isinstance(target, OpOverload) or target.is_view or target._opname in _ALLOCATIONS:
         return False
     schema = target._schema
@@ -56,9 +57,9 @@ def starts_kernels(target: object) -> TypeGuard[OpOverload]:
 
 
 def dispatched(work: Callable[[], object]) -> Dispatched:
-    """The kernels that ``work`` would start on CUDA. It is run on fakes, which may be of another device.
+    """Return the kernels that ``work`` would start on CUDA. It runs on fakes, which may be of another device.
 
-    Kernels that follow from values are not seen: an op that reads one on the host is listed up to there.
+    Kernels that depend on values are not seen: an op that reads a value on the host is only listed up to there.
     """
     found = Dispatched()
     with faking(), _Noting(found):
@@ -67,7 +68,7 @@ def dispatched(work: Callable[[], object]) -> Dispatched:
 
 
 class _Noting(TorchDispatchMode):
-    """Notes every op that it receives. ``inside`` is the op of the package whose kernels are being noted."""
+    """Records every op that it receives. ``inside`` is the op of the package whose kernels are being recorded."""
 
     def __init__(self, found: Dispatched, inside: str | None = None) -> None:
         super().__init__()
@@ -85,7 +86,8 @@ class _Noting(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def note_ours(self, op: OpOverload, args: Any, kwargs: Any) -> None:
-        """Its launches of Triton kernels, and the ops of torch that it calls around them, or consists of."""
+        """Record the Triton kernels that ``op`` launches and the torch ops that it calls around them. For an op without
+        Triton kernels, record the torch ops that it consists of."""
         from speccompile.ops.triton.launch import launches_of
 
         kernel = cuda_kernel(op)

@@ -1,8 +1,8 @@
-"""Compiles an outlined body once, for all layers, tiers, prefill and arena sizes.
+"""Compilation of an outlined body, once for all layers, tiers, prefill and arena sizes.
 
-The recipe (own ShapeEnv, duck-shaped fakes, ``dynamic_shapes="from_graph"``) keeps rows, width,
-slots and cache length symbolic, rows and width from 1 upwards;
-KV writes stay in place. Keys and values need example storages of their own, or AOTAutograd takes them for aliases.
+The recipe (a separate ShapeEnv, duck-shaped fakes, ``dynamic_shapes="from_graph"``) keeps rows, width, slots and cache
+length symbolic, rows and width from 1 upwards. KV is written in place. Keys and values need separate example storages,
+or AOTAutograd would treat them as aliases.
 """
 
 from __future__ import annotations
@@ -61,18 +61,19 @@ from speccompile.utils.tracer_isolation import traced_alone
 
 aten = torch.ops.aten
 
-#: Returns one tensor, or a tuple of several, as the body does.
+#: Returns one tensor, or a tuple of several, like the body.
 BodyFunction = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
 ARTIFACTS = "compiled"
 
-# Their code decides what a body is compiled to; the body itself is in its key.
-ROOMS = ("graph", "lowering", "ops", "utils")
+# Packages whose code decides how a body is compiled. The body itself is also in its key.
+PACKAGES = ("graph", "lowering", "ops", "utils")
 
 
 @dataclass(frozen=True)
 class _Loaded:
-    """``call`` may lead past the artifact, which takes its module apart when it goes. ``code`` calls the kernels."""
+    """A loaded artifact. ``call`` may use its module directly; the artifact must stay alive meanwhile. ``code`` calls
+    the kernels."""
 
     artifact: CompiledArtifact
     call: BodyFunction
@@ -81,17 +82,17 @@ class _Loaded:
 
 @dataclass(frozen=True)
 class CompiledBodies:
-    """The compiled bodies of one wrap, by what was compiled. What ``storage`` holds is not compiled again."""
+    """The compiled bodies of one wrap, by artifact name. A body that ``storage`` has is not compiled again."""
 
     storage: Storage
     _loaded: dict[str, _Loaded] = field(default_factory=dict, repr=False)
 
     def functions(self, graph: StepGraph) -> dict[str, BodyFunction]:
-        """A compiled function for each body of ``graph``, by the body's name. It can be called once the body's C++ ops
-        are loaded.
+        """Return a compiled function for each body of ``graph``, by the body's name. It can be called as soon as the
+        body's C++ ops are loaded.
 
         Raises:
-            LoweringError: Inductor cannot compile a body, or cannot load what is stored of it.
+            LoweringError: Inductor cannot compile a body, or cannot load its stored code.
         """
         with one_build():
             make_inductor_folder_writable()
@@ -100,15 +101,15 @@ class CompiledBodies:
             return functions
 
     def code(self, graph: StepGraph) -> dict[str, str]:
-        """The source that calls the kernels, for each body of ``graph`` that :meth:`functions` has returned."""
+        """Return the source that calls the kernels, for each body of ``graph`` that :meth:`functions` has returned."""
         names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
         return {name: self._loaded[artifact].code for name, artifact in names.items() if artifact in self._loaded}
 
     def files(self, graph: StepGraph) -> dict[str, bytes]:
-        """What a package holds of the bodies of ``graph``, by name: artifacts, and their machine code.
+        """Return the files of a package for the bodies of ``graph``, by name: artifacts, and their machine code.
 
         Raises:
-            LoweringError: Inductor leaves nothing to save, or cannot compile.
+            LoweringError: Inductor's caches are off, so nothing can be saved, or it cannot compile.
         """
         found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
         artifacts = {
@@ -123,7 +124,7 @@ class CompiledBodies:
             data = self.storage.read(name)
             artifact = self._make(name, body, device) if data is None else _again_elsewhere(lambda: _read(name, data))
             compiled, source = compiled_function(artifact)
-            # On a GPU the wrappers also align inputs, and a CUDA graph pays for them once.
+            # On a GPU AOTAutograd's wrappers also align inputs. A CUDA graph pays for them only once.
             call = _direct(compiled, body) if traits_of(device).host_memory else _function(artifact, body)
             self._loaded[name] = _Loaded(artifact, call, source)
         return self._loaded[name]
@@ -137,7 +138,7 @@ class CompiledBodies:
 
 
 def _again_elsewhere(make: Callable[[], CompiledArtifact]) -> CompiledArtifact:
-    """The result of ``make``, which is called again if Inductor's folder could not be written and is replaced."""
+    """Call ``make``. Call it again if Inductor's folder could not be written and was replaced."""
     try:
         return make()
     except LoweringError as error:
@@ -148,7 +149,7 @@ def _again_elsewhere(make: Callable[[], CompiledArtifact]) -> CompiledArtifact:
 
 def artifact_name(body: Body, device: torch.device) -> str:
     parts = [
-        sources(*ROOMS),
+        sources(*PACKAGES),
         torch.__version__,
         str(torch.version.git_version),
         repr(machine(device)),
@@ -159,13 +160,15 @@ def artifact_name(body: Body, device: torch.device) -> str:
 
 
 def _direct(compiled: Callable[[list[torch.Tensor]], Any], body: Body) -> BodyFunction:
-    """Past AOTAutograd's wrappers, which are about gradients, aliases and subclasses: a body has none of them, and they
-    take a tenth of what a layer of a small model takes. They would also record the call while a profiler runs.
+    """Return a function that calls the compiled code without AOTAutograd's wrappers.
+
+    The wrappers handle gradients, aliases and subclasses, which a body does not have. They need a tenth of the time of
+    a small model's layer. They would also record the call while a profiler runs, so ``call`` does that here.
     """
     recorded_as, run, result = f"speccompile::{body.name}", direct_call(compiled), _selected(body)
 
     def call(*inputs: torch.Tensor) -> Any:
-        # torch sets this flag while a profiler runs. Reading it takes nanoseconds, an unused record microseconds.
+        # torch sets this flag while a profiler runs. Reading it needs nanoseconds, an unused record microseconds.
         if profiler._is_profiler_enabled:
             with profiler.record_function(recorded_as):
                 return result(run(inputs))
@@ -184,12 +187,12 @@ def _function(artifact: CompiledArtifact, body: Body) -> BodyFunction:
 
 
 def _selected(body: Body) -> Callable[[Any], Any]:
-    """From what an artifact returns to what its body does."""
+    """Return a function from an artifact's result to the body's result."""
     return operator.itemgetter(0) if len(body.results) == 1 else tuple
 
 
 def _is_saveable(artifact: CompiledArtifact) -> bool:
-    # Every kind of artifact that standalone_compile returns here has it, though their base does not declare it.
+    # All artifacts that standalone_compile returns here have this method, though their base class does not declare it.
     saveable: bool = cast(Any, artifact).is_saveable()
     return saveable
 
@@ -197,7 +200,7 @@ def _is_saveable(artifact: CompiledArtifact) -> bool:
 def _file_of(artifact: CompiledArtifact, body: Body) -> bytes:
     if not _is_saveable(artifact):
         raise LoweringError(
-            f"Inductor keeps nothing of {body.name!r} that could be saved. Its caches are off: unset "
+            f"Inductor has nothing of {body.name!r} that can be saved, since its caches are off: unset "
             "TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE",
             unsaved=body.name,
         )
@@ -218,7 +221,7 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
             if write_error(error):
                 advice = _advice_of_folder()
             raise LoweringError(
-                f"Inductor could not load what was compiled before ({error_line(error)}). {advice}",
+                f"Inductor could not load code that was compiled before ({error_line(error)}). {advice}",
                 file=name,
                 reason=error_line(error),
             ) from error
@@ -226,14 +229,14 @@ def _read(name: str, data: bytes) -> CompiledArtifact:
 
 def _advice_of_folder() -> str:
     folder = replaced_inductor_folder() or inductor_cache_dir()
-    return f"Set {VARIABLE} to a folder that can be written: {folder} cannot"
+    return f"Set {VARIABLE} to a folder that can be written: {folder} cannot be written"
 
 
 def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = _example_inputs(body, device, mode)
     module = _returning_tuple(body)
-    # In C++ some composite ops (linear before torch 2.12) cannot work on symbolic sizes.
+    # In C++ some composite ops (linear before torch 2.12) do not accept symbolic sizes.
     with mode, torch.no_grad(), enable_python_dispatcher():
         results = module(*fakes)
     for returned, result in zip(cast(Any, module.graph.output_node().args[0]), results, strict=True):
@@ -241,7 +244,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     try:
         in_parts: dict[OpOverload, Callable[..., Any]] = {}
         if traits_of(device).cpp_ops:
-            # Of adapters on torch's own ops: C++ that calls an op in Python which returns a list crashes (torch 2.13).
+            # The op for adapters is decomposed: C++ crashes when it calls a Python op that returns a list (torch 2.13).
             in_parts = {torch.ops.speccompile.lora.default: lora.reference}
         with (
             torch.no_grad(),
@@ -259,34 +262,34 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
 
 
 def settings(device: torch.device) -> dict[str, Any]:
-    """Inductor's settings for bodies on ``device``, where they are not its defaults."""
+    """Return Inductor's settings for bodies on ``device`` that differ from its defaults."""
     traits = traits_of(device)
-    # What comes in are arena tensors and captured weights, whose sizes are known; asking for them again at every layer
-    # of every step takes longer than some kernels.
+    # Inputs are arena tensors and captured weights, whose sizes are known. Checking them again at every layer of every
+    # step needs more time than some kernels.
     options: dict[str, Any] = {"size_asserts": False}
     if traits.cpp_ops:
-        # Python between the kernels takes longer than some of them, too.
+        # Python between the kernels also needs more time than some kernels.
         options |= {"cpp_wrapper": True, "aot_inductor.custom_ops_to_c_shims": shims()}
-        # Inductor's caches tell settings apart, but not the vectors that code was written for: what ran with others on
-        # this machine would be taken, and write beside its memory.
-        # OpenMP's threads are as many as the step asks for when it runs.
+        # Inductor's cache key has the settings, but not the vector width that code was written for. Without this entry
+        # it would load code for another width of this machine, which would write out of bounds.
+        # The number of OpenMP threads is read when the step runs.
         options["cpp.dynamic_threads"] = True
         options["cpp.simdlen"] = pick_vec_isa().bit_width()
     if traits.triton_ops:
         # One launch for kernels that do not depend on one another: the rotary embedding of queries, and that of keys
         # with the write of KV, which have other sizes.
         options["combo_kernels"] = True
-        # A padded product copies its weight in every step, if a measurement at compile time happens to prefer that.
+        # A padded product copies its weight in every step, if a measurement at compile time prefers that.
         options["shape_padding"] = False
-        # Else a measurement at the first launch chooses the order of sums of a short reduction: two builds would
-        # differ in bits.
+        # Otherwise a measurement at the first launch chooses the order of sums of a short reduction, and two builds
+        # would differ in bits.
         options["deterministic"] = True
     return options
 
 
 @contextlib.contextmanager
 def _without_hints() -> Iterator[None]:
-    """Inductor logs which of torch's ops have no C function: nothing that a user could change."""
+    """Silence Inductor's log of torch ops without a C function, which a user cannot change."""
 
     def is_none(record: logging.LogRecord) -> bool:
         return "is missing a c-shim" not in record.getMessage()
@@ -300,7 +303,7 @@ def _without_hints() -> Iterator[None]:
 
 
 def _example_inputs(body: Body, device: torch.device, mode: FakeTensorMode) -> list[Any]:
-    """Fakes with a symbol for each named size. The device need not exist: nothing is allocated on it."""
+    """Create fakes with a symbol for each named size. The device need not exist: nothing is allocated on it."""
     examples = _example_sizes(body)
     fakes = []
     for index, (dims, dtype) in enumerate(zip(body.dims, body.dtypes, strict=True)):
@@ -315,7 +318,8 @@ def _example_inputs(body: Body, device: torch.device, mode: FakeTensorMode) -> l
 
 
 def _example_sizes(body: Body) -> dict[str, int]:
-    """Primes for B, T, N and S that divide no fixed size of the body, so that duck shaping distinguishes all sizes."""
+    """Return primes for B, T, N and S that divide no fixed size of the body. Duck shaping then distinguishes all
+    sizes."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
     return dict(zip(("B", "T", "N", "S"), primes_clear_of(fixed), strict=False))
 
@@ -332,7 +336,8 @@ def _returning_tuple(body: Body) -> fx.GraphModule:
 
 
 def _split_baddbmm(graph: fx.Graph, node: fx.Node) -> None:
-    """Its shape function fails on symbolic sizes (torch 2.13); Inductor fuses the parts again."""
+    """Split ``baddbmm`` into parts, since its shape function fails on symbolic sizes (torch 2.13). Inductor fuses the
+    parts again."""
     added, left, right = node.args
     with graph.inserting_before(node):
         product = graph.call_function(aten.bmm.default, (left, right))

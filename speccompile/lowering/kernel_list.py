@@ -1,4 +1,4 @@
-"""Which kernels a finished step calls: read off its graph, torch's dispatcher, and the code that Inductor wrote."""
+"""List of the kernels that a finished step calls, from its graph, torch's dispatcher, and Inductor's code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ STEP, DRAFTER = "step", "drafter"
 
 @dataclass(frozen=True)
 class KernelCall:
-    """``calls`` times ``name`` in one run of ``caller``: the step, a split drafter, or a body of these."""
+    """``calls`` calls of ``name`` in one run of ``caller``: the step, a split drafter, or one of their bodies."""
 
     caller: str
     name: str
@@ -41,11 +41,11 @@ class KernelCall:
 def kernels_called(
     graph: StepGraph, device_type: str, code: Mapping[str, str], drafters: Iterable[StepGraph] = ()
 ) -> tuple[KernelCall, ...]:
-    """What one run of a finished step calls, most frequent first, the step before its bodies.
+    """Return the kernels that one run of a finished step calls, most frequent first, the step before its bodies.
 
     Args:
-        device_type: of the device that is to run it; there need not be one.
-        code: of each compiled body, the module that calls its kernels (``Backend.compiled_code``). Other bodies run op
+        device_type: type of the device that would run the step. The device need not exist.
+        code: for each compiled body, the module that calls its kernels (``Backend.compiled_code``). Other bodies run op
             by op.
         drafters: the executables of a split drafter, which run before the step and are listed first.
     """
@@ -68,7 +68,7 @@ def kernels_called(
 
 
 def launches(calls: Iterable[KernelCall]) -> int:
-    """The number of kernels that one run of a step starts, its split drafter and all calls of bodies included."""
+    """Return the number of kernels that one run of a step starts, with its split drafter and all calls of bodies."""
     calls = tuple(calls)
     runs = Counter({STEP: 1, DRAFTER: 1})
     for call in calls:
@@ -91,7 +91,7 @@ def _called_by_body(graph: StepGraph, call: fx.Node, device_type: str, code: str
         found = dispatched(lambda: body.module(*args))
         if code is None:
             return found.all
-        # Inductor may have taken an op of the package apart.
+        # Inductor may have decomposed an op of the package.
         kept = {name: kernels for name, kernels in found.ours.items() if f"torch.ops.{name}." in code}
         return Dispatched(Counter(_written(code)), kept).all
     runner = _Runner(body.module)
@@ -104,7 +104,7 @@ def _called_by_body(graph: StepGraph, call: fx.Node, device_type: str, code: str
 
 
 class _Runner(fx.Interpreter):
-    """Runs a body on fakes, and notes the kernels that each of its calls starts on a CPU."""
+    """Interpreter that runs a body on fakes, and records the kernels that each of its calls starts on a CPU."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -119,13 +119,13 @@ def _called(target: Any, args: Any, kwargs: Any, device_type: str) -> Kernels:
     if device_type == "cuda":
         if not isinstance(target, OpOverload):
             return Counter()
-        # Also where its result may be a view: a cast is one only if it has nothing to do.
+        # Also for an op whose result may be a view: a cast is a view only if it has nothing to convert.
         return dispatched(lambda: target(*args, **kwargs)).all
     return Counter(_called_on_cpu(target))
 
 
 def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
-    """The kernel of one call, by the op's own name: there an op looks at values before it works."""
+    """The kernel of one call, under the op's own name: on a CPU an op may read values before it computes."""
     if not starts_kernels(target):
         return
     if target.namespace != NAMESPACE:
@@ -135,21 +135,21 @@ def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
 
 
 def _is_compiled(target: OpOverload) -> bool:
-    """Whether the dispatcher got the op's kernel for a CPU from C++."""
+    """Whether the op's CPU kernel was registered from C++."""
     registrations = dispatch_table(target._schema.name)
-    places = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
-    place: str = places.get("CPU") or places["CompositeExplicitAutograd"]
-    return not place.endswith(".py")
+    registered = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
+    file: str = registered.get("CPU") or registered["CompositeExplicitAutograd"]
+    return not file.endswith(".py")
 
 
 def _written(code: str) -> Iterator[tuple[str, KernelKind]]:
-    """The kernels that a module of Inductor's calls, but for ops of ours."""
+    """Kernels that a module of Inductor calls, except for the package's ops."""
     entry = re.search(r"^void inductor_entry_impl\(.*?^\} // inductor_entry_impl", code, re.MULTILINE | re.DOTALL)
     return _written_in_python(code) if entry is None else _written_in_cpp(entry[0])
 
 
 def _written_in_cpp(entry: str) -> Iterator[tuple[str, KernelKind]]:
-    """On a CPU: calls of kernels, of ops that have a C function, and of others by their names."""
+    """Kernels in C++ code for a CPU: calls of kernels, of ops that have a C function, and of other ops by name."""
     ours = {f"aoti_torch_cpu_{op._schema.name.partition('::')[2]}" for op in shims()}
     for kernel, function, name in re.findall(
         r'\b(cpp_\w+)\(|\b(aoti_torch_cpu_\w+)\(|"((?:torch\.ops\.|\w+::)[\w.:]+)"', entry

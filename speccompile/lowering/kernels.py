@@ -1,4 +1,4 @@
-"""Which kernels a step runs on."""
+"""The kernels that a step runs on."""
 
 from __future__ import annotations
 
@@ -14,12 +14,19 @@ from speccompile.utils.warn import warn_caller
 
 @dataclass(frozen=True)
 class Kernels:
-    """``native``: linears and attention are the C++ ops, over packed weights; else torch's own. ``rounded``: linears over rounded
-    weights have a kernel of ours, also where others are torch's own. ``few_launches``: a launch costs so much that the
-    ops around the layers are joined. ``joins_weights``: torch's linears that read one input are one product
-    (:mod:`speccompile.passes.target.join_weights`). ``skinny_linears``: linears in half precision are one op, which has
-    a kernel for few rows. ``filters``: temperature, top-k, top-p and min-p are one op, so requests that use only these
-    have their own kind of steps. ``reason`` says why, for ``explain()``."""
+    """The kernels of a step, and how passes use them.
+
+    Args:
+        native: linears and attention are the package's C++ ops, over packed weights; else torch's own.
+        reason: the reason for this choice, for ``explain()``.
+        rounded: linears over rounded weights have a kernel of the package, also if others are torch's own.
+        few_launches: a launch is so expensive that the ops around the layers are joined.
+        joins_weights: torch's linears that read one input are one product
+            (:mod:`speccompile.passes.target.join_weights`).
+        skinny_linears: linears in half precision are one op, which has a kernel for few rows.
+        filters: temperature, top-k, top-p and min-p are one op. Requests that use only these have their own kind of
+            steps.
+    """
 
     native: bool
     reason: str
@@ -30,20 +37,20 @@ class Kernels:
     filters: bool = False
 
     def prepare(self, *libraries: str) -> None:
-        """Begin to build what some steps call beside other C++ ops, if steps call any of ours."""
+        """Begin to build C++ libraries that some steps call beside the basic ops, if steps call C++ ops at all."""
 
     def settled(self, *libraries: str) -> Kernels:
-        """What there is, once all of it is built; the ops can be called then.
+        """Wait for the C++ ops, and return the kernels that are available. The ops can be called afterwards.
 
         Args:
-            libraries: those that some steps call beside ``base``. Without one of them steps cannot run on ours.
+            libraries: libraries that some steps call beside ``base``. If one is missing, steps run on torch's own ops.
         """
         return self
 
 
 @dataclass(frozen=True)
 class _PendingKernels(Kernels):
-    """The C++ ops while they are being built: what there most likely will be."""
+    """The C++ ops while they are being built: the kernels that will most likely be available."""
 
     def prepare(self, *libraries: str) -> None:
         for library in libraries:
@@ -55,14 +62,14 @@ class _PendingKernels(Kernels):
         if missing:
             warn_caller(
                 f"the C++ ops cannot be used ({missing}), so steps run on torch's own linears and attention: slower, "
-                "and their results may depend on the tier. Mend that and wrap again",
+                "and their results may depend on the tier. Correct the cause and wrap again",
                 Degraded,
             )
         return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
 
 
 STOCK = Kernels(False, "torch's own")
-#: Attention has a Triton kernel there whichever backend runs it: that is what the op is on CUDA.
+#: Kernels on CUDA. Attention has a Triton kernel with every backend, since that is the op's implementation on CUDA.
 ON_CUDA = Kernels(
     False,
     "Triton's for attention, linears of up to 16 rows in half precision, choice of tokens, commit and n-gram match; "
@@ -76,7 +83,7 @@ ON_CUDA = Kernels(
 
 
 def choose_kernels(info: ModelInfo) -> Kernels:
-    """Ours where they can be had: they read each weight once, and keep a row's order of sums."""
+    """Return the package's kernels if available: they read each weight once, and keep a row's order of sums."""
     traits = traits_of(info.device)
     if traits.triton_ops:
         return ON_CUDA
@@ -85,7 +92,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     missing = missing_tools()
     if missing:
         return _stock(missing)
-    # Of an earlier wrap, which may have said why.
+    # An earlier wrap may have failed, and reported the cause.
     forget_failures()
     cpu_ops()
     return _PendingKernels(True, "ours")

@@ -1,8 +1,8 @@
-"""The machine code of compiled bodies, which Inductor keeps apart from their artifacts, in its own cache folder.
+"""Machine code of compiled bodies. Inductor keeps it apart from their artifacts, in its own cache folder.
 
-Inductor does not tell which files of that folder belong to an artifact. So another process loads the artifacts over an
-empty folder, and what is in there then is what they need: their kernels, and the probes by which Inductor learns what
-this CPU and compiler can do.
+Inductor does not report which files of that folder belong to an artifact. Another process therefore loads the artifacts
+with an empty folder. The files that it creates there are those that the artifacts need: their kernels, and the programs
+with which Inductor probes this CPU and compiler.
 """
 
 from __future__ import annotations
@@ -31,10 +31,11 @@ for path in sys.argv[1:]:
 
 
 def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
-    """Shared libraries, by ``machine_code/`` and their paths in Inductor's cache folder. They are compiled once more.
+    """Return shared libraries by ``machine_code/`` and their paths in Inductor's cache folder. This compiles them once
+    more.
 
     Raises:
-        LoweringError: with the end of what the other process said.
+        LoweringError: the other process failed; the message has the end of its output.
     """
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder, str(index)) for index, _ in enumerate(artifacts)]
@@ -53,8 +54,8 @@ def machine_code(artifacts: Sequence[bytes]) -> dict[str, bytes]:
 
 
 def install_machine_code(files: Mapping[str, bytes]) -> None:
-    """Put what :func:`machine_code` returned into Inductor's cache folder, which names files by their sources. Other
-    ``files`` of a package, and files that are in the folder, are passed over."""
+    """Copy the files that :func:`machine_code` returned to Inductor's cache folder, which names files by their sources.
+    Other ``files`` of a package, and files that the folder already has, are skipped."""
     make_inductor_folder_writable()
     for name, data in files.items():
         folder, _, rest = name.partition("/")

@@ -1,4 +1,4 @@
-"""Which models run on the C++ ops' own threads."""
+"""Models that run on the threads of the C++ ops."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccompile.graph.step_graph import StepGraph
 aten = torch.ops.aten
 ops = torch.ops.speccompile
 
-#: What torch shares out among OpenMP's threads because it takes long: products, and attention made of them.
+#: Slow ops that torch distributes over OpenMP's threads: products, and attention, which consists of them.
 PRODUCTS = frozenset(
     {
         aten.addmm.default,
@@ -31,6 +31,6 @@ PRODUCTS = frozenset(
 def runs_on_ours(graph: StepGraph) -> bool:
     """Whether the layers of an outlined model leave no product to torch.
 
-    Products outside of the bodies are rotary tables and the like, and the lm_head.
+    Products outside of the bodies are small tables, such as rotary ones, and the lm_head.
     """
     return not any(node.target in PRODUCTS for body in graph.bodies.values() for node in body.module.graph.nodes)

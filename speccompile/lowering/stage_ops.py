@@ -12,7 +12,7 @@ from speccompile.ops.cpu.library import load_cpu_ops
 
 
 def load_compiled(*libraries: str) -> None:
-    """Build C++ ops for this machine where they are not in the cache, and load them.
+    """Build the C++ ops for this machine if they are not in the cache, and load them.
 
     Args:
         libraries: folders of ``ops/cpu/csrc``.
@@ -24,6 +24,6 @@ def load_compiled(*libraries: str) -> None:
     if missing is not None:
         raise LoweringError(
             f"This stage calls the C++ ops, which cannot be loaded: {missing}. "
-            "A stage that is printed with backend='eager' runs without them.",
+            "Print the stage with backend='eager' to run it without them.",
             reason=missing,
         )

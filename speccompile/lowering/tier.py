@@ -1,4 +1,4 @@
-"""A tier: what runs for one key, bound to its tensors."""
+"""A tier: the executable of one key, bound to its tensors."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ from speccompile.utils.workers import in_pool
 class Tier:
     """One immutable executable. It reads and writes weights and arena tensors and returns nothing.
 
-    ``draft_len`` is K; ``arguments`` are the tensors that every run is called with; a split ``drafter`` runs before it.
-    That of a drafter is the one that it continues.
-    ``pooled``: the C++ ops do all of its work worth sharing out, and may do so in their own pool of threads.
-    ``pool_tokens`` decide whether they do. All draft lengths of a number of rows have those of the longest: a switch
-    of the draft length must not end OpenMP's threads and start them again.
+    Args:
+        draft_len: K.
+        arguments: the tensors that are passed to every run.
+        drafter: a split drafter, which runs before the tier. A drafter may have one, too, which it continues.
+        pooled: the C++ ops do all slow work of the tier, and may do it in their own pool of threads.
+        pool_tokens: tokens that decide whether they use the pool. All draft lengths with the same number of rows have
+            the number of the longest: a change of the draft length must not end OpenMP's threads and start them again.
     """
 
     name: str
@@ -53,7 +55,7 @@ class Tier:
 
     @property
     def ports(self) -> tuple[Port, ...]:
-        """Of the arguments."""
+        """Ports of the arguments."""
         return self.step.ports
 
     @cached_property
@@ -62,17 +64,17 @@ class Tier:
 
     @property
     def segments(self) -> tuple[Tier, ...]:
-        """The drafters that run before it, in this order."""
+        """The drafters that run before the tier, in this order."""
         return () if self.drafter is None else (*self.drafter.segments, self.drafter)
 
     def run(self) -> None:
-        """One step."""
+        """Run one step, drafters included."""
         if self.drafter is not None:
             self.drafter.run()
         self.run_target()
 
     def run_target(self) -> None:
-        """It alone, without drafters: one step for rows that have drafts already."""
+        """Run the tier without its drafters: one step for rows that already have drafts."""
         self.arena.record_call(self.name, self.argument_names, self.arguments)
         # A caller's autocast would change the dtypes that the step was built for.
         threads = in_pool(self.pool_tokens) if self.pooled else contextlib.nullcontext()
@@ -89,7 +91,8 @@ class Executables:
 
 
 def in_segments(tiers: Mapping[TierName, Tier]) -> dict[TierName, Tier]:
-    """The same tiers, where the drafter of each continues that of the next smaller one of its rows and kind."""
+    """Return the tiers with linked drafters: the drafter of each continues that of the next smaller tier with the same
+    rows and kind."""
     newest: dict[tuple[int, Kind], Tier] = {}
     linked = {}
     for (draft_len, rows, kind), tier in sorted(tiers.items()):
@@ -101,5 +104,5 @@ def in_segments(tiers: Mapping[TierName, Tier]) -> dict[TierName, Tier]:
 
 
 def bind(ports: Iterable[Port], arena: Arena) -> tuple[torch.Tensor, ...]:
-    """Tensors of a finished step's placeholders: the model's own weights, the rest from the arena."""
+    """Return the tensors of a finished step's placeholders: the model's own weights, the rest from the arena."""
     return tuple(arena[port.name] if port.value is None else port.value for port in ports)

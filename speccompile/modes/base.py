@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
@@ -51,8 +51,6 @@ class Mode(ABC):
     drafts_from_hidden: ClassVar[bool] = False
     #: It drafts by forwards of the target's own layers, over their state.
     runs_target_layers: ClassVar[bool] = False
-    #: Whose checkpoint has the weights that it drafts with, besides the target's layers.
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "nowhere"
     #: The option that has a network's weights rounded.
     rounded_by: ClassVar[str] = "draft_weights"
 

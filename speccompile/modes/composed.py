@@ -17,7 +17,7 @@ from speccompile.passes.step.propose import ProposeFunction
 
 
 @dataclass(frozen=True)
-class Choice:
+class FirstPassing:
     """Of each row the first proposal that passes.
 
     Args:
@@ -110,9 +110,9 @@ class Composed(ReadyMode):
         return [*shared, source, *own]
 
     @property
-    def _choice(self) -> Choice:
+    def _choice(self) -> FirstPassing:
         parts = [(drafter.proposer, len(drafter.own_state), drafter.scored) for drafter in self.drafters]
-        return Choice(tuple(parts), self.min_score, self.last_always)
+        return FirstPassing(tuple(parts), self.min_score, self.last_always)
 
     @property
     def proposer(self) -> ProposeFunction:

@@ -7,7 +7,7 @@ step: K single-token forwards draft, and one forward over what the target reads 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from transformers import PreTrainedModel
 
@@ -46,7 +46,6 @@ class DraftTarget(DraftModelMode):
     mask_token_id: int | None = None
 
     name: ClassVar[str] = "draft_target"
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     @property
     def rounded_by(self) -> str:  # type: ignore[override]

@@ -12,7 +12,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import torch
 from torch import nn
@@ -158,7 +158,6 @@ class Medusa(Mode):
     name: ClassVar[str] = "medusa"
     ready: ClassVar[bool] = True
     drafts_from_hidden: ClassVar[bool] = True
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
     drafts_trees: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:

@@ -45,13 +45,10 @@ def library_of(op: OpOverload) -> str | None:
 
 def libraries_of(graphs: Iterable[fx.Graph]) -> tuple[str, ...]:
     """The libraries that ``graphs`` need: those of the ops that they call and that have no reference. Sorted."""
-    targets = {node.target for graph in graphs for node in graph.nodes}
-    found = {
-        library_of(target) for target in targets if isinstance(target, OpOverload) and not has_reference(target)
-    }
-    return tuple(sorted(library for library in found if library is not None))
+    targets = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
+    return tuple(sorted({library for op in targets if (library := library_of(op)) and not has_reference(op)}))
 
 
 def has_reference(op: OpOverload) -> bool:
     """Whether ``op`` has a reference in PyTorch, which runs on any device."""
-    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op._schema.name, "CompositeExplicitAutograd"))
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd))

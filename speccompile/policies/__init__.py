@@ -1,4 +1,4 @@
-"""Policies: which draft length the next step uses. One file each; :mod:`speccompile.policies.base` says what one is."""
+"""Policies, one file each, choose the draft length of each step. :mod:`speccompile.policies.base` has the interface."""
 
 from speccompile.policies.base import (
     AnyPolicy,

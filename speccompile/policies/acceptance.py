@@ -1,4 +1,4 @@
-"""How likely drafts are to be accepted: estimates from what was, by position, request and score."""
+"""Estimates of the probability that drafts are accepted, from earlier steps: by position, request and score."""
 
 from __future__ import annotations
 
@@ -11,30 +11,30 @@ from collections.abc import Collection, Mapping, Sequence
 from speccompile.policies.base import Done, Row, TreeShape
 from speccompile.policies.tree_gain import TreeGain
 
-#: What an old observation still counts when a new one comes. The fast one notices that things have changed.
+#: Weight of older observations at each new one. The fast mean detects changes.
 SLOW, FAST = 0.97, 0.8
-#: So many standard deviations of the fast mean are a change, not chance.
+#: Distance of the fast mean from the slow one that counts as a change, in standard deviations.
 CHANGE = 3.0
-#: Of drafts at a position that was not seen yet: what is believed, and for how many observations that counts.
+#: Rate assumed at a position without observations, and the number of observations that this guess weighs.
 FIRST_GUESS, GUESS_WEIGHT = 0.7, 2.0
-#: For how many observations of its own the others' count with a request.
+#: Number of observations that the mean over all requests weighs in the rate of one request.
 REQUEST_WEIGHT = 8.0
-#: Requests that are remembered; the one that was seen longest ago is forgotten first.
+#: Number of requests to remember. The request that was seen longest ago is forgotten first.
 REQUESTS = 4096
-#: Scores are calibrated in so many equal parts of 0 .. 1.
+#: Number of equal parts of 0 .. 1 in which scores are calibrated.
 BINS = 10
 
 
 class Rate:
-    """How often something happens, when that may change: a mean over many observations, which starts again from the
-    newest ones when these tell otherwise."""
+    """Rate of an event that may change over time: a mean over many observations. When the newest observations differ
+    from it significantly, it restarts from these."""
 
     def __init__(self) -> None:
         self.hits = self.trials = 0.0
         self._fast_hits = self._fast_trials = 0.0
 
     def note(self, hit: float) -> None:
-        """``hit``: 1.0 if it happened, 0.0 if not."""
+        """Record an observation. ``hit``: 1.0 if the event happened, 0.0 if not."""
         self.hits, self.trials = self.hits * SLOW + hit, self.trials * SLOW + 1.0
         self._fast_hits, self._fast_trials = self._fast_hits * FAST + hit, self._fast_trials * FAST + 1.0
         mean = (self.hits + 0.5) / (self.trials + 1.0)
@@ -48,18 +48,18 @@ class Rate:
 
 
 class Positions:
-    """A :class:`Rate` for each draft position: of the drafts whose predecessors were accepted, those that were."""
+    """A :class:`Rate` of acceptance for each draft position, over drafts whose predecessors were accepted."""
 
     def __init__(self, count: int) -> None:
         self.rates = [Rate() for _ in range(count)]
 
     def note(self, hits: Sequence[float]) -> None:
-        """Count a hit, or a miss, at each position."""
+        """Record a hit or a miss at each position."""
         for rate, hit in zip(self.rates, hits, strict=False):
             rate.note(hit)
 
     def means(self) -> list[float]:
-        """A position that was not seen is thought to be like the one before it."""
+        """Rate of each position. The rate of a position is the prior guess for the next one."""
         means, guess = [], FIRST_GUESS
         for rate in self.rates:
             guess = rate.mean(guess, GUESS_WEIGHT)
@@ -67,11 +67,12 @@ class Positions:
         return means
 
 
-class Acceptance:
-    """Estimates of all requests.
+class AcceptanceEstimator:
+    """Estimates of acceptance over all requests.
 
-    Of drafts without scores, a request's own observations count beside those of all, lookups of a mode that also has a
-    network left out. Scores are calibrated: what share of the drafts that had such a chance were accepted.
+    Drafts without scores use the request's observations, with the mean over all requests as the prior. Looked-up
+    drafts that have scores are left out of these means. Scores are calibrated: a score is replaced by the share of
+    drafts with a similar score that were accepted.
 
     Args:
         longest: the largest draft length.
@@ -83,7 +84,7 @@ class Acceptance:
         self._longest = longest = max([longest, *(gain.depth for gain in self._trees.values())])
         self._all = Positions(longest)
         self._requests: OrderedDict[int, Positions] = OrderedDict()
-        # Of lookups, and of the drafter that drafts for rows without one.
+        # Rates by score: of looked-up drafts, and of drafts from the drafter.
         self._lookups, self._drafter = ([Rate() for _ in range(BINS)] for _ in range(2))
 
     def note(self, done: Done) -> None:
@@ -94,12 +95,12 @@ class Acceptance:
         ):
             scores = done.scores[row] if done.scores else ()
             found = bool(done.found) and done.found[row]
-            # Drafts after the first wrong one say nothing: they continue another text.
+            # Drafts after the first wrong one are not evidence: they continue another sequence.
             hits = [float(position < accepted) for position in range(min(accepted + 1, proposed))]
             tree = self._trees.get(done.draft_len)
             if tree is not None:
                 if not found:
-                    # A tree that was cut may have had nothing after the path.
+                    # A truncated tree may have had no node after the accepted path.
                     truncated = accepted > 0 and proposed < done.draft_len
                     count = min(len(hits) - truncated, tree.depth)
                     known = self._shares(request, scores, found, count, means)
@@ -121,10 +122,6 @@ class Acceptance:
 
     def _bins(self, found: bool) -> list[Rate]:
         return self._lookups if found else self._drafter
-
-    def survival(self, rows: Sequence[Row]) -> list[list[float]]:
-        """Of each row, for j = 1 .. its draft length: the probability that j drafts or more are accepted."""
-        return [_products(shares) for shares in self._of_rows(rows)]
 
     def emitted(self, rows: Sequence[Row], tiers: Collection[int]) -> dict[int, list[float]]:
         """Expected emitted tokens of each row, by tier."""
@@ -150,7 +147,7 @@ class Acceptance:
     def _shares(
         self, request: int, scores: Sequence[float], found: bool, count: int, means: Sequence[float]
     ) -> list[float]:
-        """The chance of each of ``count`` drafts of a chain, if those before it are right."""
+        """Probability of each of ``count`` drafts of a chain, given that those before it are right."""
         own, scored, shares = self._requests.get(request), _chances(scores), []
         for position in range(count):
             if position < len(scored):
@@ -168,7 +165,7 @@ def _products(shares: Sequence[float]) -> list[float]:
 
 
 def _chances(scores: Sequence[float]) -> list[float]:
-    """Of the probabilities that all drafts up to one are right, that this one is."""
+    """Conditional probability of each draft given its predecessors, from the cumulative ``scores``."""
     before = [1.0, *scores[:-1]]
     return [score / last if last > 0 else 0.0 for score, last in zip(scores, before, strict=False)]
 

@@ -1,7 +1,7 @@
-"""What a policy is: which draft length the next step uses.
+"""Interfaces of policies. A policy chooses the draft length of the next step.
 
-A policy is a description: ``wrap`` and the simulator start a :class:`Chooser` from it, which has the memory. Nothing in
-this folder needs torch, and what is chosen follows from what a chooser received alone.
+A policy is a description. ``wrap`` and the simulator start a :class:`Chooser` from it, which holds the history. This
+folder does not need torch, and a choice depends only on the calls that the chooser has received.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from speccompile.policies.costs import CostTable
 
 @runtime_checkable
 class Policy(Protocol):
-    """The simple kind: a function of the number of rows."""
+    """A simple policy: a function of the number of rows."""
 
     def choose(self, live_rows: int) -> int:
-        """The draft length for a step with ``live_rows`` rows; it has to be that of a tier."""
+        """Return the draft length for a step with ``live_rows`` rows. It must be the draft length of a tier."""
 
 
 @dataclass(frozen=True)
 class TreeShape:
-    """What a policy knows of a tier whose drafts are a tree: most draft tokens that it accepts, and whether a token has
-    several continuations."""
+    """Shape of a tier whose drafts are a tree: the largest number of draft tokens that it accepts, and the number of
+    continuations of a token."""
 
     depth: int
     branches: int
@@ -32,12 +32,12 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class Ladder:
-    """What there is to choose from.
+    """Tiers to choose from.
 
     Args:
-        draft_lens: K of every tier that was built, rising, 0 among them.
-        costs: what their steps take; None if the policy does not ask (``uses_costs``).
-        trees: the tiers whose drafts are trees, which are not draft lengths.
+        draft_lens: K of every tier that was built, ascending, with 0.
+        costs: costs of their steps; None if the policy does not need them (``uses_costs``).
+        trees: tiers whose drafts are trees. Their keys are node counts, not draft lengths.
     """
 
     draft_lens: tuple[int, ...]
@@ -51,28 +51,29 @@ class Ladder:
 
     @property
     def rungs(self) -> tuple[int, ...]:
-        """The draft lengths; where 0 is the only one and there are trees, also the tree of the most nodes."""
+        """Draft lengths. If 0 is the only one and there are trees, also the tree with the most nodes."""
         return self.draft_lens if self.largest or not self.trees else (*self.draft_lens, max(self.trees))
 
     def most_accepted(self, tier: int) -> int:
-        """Most draft tokens that a step of the tier accepts."""
+        """Largest number of draft tokens that a step of the tier accepts."""
         return self.trees[tier].depth if tier in self.trees else tier
 
     def serving(self, draft_len: int, proposed: int) -> int:
-        """The smallest tier that has room for the first ``draft_len`` of ``proposed`` drafts: no match, no width."""
+        """Return the smallest tier that holds the first ``draft_len`` of ``proposed`` drafts."""
         return min(size for size in self.draft_lens if size >= min(draft_len, proposed))
 
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one row of the next step.
+    """State of one row of the next step.
 
     Args:
-        request: a number that is its request's alone.
+        request: a number that identifies the request.
         context: tokens before the step.
-        draft_len: most draft tokens that the step can judge for it; of a drafter that has proposed, so many as that is.
-        scores: of a drafter that tells, for the first of them the probability that all drafts up to it are right.
-        found: its drafts are there already, so that a network which drafts for other rows has nothing to do for it.
+        draft_len: largest number of drafts that the step can judge for the row. After a drafter has proposed, the
+            number of its drafts.
+        scores: for the first drafts, the probability that all drafts up to it are right. Empty if the drafter has none.
+        found: the row has its drafts already, and a network that drafts for other rows has nothing to do for it.
     """
 
     request: int
@@ -84,30 +85,30 @@ class Row:
 
 @dataclass(frozen=True)
 class Upcoming:
-    """The next step. Of steps whose results have not been read (``unread``), ``rows`` know nothing yet."""
+    """The next step. ``rows`` do not include the ``unread`` steps whose results have not been read yet."""
 
     rows: tuple[Row, ...]
     unread: int = 0
 
     @property
     def drafted(self) -> bool:
-        """Whether a split drafter runs before it: some row has no drafts yet."""
+        """Whether a split drafter runs before the step: some row has no drafts yet."""
         return not all(row.found for row in self.rows)
 
 
 @dataclass(frozen=True)
 class Done:
-    """What came of one step. All tuples have one entry for each row.
+    """Results of one step. All tuples have one entry for each row.
 
     Args:
         draft_len: K of the tier that ran.
-        requests, contexts: as in :class:`Row`.
-        proposed: drafts that were judged.
-        accepted, emitted: a and n.
-        scores: as in :class:`Row`, of the drafts that were judged.
-        milliseconds: what the step took; None if it is not known.
-        found: as in :class:`Row`.
-        chain: of a tree, the drafts of the chain in it that were accepted, and that were judged.
+        requests, contexts: see :class:`Row`.
+        proposed: numbers of drafts that were judged.
+        accepted, emitted: a and n of the acceptance rule.
+        scores: of the judged drafts, see :class:`Row`.
+        milliseconds: duration of the step; None if it is not known.
+        found: see :class:`Row`.
+        chain: of a tree, the numbers of accepted and of judged drafts of the chain in it.
     """
 
     draft_len: int
@@ -123,19 +124,19 @@ class Done:
 
     @property
     def drafted(self) -> bool:
-        """Whether a split drafter ran before it."""
+        """Whether a split drafter ran before the step."""
         return not self.found or not all(self.found)
 
 
 class Chooser(Protocol):
-    """A policy at work. Both methods are called in the order of the steps; a step may be chosen before the results
-    of earlier ones have been reported."""
+    """Running state of a policy. Both methods are called in the order of the steps. A step may be chosen before the
+    results of earlier steps have been reported."""
 
     def choose(self, upcoming: Upcoming) -> int:
-        """The draft length of the next step."""
+        """Return the draft length of the next step."""
 
     def note(self, done: Done) -> None:
-        """What came of a step."""
+        """Record the results of a step."""
 
 
 @runtime_checkable
@@ -143,23 +144,23 @@ class StoppingChooser(Protocol):
     """A chooser that may stop a drafter which drafts in segments, before it has drafted for the chosen tier."""
 
     def stops(self, upcoming: Upcoming, drafted: int) -> bool:
-        """Whether the tier ``drafted`` runs, rather than the one that was chosen. ``rows`` have scores of the first
-        ``drafted`` drafts."""
+        """Return whether the step runs the tier ``drafted`` instead of the chosen one. ``rows`` have scores of the
+        first ``drafted`` drafts."""
 
 
 @runtime_checkable
 class LearningPolicy(Protocol):
-    """The other kind: it learns from what steps did. ``str()`` of one is text that ``wrap(policy=...)`` reads."""
+    """A policy that learns from the results of steps. ``wrap(policy=...)`` accepts its ``str()``."""
 
     @property
     def uses_costs(self) -> bool:
-        """Whether tiers have to be timed for it."""
+        """Whether ``wrap`` must time the tiers for it."""
 
     def check(self, draft_lens: Collection[int]) -> None:
-        """Raises UnknownTier if it names a draft length that was not built."""
+        """Raise UnknownTier if the policy names a draft length that was not built."""
 
     def start(self, ladder: Ladder) -> Chooser:
-        """A chooser that has seen nothing yet."""
+        """Return a chooser without history."""
 
 
 AnyPolicy = Policy | LearningPolicy
@@ -167,18 +168,18 @@ AnyPolicy = Policy | LearningPolicy
 
 @dataclass(frozen=True)
 class ByRows:
-    """The chooser of a simple policy."""
+    """Chooser of a simple policy."""
 
     policy: Policy
 
     def choose(self, upcoming: Upcoming) -> int:
-        """The draft length that the policy has for the number of live rows."""
+        """Return the draft length that the policy has for the number of live rows."""
         return self.policy.choose(len(upcoming.rows))
 
     def note(self, done: Done) -> None:
-        """It learns nothing."""
+        """Ignore the results: a simple policy does not learn."""
 
 
 def start(policy: AnyPolicy, ladder: Ladder) -> Chooser:
-    """A chooser for either kind."""
+    """Return a chooser for either kind of policy."""
     return policy.start(ladder) if isinstance(policy, LearningPolicy) else ByRows(policy)

@@ -1,4 +1,4 @@
-"""``cost``: the tier that emits most tokens in a millisecond, by what drafts are worth and what steps take."""
+"""``cost``: the tier with the most expected tokens per millisecond, from acceptance and measured costs of steps."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming
 from speccompile.policies.costs import CostTable, RunningCosts
 from speccompile.policies.options import check_built, check_candidates, check_number, text_of
 
-#: Of the cost of the tier that runs: what another one has to save per step, where no hysteresis is given.
+#: Default hysteresis, as a share of the current tier's cost. Another tier must save more than this per step.
 HYSTERESIS = 0.005
-#: Steps between two probes, at least, and most that follow one another.
+#: Smallest number of steps between two probes, and largest number of consecutive probes.
 PROBE_GAP, PROBES_IN_A_ROW = 4, 8
-#: Probes for which time may be saved up.
+#: Largest number of probes for which time is saved up.
 SAVED_PROBES = 4
 
 
 @dataclass(frozen=True)
 class Cost:
-    """Expected emitted tokens over the measured cost of the very tiers, at the present rows and context.
+    """Maximise expected emitted tokens over the measured cost of each tier, at the current rows and context.
 
     Args:
-        hysteresis_ms: milliseconds that another tier has to save per step before it is taken; None is half a percent of
-            a step.
-        probing: share of the time that may be lost to steps which are only there to learn whether more drafts would be
-            accepted. Probes come by a clock, not by what was seen, so that what they show is not selected.
-        candidates: draft lengths to choose from; None is all tiers, trees among them.
+        hysteresis_ms: milliseconds that another tier must save per step to replace the current one; None is half a
+            percent of a step.
+        probing: share of the time that may be spent on probes, steps which only test whether more drafts would be
+            accepted. Their schedule does not depend on results, which keeps the estimates unbiased.
+        candidates: draft lengths to choose from; None is all tiers, trees included.
     """
 
     hysteresis_ms: float | None = None
@@ -53,19 +53,19 @@ class Cost:
         """Check that the candidates were built.
 
         Raises:
-            UnknownTier: one was not.
+            UnknownTier: a candidate was not built.
         """
         check_built(self.candidates or (), draft_lens)
 
     def start(self, ladder: Ladder) -> CostChooser:
-        """A chooser over the candidates, or over all tiers, without history."""
+        """Return a chooser over the candidates, or over all tiers, without history."""
         assert ladder.costs is not None
         trees = {} if self.candidates else ladder.trees
         return CostChooser(self, self.candidates or ladder.draft_lens, ladder.costs, trees)
 
 
 class CostChooser:
-    """See :class:`Cost`."""
+    """Chooser of :class:`Cost`."""
 
     def __init__(
         self,
@@ -78,10 +78,10 @@ class CostChooser:
         self._chains, self._trees = candidates, tuple(trees or ())
         self._candidates = (*candidates, *self._trees)
         self._costs = RunningCosts(costs)
-        self._acceptance = Acceptance(max(candidates), trees)
+        self._acceptance = AcceptanceEstimator(max(candidates), trees)
         self._now = candidates[-1]
-        # Milliseconds that may be lost to probes; steps since the newest one, how many follow one another, and how many
-        # there were.
+        # Milliseconds that may be spent on probes; number of probes so far; steps since the newest one; number of
+        # consecutive ones.
         self._saved = 0.0
         self._probes = 0
         self._since_probe = self._in_a_row = 0
@@ -91,7 +91,7 @@ class CostChooser:
     # --- choosing ----------------------------------------------------------------------------------
 
     def choose(self, upcoming: Upcoming) -> int:
-        """The tier with the most expected tokens for its time; now and then a larger one, to learn from."""
+        """Return the tier with the most expected tokens per millisecond, or now and then a larger one as a probe."""
         rows = upcoming.rows
         if not rows:
             return self._now
@@ -105,8 +105,8 @@ class CostChooser:
         return self._probe
 
     def stops(self, upcoming: Upcoming, drafted: int) -> bool:
-        """Whether the drafts so far are worth more, for their time, than more of them."""
-        # What a probe shows is not to be selected.
+        """Return whether the drafts so far have a better rate of expected tokens than more drafts would."""
+        # To stop a probe by its scores would bias what it measures.
         if self._probe is not None or drafted not in self._candidates:
             return False
         emitted, costs = self._emitted(upcoming.rows), self._costs_of(upcoming)
@@ -116,21 +116,21 @@ class CostChooser:
     def _costs_of(self, upcoming: Upcoming) -> dict[int, float]:
         """Milliseconds of the next step, by draft length."""
         rows = upcoming.rows
-        # What is in flight has moved each text on, by about as much as a step emits.
+        # Each unread step has advanced every sequence, by at least one token.
         context = sum(row.context for row in rows) / len(rows) + upcoming.unread
         return {k: self._costs.ms(len(rows), k, context, drafted=upcoming.drafted) for k in self._candidates}
 
     def _emitted(self, rows: Sequence[Row]) -> dict[int, float]:
         """Expected emitted tokens of a row, by draft length: the geometric mean over the rows.
 
-        A row that emits slowly keeps its slot for longer. Where the sum were maximised, rows that go fast anyway would
-        leave early, and those that no draft helps would pay for them: all together would end later.
+        The geometric mean favours slow rows. A row that emits slowly keeps its slot for longer. To maximise the sum
+        would speed up rows that are fast already at the expense of the slow ones, and the whole batch would end later.
         """
         emitted = self._acceptance.emitted(rows, self._candidates)
         return {tier: math.exp(sum(map(math.log, tokens)) / len(rows)) for tier, tokens in emitted.items()}
 
     def _best(self, emitted: dict[int, float], costs: dict[int, float]) -> int:
-        # Of equals the smallest: a draft that no row has costs nothing.
+        # Of equals, the smallest is chosen: drafts that no row has would cost time without a gain.
         best = max(self._candidates, key=lambda k: (emitted[k] / costs[k], -k))
         now = self._now
         saved = emitted[best] * costs[now] / emitted[now] - costs[best]
@@ -140,8 +140,8 @@ class CostChooser:
     # --- probing -----------------------------------------------------------------------------------
 
     def _next_probe(self, rows: Sequence[Row], emitted: dict[int, float], costs: dict[int, float]) -> int | None:
-        """A tier that shows more than the present one, if it is time to look what becomes of its drafts and there is
-        something to see."""
+        """Return a tier that tests more drafts than the current one, or None if a probe is not due or cannot show
+        anything."""
         now = self._now
         self._saved += self._options.probing * costs[now]
         others = self._worth_a_look(max(row.draft_len for row in rows), emitted, costs)
@@ -162,8 +162,8 @@ class CostChooser:
         return probe
 
     def _worth_a_look(self, offered: int, emitted: dict[int, float], costs: dict[int, float]) -> list[int]:
-        """What shows more than the present tier: the cheapest longer chain, or beside a tree the best chain; and all
-        other trees. ``offered``: most drafts of a row."""
+        """Return tiers that show more than the current one: the cheapest longer chain (beside a tree, the best chain),
+        and all other trees. ``offered``: largest number of drafts of a row."""
         if not offered:
             return []
         trees = [tree for tree in self._trees if tree != self._now]
@@ -182,9 +182,9 @@ class CostChooser:
         if not rows:
             return
         context = sum(done.contexts) / rows
-        # What a chain would have done beside a tree cannot be seen.
+        # A probe with a tree, or beside a tree, cannot be compared with the current tier.
         if done.draft_len > self._now and not {done.draft_len, self._now} & set(self._trees):
-            # It was a probe. If it paid, the next one follows at once.
+            # The step was a probe. If it paid, the next probe follows at once.
             ran = (done.draft_len, self._now)
             ms = {k: self._costs.ms(rows, k, context, drafted=done.drafted) for k in ran}
             without_probe = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)

@@ -7,10 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-#: Weight of a new measurement: in the correction that all tiers share (the machine), and in that of one tier.
+#: Weight of a new measurement in the correction that all tiers share (the machine), and in that of one tier.
 SHARED, OWN = 0.1, 0.02
-#: A single step may take very long (another process, a page fault): a measurement counts for at most this many times
-#: the expected cost.
+#: Largest ratio of a measurement to the expected cost. A single step may be very slow (another process, a page fault).
 LONGEST = 2.0
 
 
@@ -28,8 +27,8 @@ class TierCost:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Of every tier, by row count of the executable and draft length; ``undrafted`` are those of steps before which a
-    split drafter does not run, where there are such steps."""
+    """Costs of every tier, by row count of the executable and draft length. ``undrafted`` are the costs of steps before
+    which a split drafter does not run, if there are any."""
 
     entries: Mapping[tuple[int, int], TierCost]
     undrafted: Mapping[tuple[int, int], TierCost] = field(default_factory=dict)
@@ -45,13 +44,13 @@ class CostTable:
         return tuple(sorted({rows for rows, _ in self.entries}))
 
     def rows(self, live_rows: int) -> int:
-        """The row count of the executable that ``live_rows`` rows run; the largest there is if none holds them."""
+        """Row count of the executable that runs ``live_rows`` rows; the largest one if none holds them."""
         counts = self.row_counts
         return next((rows for rows in counts if rows >= live_rows), counts[-1])
 
     def ms(self, live_rows: int, draft_len: int, context: float = 0.0, *, drafted: bool = True) -> float:
-        """Milliseconds of a step of ``live_rows`` rows whose mean context is ``context``; ``drafted``: a split drafter
-        runs before it."""
+        """Milliseconds of a step of ``live_rows`` rows with the mean context ``context``. ``drafted``: a split drafter
+        runs before the step."""
         entries = self.entries if drafted or not self.undrafted else self.undrafted
         return entries[self.rows(live_rows), draft_len].at(context)
 
@@ -65,22 +64,22 @@ class CostTable:
 
     @classmethod
     def from_json(cls, data: Any) -> CostTable:
-        """Raises TypeError or ValueError if it is not what :meth:`as_json` gives."""
+        """Read the result of :meth:`as_json`. Raises TypeError or ValueError if ``data`` is something else."""
         table = cls({(int(rows), int(k)): TierCost(float(fixed), float(slope)) for rows, k, fixed, slope in data})
         counts = {rows for rows, _ in table.entries}
         if len(table.entries) != len(counts) * len(table.draft_lens) or not counts:
             raise ValueError("a tier is missing for some row count")
         costs = table.entries.values()
         if not all(0 < cost.fixed < math.inf and 0 <= cost.per_token < math.inf for cost in costs):
-            raise ValueError("a step takes no time, or for ever")
+            raise ValueError("the cost of a step must be positive and finite")
         return table
 
 
 class RunningCosts:
-    """A table, corrected by the measured time of steps.
+    """A table of costs that is corrected by the measured time of steps.
 
-    A machine that slows all tiers alike must not count against the tier that happens to run. A correction therefore has
-    a part that all tiers share, which follows quickly, and a part for each tier.
+    A slower machine must not count against the tier that happens to run. The correction therefore has a part that all
+    tiers share, which adapts quickly, and a part for each tier.
     """
 
     def __init__(self, table: CostTable) -> None:
@@ -89,7 +88,7 @@ class RunningCosts:
         self._own: dict[tuple[int, int, bool], float] = {}
 
     def ms(self, live_rows: int, draft_len: int, context: float, *, drafted: bool = True) -> float:
-        """Milliseconds of a step: the table's, corrected by the steps that were seen."""
+        """Milliseconds of a step: the table's value, corrected by the observed steps."""
         rows = self._table.rows(live_rows)
         factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len, drafted), 1.0)
         return factor * self._table.ms(live_rows, draft_len, context, drafted=drafted)
@@ -97,7 +96,7 @@ class RunningCosts:
     def note(
         self, live_rows: int, draft_len: int, context: float, milliseconds: float, *, drafted: bool = True
     ) -> None:
-        """Correct by the time of a step."""
+        """Correct the costs by the time of a step."""
         rows = self._table.rows(live_rows)
         key = rows, draft_len, drafted
         ratio = min(milliseconds / self.ms(live_rows, draft_len, context, drafted=drafted), LONGEST)

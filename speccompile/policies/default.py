@@ -1,4 +1,4 @@
-"""The policy of a wrap that names none."""
+"""Default policy of ``wrap``."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from speccompile.policies.fixed import Fixed
 
 
 def default_policy(draft_lens: tuple[int, ...], *, text_invariant: bool) -> AnyPolicy:
-    """``cost``, where there is something to choose and a choice does not change the text; else the largest tier.
+    """Return ``cost`` if there are several tiers and the choice does not change the text, else the largest tier.
 
     Args:
-        draft_lens: of the tiers, rising.
-        text_invariant: of the acceptance rule.
+        draft_lens: of the tiers, ascending.
+        text_invariant: whether the acceptance rule emits the same text at every draft length.
     """
     return Cost() if len(draft_lens) > 1 and text_invariant else Fixed(draft_lens[-1])

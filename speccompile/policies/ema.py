@@ -1,6 +1,6 @@
-"""``ema``: the tier by a moving average of accepted drafts, as SGLang's adaptive speculation chooses it.
+"""``ema``: choose the tier by a moving average of accepted drafts, as in SGLang's adaptive speculation.
 
-It uses no costs. It is here to be compared with ``cost``.
+It ignores costs. It serves as a baseline for ``cost``.
 """
 
 from __future__ import annotations
@@ -24,23 +24,24 @@ from speccompile.policies.options import (
 
 @dataclass(frozen=True)
 class Ema:
-    """Moves over the tiers by the mean number of accepted drafts of a batch, step by step as SGLang does.
+    """Move between the tiers by a moving average of the mean number of accepted drafts of a batch, as SGLang does.
 
     SGLang's own default is ``Ema(candidates={1: (1, 3, 5, 7), 8: (0, 1, 3), 32: (0, 1), 64: (0,)}, down={1: -0.25,
-    8: 0.0})``. SGLang pads a batch to the rows of a CUDA graph before it looks up its candidates; here the live rows
-    count. ``down``, ``up``, ``ceiling`` and ``candidates`` may differ by live rows: of a mapping the largest number of
-    rows that is reached is valid, 1 is among them, and each range of ``candidates`` has its own average.
+    8: 0.0})``. SGLang pads a batch to the rows of a CUDA graph before it looks up its candidates; here the number of
+    live rows is used. ``down``, ``up``, ``ceiling`` and ``candidates`` may be a mapping from the fewest live rows of a
+    range, from 1 on, to a value. Each range of ``candidates`` has its own average.
 
     Args:
         alpha: weight of a new step in the average.
         warmup: steps before the first ``interval`` begins.
         interval: steps between two decisions.
-        down: is added to the threshold below which the next smaller tier is taken: that tier's K - 0.5, or 0.5 for K=0.
-        up: is added to the threshold above which the next larger tier is taken: K - 0.5.
-        ceiling: if positive, no decision but a rise leaves K above ``ceiling`` times the average, rounded up.
-        initial: K of the first steps. None, and ranges of ``candidates`` without it, start at their middle one.
-        candidates: draft lengths to choose from; None is all tiers. Trees are not among them, unless no tier but K=0 is
-            a chain: then the largest tree is, and its depth counts as its draft length.
+        down: offset of the threshold below which the next smaller tier replaces the current one. The threshold is that
+            tier's K - 0.5, or 0.5 for K=0.
+        up: offset of the threshold above which the next larger tier replaces the current one. The threshold is K - 0.5.
+        ceiling: if positive, upper bound of K as a multiple of the average, rounded up, unless K rises.
+        initial: K of the first steps. Without it, and in ranges of ``candidates`` that lack it, the middle candidate.
+        candidates: draft lengths to choose from; None is all tiers. Trees are left out, unless K=0 is the only chain:
+            then the largest tree is a candidate, and its depth is its draft length.
 
     Raises:
         InvalidPolicy: a value is not valid.
@@ -80,14 +81,14 @@ class Ema:
         """Check that the candidates and the initial draft length were built.
 
         Raises:
-            UnknownTier: one was not.
+            UnknownTier: a draft length was not built.
         """
         for candidates in by_rows(self.candidates).values():
             check_built(candidates or (), draft_lens)
         check_built([] if self.initial is None else [self.initial], draft_lens)
 
     def start(self, ladder: Ladder) -> EmaChooser:
-        """A chooser over the candidates, or over all tiers, without history."""
+        """Return a chooser over the candidates, or over all tiers, without history."""
         ranges = by_rows(self.candidates)
         return EmaChooser({rows: EmaRange(self, rows, ranges[rows] or ladder.rungs, ladder) for rows in ranges})
 
@@ -98,12 +99,12 @@ class EmaRange:
     Args:
         options: of the policy.
         rows: the fewest live rows of the range.
-        candidates: its tiers, rising.
-        ladder: which has them.
+        candidates: tiers of the range, ascending.
+        ladder: the tiers that were built.
 
     Attributes:
         draft_len: the tier to run.
-        average: of the accepted drafts of a row and step; without drafts it stays as it is.
+        average: moving average of the accepted drafts of a row and step. Steps without drafts do not change it.
     """
 
     def __init__(self, options: Ema, rows: int, candidates: tuple[int, ...], ladder: Ladder) -> None:
@@ -119,7 +120,7 @@ class EmaRange:
         self._steps = 0
 
     def note(self, accepted: Collection[int]) -> None:
-        """Take in a step's accepted drafts by row, and choose the next tier if it is time to."""
+        """Add a step's accepted drafts by row to the average, and choose the next tier if a decision is due."""
         if not accepted:
             return
         options = self._options
@@ -148,10 +149,10 @@ class EmaRange:
         return self._candidates[at]
 
     def _probe(self, at: int) -> int:
-        """Nothing is accepted where nothing is drafted, so every decision at K=0 is to try the next tier."""
+        """Try the next tier. Without drafts there is no acceptance to decide by."""
         target = min(at + 1, len(self._candidates) - 1)
         if self._lengths[target] and self.average < 0:
-            # The range began at K=0: there is no history that could be continued.
+            # The range began at K=0 and has no history.
             self.average = float(self._lengths[target] - 1)
         return self._candidates[target]
 
@@ -160,10 +161,10 @@ class EmaRange:
 
 
 class EmaChooser:
-    """See :class:`Ema`.
+    """Chooser of :class:`Ema`.
 
     Args:
-        ranges: by the fewest live rows of each.
+        ranges: one for each range of rows, by its fewest live rows.
     """
 
     def __init__(self, ranges: Mapping[int, EmaRange]) -> None:

@@ -1,4 +1,4 @@
-"""``gate``: no drafts while too few are accepted, as TensorRT-LLM's ``SpeculationGate``, which never opens again."""
+"""``gate``: no drafts while too few are accepted. TensorRT-LLM's ``SpeculationGate`` never enables drafts again."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speccompile.policies.options import check_built, check_number, check_whole,
 
 @dataclass(frozen=True)
 class Gate:
-    """One draft length, or none.
+    """One draft length, or 0 while acceptance is low.
 
     Args:
-        threshold: mean acceptance rate below which it closes. A step's rate is accepted over judged drafts of all rows;
-            of a tree at most as many are judged as it is deep.
-        window: steps with drafts over which rates are averaged; each step has the same weight.
-        pause: steps without drafts before ``window`` steps are tried again.
-        draft_len: None is the largest one; where no tier but K=0 is a chain, the largest tree.
+        threshold: mean acceptance rate below which drafts are disabled. The rate of a step is the number of accepted
+            over that of judged drafts of all rows. Of a tree, at most its depth counts as judged.
+        window: number of steps with drafts over which rates are averaged. Each step has the same weight.
+        pause: number of steps without drafts before ``window`` steps are tried again.
+        draft_len: draft length to use; None is the largest one, or the largest tree if K=0 is the only chain.
 
     Source: TensorRT-LLM, ``SpeculationGate`` in ``tensorrt_llm/_torch/speculative/speculation_gate.py``.
     """
@@ -48,22 +48,22 @@ class Gate:
         """Check that ``draft_len`` was built.
 
         Raises:
-            UnknownTier: it was not.
+            UnknownTier: it was not built.
         """
         check_built([] if self.draft_len is None else [self.draft_len], draft_lens)
 
     def start(self, ladder: Ladder) -> GateChooser:
-        """A chooser of ``draft_len``, or of the largest tier, without history."""
+        """Return a chooser of ``draft_len``, or of the largest tier, without history."""
         tier = ladder.rungs[-1] if self.draft_len is None else self.draft_len
         return GateChooser(self, tier, ladder.trees.get(tier))
 
 
 class GateChooser:
-    """See :class:`Gate`.
+    """Chooser of :class:`Gate`.
 
     Args:
-        tier: the one that drafts.
-        shape: of a tree.
+        tier: the tier that drafts.
+        shape: shape of the tier if its drafts are a tree, else None.
     """
 
     def __init__(self, options: Gate, tier: int, shape: TreeShape | None) -> None:
@@ -78,7 +78,7 @@ class GateChooser:
         return 0 if self._pause else self._tier
 
     def note(self, done: Done) -> None:
-        """Learn from the share of accepted drafts of a step, and begin a pause if it is too small."""
+        """Record the share of accepted drafts of a step, and begin a pause if the mean is too small."""
         if self._pause:
             self._pause -= 1
             return

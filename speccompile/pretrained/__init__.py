@@ -1,4 +1,4 @@
-"""Loading models: SmolLM2-135M-Instruct for demonstrations, any folder or hub id besides."""
+"""Loads models: SmolLM2-135M-Instruct for demonstrations, a folder, a GGUF file, or a hub id."""
 
 from speccompile.pretrained.loading import load, load_model, load_quantized, load_tokenizer
 from speccompile.pretrained.smollm2 import fetch_smollm2, smollm2_gguf

@@ -15,11 +15,12 @@ from speccompile.utils.model_names import SMOLLM2, is_gguf, is_hub_id
 
 
 def config_folder(name_or_path: str) -> Path | None:
-    """The folder with the files that declare a quantisation, which are downloaded for a hub id. None where a checkpoint
-    has no config: SmolLM2 by its name, a GGUF file, an adapter.
+    """Folder with the files that declare a quantisation. For a hub id these files are downloaded.
+
+    None if a checkpoint has no config: SmolLM2 by its name, a GGUF file, an adapter.
 
     Raises:
-        OSError: there is no such model on the hub, or the hub cannot be reached.
+        OSError: the hub does not have the model, or cannot be reached.
     """
     if name_or_path == SMOLLM2 or is_gguf(name_or_path):
         return None
@@ -37,10 +38,10 @@ def config_folder(name_or_path: str) -> Path | None:
 
 
 def whole_folder(name_or_path: str) -> Path:
-    """The folder with configs and weights. For a hub id these are downloaded.
+    """Folder with configs and weights. For a hub id these are downloaded.
 
     Raises:
-        OSError: as :func:`config_folder`.
+        OSError: the hub does not have the model, or cannot be reached.
     """
     if not is_hub_id(name_or_path):
         return Path(name_or_path)

@@ -1,4 +1,4 @@
-"""GGUF files through transformers: the packages that it needs, its own bar, and what it leaves on a model."""
+"""GGUF files through transformers: required packages, the progress bar, and attributes that are left on a model."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def check_gguf_packages(purpose: str) -> None:
 
 
 def without_gguf_bar(name_or_path: str) -> AbstractContextManager[Any]:
-    # The GGUF reader draws a bar of its own that no switch of transformers turns off.
+    # The GGUF reader draws its own progress bar, which no switch of transformers turns off.
     return contextlib.redirect_stderr(io.StringIO()) if is_gguf(name_or_path) else contextlib.nullcontext()
 
 
 def forget_quantization(model: PreTrainedModel) -> None:
-    """The weights are not quantised any more, but with these two attributes ``save_pretrained`` refuses them."""
+    """Remove the two attributes for which ``save_pretrained`` refuses a model. Its weights are dequantised by then."""
     del model.config.quantization_config
     del model.hf_quantizer

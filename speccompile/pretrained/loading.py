@@ -20,7 +20,7 @@ from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.models import load_dequantized, load_float8, load_without_weights
 from speccompile.quantized.reading import READERS, has_reader
 from speccompile.quantized.refused import refuse
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.undeclared import check_dtypes, check_scales, is_of_transformers, stored_dtypes
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
@@ -32,7 +32,7 @@ from speccompile.utils.model_names import SMOLLM2, check_model_name, check_token
 from speccompile.utils.progress import task
 from speccompile.utils.tensor_parallel import tensor_parallel
 
-#: Packages that transformers asks for without their names on PyPI.
+#: Packages whose names on PyPI are missing from transformers' error messages.
 _PACKAGES = {"hqq": "hqq", "quark": "amd-quark"}
 
 
@@ -43,21 +43,20 @@ def load(
     ranks: int = 1,
     device: torch.device | str | None = None,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model, in eval mode, and its tokenizer. A model that reads images too is one for text.
+    """Load a causal language model, in eval mode, and its tokenizer. If it also reads images, only text is used.
 
     Args:
         name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Quantised weights that are FP8, or that
             :func:`load_quantized` reads, are dequantised.
-        dtype: of the weights; ``"auto"`` is what the checkpoint says, and float32 for integers.
-        ranks: how many processes load their part of it: ``torchrun --nproc-per-node 2``.
-        device: for the weights, such as ``"cuda"``. None is the CPU, or with several ``ranks`` what transformers
-            chooses for each.
+        dtype: of the weights. ``"auto"`` is the dtype of the checkpoint, and float32 for integers.
+        ranks: number of processes, each of which loads its part: ``torchrun --nproc-per-node 2``.
+        device: for the weights, such as ``"cuda"``. None is the CPU; with several ``ranks`` transformers chooses.
 
     Raises:
         PretrainedError: the model does not exist, cannot be loaded, or needs a package that is not installed.
-        UnsupportedCheckpoint: its weights are quantised in a way that is not read.
-        DamagedCheckpoint: a file is missing, cut off, or not what its format says.
-        InvalidOption: the quantised checkpoint would be shared out over ``ranks``.
+        UnsupportedCheckpoint: the weights have a quantisation format that cannot be read.
+        DamagedCheckpoint: a file is missing, cut off, or does not match its format.
+        InvalidOption: the checkpoint is quantised, and ``ranks`` is larger than 1.
         DeviceMemoryFull: the device has not enough free memory for the weights.
     """
     check_tokenizer(name_or_path)
@@ -89,7 +88,7 @@ def load_model(
     ranks: int = 1,
     device: torch.device | str | None = None,
 ) -> PreTrainedModel:
-    """The model alone, which may have come without a tokenizer. Arguments and errors as :func:`load`."""
+    """Load the model without its tokenizer, which may be missing. Arguments and errors are those of :func:`load`."""
     check_model_name(name_or_path)
     with task(f"load {name_or_path}"):
         model = _loaded(name_or_path, dtype, ranks)
@@ -110,13 +109,13 @@ def _loaded(name_or_path: str, dtype: torch.dtype | str, ranks: int) -> PreTrain
             reason = "a sharded model is read from safetensors files that are not quantised; use 1"
             raise InvalidOption(where="load", name="ranks", value=ranks, reason=reason)
         return _dequantised(name_or_path, quantization, dtype)
-    checkpoint = Source(name_or_path)
+    checkpoint = TensorSource(name_or_path)
     if quantization is not None and not is_of_transformers(quantization):
         refuse(quantization, tuple(READERS), checkpoint)
     if folder is not None and quantization is None and not on_hub:
         check_dtypes(stored_dtypes(folder), checkpoint)
     source: dict[str, Any] = _source(name_or_path)
-    # What comes from the hub may take minutes, so its bars stay.
+    # A download can last minutes, and its progress bars stay visible.
     quiet = contextlib.nullcontext() if on_hub else without_loading_bars()
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     with quiet, _loading_errors(name_or_path), without_gguf_bar(name_or_path):
@@ -163,8 +162,8 @@ def _dequantised(name_or_path: str, quantization: Mapping[str, Any], dtype: torc
 def _check_found(name_or_path: str, model: PreTrainedModel, found: Mapping[str, Any]) -> None:
     """
     Raises:
-        PretrainedError: the checkpoint lacks weights, or has them in another shape. transformers draws these and goes
-            on.
+        PretrainedError: the checkpoint lacks weights, or has them in another shape. transformers would initialise these
+            at random and continue.
     """
     missing, mismatched = sorted(found["missing_keys"]), sorted(key for key, *_ in found["mismatched_keys"])
     for names, what in ((missing, "lacks"), (mismatched, "has in another shape")):
@@ -177,10 +176,10 @@ def _check_found(name_or_path: str, model: PreTrainedModel, found: Mapping[str, 
 
 
 def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:
-    """Load a checkpoint that is quantised already with its integers, for ``wrap(model, weights=weights)``.
+    """Load a quantised checkpoint with its integers, for ``wrap(model, weights=weights)``.
 
-    Quantised weights of the model are on the meta device and take no memory: ``wrap`` reads the integers. Its other
-    tensors (norms, biases, embeddings that are not quantised) are float32. :func:`load` dequantises instead.
+    Quantised weights of the model are on the meta device and use no memory; ``wrap`` reads the integers. The model's
+    other tensors (norms, biases, embeddings that are not quantised) are float32. :func:`load` dequantises instead.
 
     Args:
         path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors or torchao.
@@ -190,8 +189,9 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
         when it is looked up.
 
     Raises:
-        UnsupportedCheckpoint: it cannot be read exactly; the error names the format, or the tensor and its property.
-        DamagedCheckpoint: it is cut off, or its parts do not fit one another.
+        UnsupportedCheckpoint: the file cannot be read exactly. The error names the format, or the tensor and its
+            property.
+        DamagedCheckpoint: the file is cut off, or its parts do not fit together.
         PretrainedError: the file or folder does not exist, or a package is missing.
     """
     with task(f"load {os.fspath(path)}"), without_loading_bars():
@@ -211,7 +211,7 @@ def _source(name_or_path: str) -> dict[str, str]:
 
 @contextlib.contextmanager
 def _loading_errors(name_or_path: str) -> Iterator[None]:
-    """Raises what transformers raises in this context as PretrainedError."""
+    """Convert errors that transformers raises in this context to PretrainedError."""
     try:
         yield
     except SpecCompileError:
@@ -224,13 +224,13 @@ def _loading_errors(name_or_path: str) -> Iterator[None]:
             reason=error_line(error),
         ) from error
     except Exception as error:
-        # Packages that are missing, devices that a quantiser wants, files that a reader does not expect.
+        # A missing package, a device that a quantiser requires, a file that a reader does not expect.
         reason = f"{error_line(error)}{_advice(error)}"
         raise PretrainedError(f"cannot load {name_or_path!r}: {reason}.", source=name_or_path, reason=reason) from error
 
 
 def _advice(error: Exception) -> str:
-    """Advice for an error of transformers that has none; else empty."""
+    """Advice for an error of transformers that includes none, else an empty string."""
     text = str(error)
     if "trust_remote_code" in text:
         return ". No code of a checkpoint is run here: load it with transformers, and wrap that model"

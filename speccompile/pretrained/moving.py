@@ -1,4 +1,4 @@
-"""Moves a loaded model to its device, if that has memory for it."""
+"""Moves a loaded model to its device after a check of the free memory."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ _LESS = "Load fewer bytes (dtype=torch.bfloat16, or a smaller model)"
 
 
 def move_to(model: PreTrainedModel, device: torch.device) -> None:
-    """Move the weights of ``model`` to ``device``. Not by a ``device_map`` of transformers, which needs accelerate.
+    """Move the weights of ``model`` to ``device``, without transformers' ``device_map``, which needs accelerate.
 
     Raises:
-        DeviceMemoryFull: the device has not enough free memory.
+        DeviceMemoryFull: the device does not have enough free memory.
     """
     what, weights = f"the weights of {type(model).__name__}", parameter_bytes(model)
     if model.device.type != device.type:

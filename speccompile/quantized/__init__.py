@@ -1,4 +1,4 @@
-"""Weights of checkpoints that are quantised already, whose integers steps multiply with."""
+"""Quantised weights of checkpoints. Steps multiply with the integers that the checkpoint stores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a reader returns: weights as integers, the other tensors, and how the model is configured."""
+"""The result of a reader: weights as integers, the other tensors, and the model's config."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from typing import Generic, TypeVar
 import torch
 from transformers import PretrainedConfig
 
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import QuantizedWeights
 
 T = TypeVar("T")
 
 
 class OnLookup(Mapping[str, T], Generic[T]):
-    """A mapping whose values are read from a file at each lookup, so that it holds none of them."""
+    """A mapping that reads a value from a file at each lookup, and keeps none of them."""
 
     def __init__(self, readers: Mapping[str, Callable[[], T]]) -> None:
         self._readers = dict(readers)
@@ -33,15 +33,15 @@ class OnLookup(Mapping[str, T], Generic[T]):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint. Its tensors are read when they are looked up.
+    """An opened checkpoint. Its tensors are read at each lookup.
 
     Args:
-        weights: those that are quantised, by the names of the Hugging Face model's parameters.
-        others: tensors of floating point, by these names.
-        config: of the model, without the quantisation.
+        weights: the quantised weights, by the names of the Hugging Face model's parameters.
+        others: floating-point tensors, by the same names.
+        config: the model's config, without the quantisation.
     """
 
-    source: Source
+    source: TensorSource
     weights: QuantizedWeights
     others: Mapping[str, torch.Tensor]
     config: PretrainedConfig

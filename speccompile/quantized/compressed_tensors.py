@@ -1,4 +1,4 @@
-"""Checkpoints of compressed-tensors with integers: ``pack-quantized`` and ``int-quantized``, as llm-compressor writes.
+"""compressed-tensors checkpoints with integers: ``pack-quantized`` and ``int-quantized``, as llm-compressor writes.
 
 Source: compressed-tensors, ``compressors/pack_quantized``, ``quantization/lifecycle/forward_helpers.py`` and
 ``utils/match.py``.
@@ -16,12 +16,12 @@ import torch
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
 from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 #: ``mixed-precision``: each group of modules has its own format. ``dense``: weights that are not quantised.
 FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")
-#: What stands before a target that is a regular expression.
+#: The prefix of a target that is a regular expression.
 REGEX = "re:"
 #: Targets that are classes of modules with weights.
 CLASSES = ("Linear", "Embedding")
@@ -32,9 +32,9 @@ Schemes = tuple[Mapping[str, Any], ...]
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
-    """As :func:`speccompile.quantized.gptq.readers`."""
+    """Return the result of :func:`speccompile.quantized.gptq.readers` for a compressed-tensors checkpoint."""
     check_config(config, source)
     _check_integers(config, source)
     packed = [name.removesuffix(".weight_packed") for name in files if name.endswith(".weight_packed")]
@@ -48,7 +48,7 @@ def readers(
         if f"{module}.weight" not in files:
             raise source.of(module).damaged("it has scales and no weight")
         if (kind := files.dtype(f"{module}.weight")) != "I8":
-            raise source.of(module).unsupported(f"its weight is {kind}, and integers of 8 bits are read (I8)")
+            raise source.of(module).unsupported(f"its weight is {kind}, and only integers of 8 bits (I8) are read")
         schemes = _schemes(module, config)
         weights[f"{module}.weight"] = partial(_read_int8, files, module, schemes, source.of(module))
     used = {f"{module}.{tensor}" for module in scaled | set(packed) for tensor in TENSORS}
@@ -56,12 +56,12 @@ def readers(
     return weights, used, f"compressed-tensors {config.get('format', '')}".strip()
 
 
-def check_config(config: Mapping[str, Any], source: Source) -> None:
-    """Check what does not depend on the dtype of weights.
+def check_config(config: Mapping[str, Any], source: TensorSource) -> None:
+    """Check the parts of a config that do not depend on the dtype of weights.
 
     Raises:
         UnsupportedCheckpoint: weights are sparse, or activations are transformed.
-        DamagedCheckpoint: a part of the config has another type than the library writes.
+        DamagedCheckpoint: a part of the config has not the type that the library writes.
     """
     groups = config.get("config_groups") or {}
     if not isinstance(groups, Mapping) or not all(isinstance(group, Mapping) for group in groups.values()):
@@ -71,35 +71,37 @@ def check_config(config: Mapping[str, Any], source: Source) -> None:
             raise source.damaged(f"weights and input_activations of its {name} must be mappings")
         _check_targets(group.get("targets") or [], name, source)
     if (sparsity := config.get("sparsity_config") or {}).get("format", "dense") != "dense":
-        raise source.unsupported(f"its weights are compressed as sparse ones ({sparsity['format']})")
+        raise source.unsupported(f"its weights are stored as sparse ones ({sparsity['format']}), which are not read")
     if (config.get("transform_config") or {}).get("config_groups"):
-        raise source.unsupported("it transforms activations as it goes (transform_config)")
+        raise source.unsupported("it transforms activations while it runs (transform_config)")
 
 
-def _check_integers(config: Mapping[str, Any], source: Source) -> None:
+def _check_integers(config: Mapping[str, Any], source: TensorSource) -> None:
     groups = config.get("config_groups") or {}
     formats = {
         str(config.get("format", "dense")),
         *(str(group["format"]) for group in groups.values() if "format" in group),
     }
     if unread := sorted(format for format in formats - {"None"} if format not in FORMATS):
-        reason = f"its compressed-tensors format is {', '.join(unread)}, which are not integers with scales"
+        reason = f"its compressed-tensors format is {', '.join(unread)}, which has no integers with scales"
         raise source.unsupported(f"{reason}; {', '.join(FORMATS[:2])} are read")
     for name, group in groups.items():
         weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
         if weights.get("type", "int") != "int":
-            raise source.unsupported(f"the weights of its {name} are of type {weights['type']}, and integers are read")
+            raise source.unsupported(
+                f"the weights of its {name} are of type {weights['type']}, and only integers are read"
+            )
         if weights.get("strategy") == "block":
             raise source.unsupported(f"the weights of its {name} have scales for blocks of outputs and inputs")
         if activations and not activations.get("dynamic"):
-            raise source.unsupported(f"{name} rounds its inputs by scales that are stored, and steps by their own")
+            raise source.unsupported(f"{name} rounds its inputs by stored scales, and steps compute their own scales")
         if group.get("output_activations"):
             raise source.unsupported(f"{name} rounds its outputs")
     if config.get("kv_cache_scheme"):
         raise source.unsupported("it rounds its KV cache (kv_cache_scheme)")
 
 
-def _check_targets(targets: Any, name: str, source: Source) -> None:
+def _check_targets(targets: Any, name: str, source: TensorSource) -> None:
     if not isinstance(targets, list) or not all(isinstance(target, str) for target in targets):
         raise source.damaged(f"targets of its {name} must be a list of strings")
     for target in targets:
@@ -112,11 +114,11 @@ def _check_targets(targets: Any, name: str, source: Source) -> None:
 
 
 def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:
-    """What the config says of a module's weights.
+    """Return the schemes of the config for a module's weights.
 
-    As ``match_targets`` orders targets: the module's name, else the first regular expression in alphabetical order that
-    matches its name, else its class. Of groups with one target the last counts. The file does not have the classes of
-    modules, so those of both classes that have weights may be meant.
+    The order is that of ``match_targets``: the module's name, else the first regular expression in alphabetical order
+    that matches its name, else its class. If several groups have the same target, the last one is used. The file does
+    not contain the classes of modules, so the result has the schemes of both classes that have weights.
     """
     groups = (config.get("config_groups") or {}).values()
     by_target = {target: group.get("weights") or {} for group in groups for target in group.get("targets") or []}
@@ -129,7 +131,7 @@ def _schemes(module: str, config: Mapping[str, Any]) -> Schemes:
     return of_classes or tuple(group.get("weights") or {} for group in groups)
 
 
-def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
+def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> GroupedWeight:
     words, scales = files.get(f"{module}.weight_packed", WORDS), files.get(f"{module}.weight_scale", SCALES)
     shape = files.get(f"{module}.weight_shape", INTEGERS).flatten().tolist()
     if words.dim() != 2 or len(shape) != 2 or words.shape[0] != shape[0]:
@@ -149,10 +151,10 @@ def _read_packed(files: TensorFiles, module: str, schemes: Schemes, source: Sour
     return affine_weight(source, values, zeros, scales, bits, _group_of_input(files, module))
 
 
-def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> GroupedWeight:
+def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> GroupedWeight:
     values = files.get(f"{module}.weight")
     if values.dim() != 2:
-        raise source.unsupported(f"its weight has {values.dim()} dimensions, and 2 are read")
+        raise source.unsupported(f"its weight has {values.dim()} dimensions, and only weights of 2 are read")
     scales = _by_output(files.get(f"{module}.weight_scale", SCALES), values.shape[0], source)
     zeros = _zeros(files, module, schemes, source)
     if zeros is not None:
@@ -160,15 +162,15 @@ def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Source
     return affine_weight(source, values, zeros, scales, 8, _group_of_input(files, module))
 
 
-def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: Source) -> torch.Tensor | None:
+def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> torch.Tensor | None:
     zeros = files.get_if_any(f"{module}.weight_zero_point", INTEGERS)
     if zeros is None and schemes and not any(weights.get("symmetric", True) for weights in schemes):
         raise source.damaged("it has no weight_zero_point, and its group in the config is not symmetric")
     return zeros
 
 
-def _by_output(scales: torch.Tensor, outputs: int, source: Source) -> torch.Tensor:
-    """``[N, G]`` of that, of ``[N]``, or of one number for all."""
+def _by_output(scales: torch.Tensor, outputs: int, source: TensorSource) -> torch.Tensor:
+    """``scales`` as ``[N, G]``. They are of that shape, ``[N]``, or one number for all outputs."""
     if scales.numel() == 1:
         return scales.reshape(1, 1).expand(outputs, 1)
     if scales.dim() == 1:
@@ -179,16 +181,16 @@ def _by_output(scales: torch.Tensor, outputs: int, source: Source) -> torch.Tens
 
 
 def _group_of_input(files: TensorFiles, module: str) -> torch.Tensor | None:
-    """Of act-order, which older versions wrote; -1 stands for inputs in their own order."""
+    """Return the group of each input (act-order, which older versions wrote), or None. -1 means the usual order."""
     found = files.get_if_any(f"{module}.weight_g_idx", INTEGERS)
     return None if found is None or bool((found == -1).all()) else found
 
 
-def _bits(columns: int, inputs: int, schemes: Schemes, source: Source) -> int:
-    """Bits of a value: of those in the module's schemes, the one that fills the words."""
+def _bits(columns: int, inputs: int, schemes: Schemes, source: TensorSource) -> int:
+    """Return the bits of a value: the one number of the module's schemes that fills the words."""
     named = [weights.get("num_bits", 8) for weights in schemes]
     fitting = [bits for bits in range(2, 9) if bits in named and words_for(inputs, bits) == columns]
     if len(fitting) != 1:
-        reason = f"{columns} words for {inputs} inputs are of none of the config's bits ({', '.join(map(str, named))})"
+        reason = f"{columns} words for {inputs} inputs fit none of the config's bits ({', '.join(map(str, named))})"
         raise source.damaged(reason)
     return fitting[0]

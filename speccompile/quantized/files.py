@@ -11,26 +11,26 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from speccompile.errors import error_line
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
-#: What safetensors calls the dtypes of tensors that are not quantised.
+#: safetensors' names of dtypes that are not quantised.
 FLOATS = ("F32", "F16", "BF16")
-#: What scales, packed words, and other integers are stored as.
+#: Dtypes of scales, of packed words, and of other integers.
 SCALES = (torch.float32, torch.float16, torch.bfloat16)
 WORDS = (torch.int32,)
 INTEGERS = (torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64)
 
 
 class TensorFiles:
-    """The tensors of a folder, by name, in one file ``model.safetensors`` or in several with an index.
+    """The tensors of a folder by name, from one file ``model.safetensors`` or several files with an index.
 
     Raises:
-        UnsupportedCheckpoint: the folder has weights of another kind alone.
-        DamagedCheckpoint: a file is missing, cut off, or not what the index says.
+        UnsupportedCheckpoint: the folder only has weights of another kind.
+        DamagedCheckpoint: a file is missing, truncated, or does not match the index.
     """
 
-    def __init__(self, folder: Path, source: Source) -> None:
+    def __init__(self, folder: Path, source: TensorSource) -> None:
         self._source = source
         self._files: dict[str, Any] = {}
         self.metadata: dict[str, str] = {}
@@ -49,30 +49,30 @@ class TensorFiles:
         return iter(self._files)
 
     def get(self, name: str, dtypes: tuple[torch.dtype, ...] = ()) -> torch.Tensor:
-        """The tensor, which has one of ``dtypes`` if any are given.
+        """Read the tensor ``name``, which must have one of ``dtypes`` if any are given.
 
         Raises:
-            DamagedCheckpoint: there is none.
-            UnsupportedCheckpoint: it has another dtype.
+            DamagedCheckpoint: the tensor does not exist.
+            UnsupportedCheckpoint: the tensor has another dtype.
         """
         if name not in self._files:
             raise self._source.damaged(f"it has no tensor {name}")
         tensor: torch.Tensor = self._files[name].get_tensor(name)
         if dtypes and tensor.dtype not in dtypes:
             read = ", ".join(map(str, dtypes))
-            raise self._source.of(name).unsupported(f"it is {tensor.dtype}, and {read} are read")
+            raise self._source.of(name).unsupported(f"it is {tensor.dtype}, and only {read} are read")
         return tensor
 
     def get_if_any(self, name: str, dtypes: tuple[torch.dtype, ...] = ()) -> torch.Tensor | None:
         return self.get(name, dtypes) if name in self._files else None
 
     def dtype(self, name: str) -> str:
-        """As safetensors names it: ``I32``."""
+        """Dtype of the tensor, by safetensors' name: ``I32``."""
         dtype: str = self._files[name].get_slice(name).get_dtype()
         return dtype
 
 
-def _paths(folder: Path, source: Source) -> list[Path]:
+def _paths(folder: Path, source: TensorSource) -> list[Path]:
     index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
         try:
@@ -84,5 +84,5 @@ def _paths(folder: Path, source: Source) -> list[Path]:
         return [single]
     if others := sorted(path.name for path in folder.glob("*.bin")):
         advice = "Save it anew with save_pretrained of a current transformers"
-        raise source.unsupported(f"{others[0]} is a pickle, and safetensors files alone are read", advice)
+        raise source.unsupported(f"{others[0]} is a pickle, and only safetensors files are read", advice)
     raise source.damaged(f"it has no {SINGLE}")

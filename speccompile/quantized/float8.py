@@ -1,9 +1,8 @@
-"""Checkpoints whose weights are floating point of 8 bits with scales: ModelOpt, AutoFP8, FBGEMM, compressed-tensors,
-and blocks as of DeepSeek. Their weights are dequantised on loading.
+"""FP8 checkpoints with scales: ModelOpt, AutoFP8, FBGEMM, compressed-tensors, and blocks as of DeepSeek. Their weights
+are dequantised on loading.
 
-The tensors decide, not the lists of modules in a config: a float8 tensor is multiplied with the scales beside it, and
-any other tensor must be floating point. Scales of inputs, outputs and KV are left out, since a step does not round
-these.
+The tensors decide, not the lists of modules in a config: a float8 tensor is multiplied with its scales, and any other
+tensor must be floating point. Scales of inputs, outputs and KV are not used, since a step does not round these.
 
 Source: the layouts of vLLM's ``quantization/modelopt.py``, ``fp8.py`` and ``fbgemm_fp8.py``.
 """
@@ -20,11 +19,11 @@ import torch
 from speccompile.quantized.checkpoint import OnLookup
 from speccompile.quantized.compressed_tensors import check_config
 from speccompile.quantized.files import FLOATS, SCALES, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
-#: What safetensors calls the dtypes of weights.
+#: safetensors' names of the dtypes of float8 weights.
 VALUES = ("F8_E4M3", "F8_E5M2")
-#: Both are multiplied with the weight.
+#: Suffixes of a weight's scales. Both kinds are multiplied with the weight.
 SCALE_SUFFIXES = ("_scale", "_scale_inv")
 #: Last parts of the names of scales that round inputs, outputs and KV.
 ROUNDING = frozenset(
@@ -51,21 +50,23 @@ def is_float8(quantization: Mapping[str, Any]) -> bool:
 
 
 def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[str, torch.Tensor], frozenset[str]]:
-    """The tensors by their names in the checkpoint, and which of them are dequantised to float32. The others, scales
-    of inputs, outputs and KV among them, have the dtype of the file. A tensor is read when it is looked up.
+    """Return the tensors by their names in the checkpoint, and the names of those that are dequantised to float32. The
+    others, such as scales of inputs, outputs and KV, have the dtype of the file. A tensor is read at each lookup.
 
     Raises:
         UnsupportedCheckpoint: a float8 tensor has no scales, or a tensor is neither float8 nor floating point. A lookup
             raises it if scales do not have the shape of a tensor, an output or a block.
-        DamagedCheckpoint: no tensor is float8, or a file is cut off. A lookup raises it if a scale is not finite.
+        DamagedCheckpoint: no tensor is float8, or a file is truncated. A lookup raises it if a scale is not finite.
     """
-    source = Source(str(folder))
+    source = TensorSource(str(folder))
     if quantization.get("quant_method") == "compressed-tensors":
         check_config(quantization, source)
     files, block = TensorFiles(folder, source), declared_block(quantization, source)
     weights = {name: _scale_of(name, files, source.of(name)) for name in files if files.dtype(name) in VALUES}
     if not weights:
-        raise source.damaged(f"its quantization_config is of {quantization['quant_method']}, and no tensor is float8")
+        raise source.damaged(
+            f"its quantization_config is of {quantization['quant_method']}, but none of its tensors is float8"
+        )
     others = [name for name in files if name not in weights and name not in weights.values()]
     for name in others:
         if (dtype := files.dtype(name)) not in FLOATS:
@@ -79,26 +80,24 @@ def open_float8(folder: Path, quantization: Mapping[str, Any]) -> tuple[Mapping[
     return OnLookup(readers), frozenset(weights)
 
 
-def _scale_of(name: str, files: TensorFiles, source: Source) -> str:
+def _scale_of(name: str, files: TensorFiles, source: TensorSource) -> str:
     found = [name + suffix for suffix in SCALE_SUFFIXES if name + suffix in files]
     if len(found) != 1:
-        reason = (
-            f"it has both {' and '.join(found)}" if found else f"no scales {name}_scale or _scale_inv are beside it"
-        )
+        reason = f"it has both {' and '.join(found)}" if found else f"its scales {name}_scale or _scale_inv are missing"
         raise source.unsupported(f"it is {files.dtype(name)}, and {reason}")
     return found[0]
 
 
-def _read(files: TensorFiles, name: str, scale: str, block: Block | None, source: Source) -> torch.Tensor:
+def _read(files: TensorFiles, name: str, scale: str, block: Block | None, source: TensorSource) -> torch.Tensor:
     return dequantize(files.get(name), files.get(scale, (*SCALES, torch.float8_e8m0fnu)), block, source)
 
 
-def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, source: Source) -> torch.Tensor:
-    """The weight ``[..., N, K]`` of float8 ``values``, float32.
+def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, source: TensorSource) -> torch.Tensor:
+    """Multiply float8 ``values`` ``[..., N, K]`` with their scales, in float32.
 
     Args:
         scales: one number, ``[N]``, a shape that broadcasts to the weight, or one number for each block.
-        block: as :func:`declared_block` returns it.
+        block: the result of :func:`declared_block`.
 
     Raises:
         UnsupportedCheckpoint: ``scales`` have another shape.
@@ -110,9 +109,9 @@ def dequantize(values: torch.Tensor, scales: torch.Tensor, block: Block | None, 
     return values.float() * _spread(scales, values.shape, block, source)
 
 
-def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source: Source) -> torch.Tensor:
-    """``scales`` in a form that broadcasts to a weight ``[..., N, K]``. They are one number, one for each output or
-    block."""
+def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source: TensorSource) -> torch.Tensor:
+    """Reshape ``scales`` to broadcast to a weight ``[..., N, K]``. There is one scale for the tensor, for each output
+    or for each block."""
     if scales.numel() == 1:
         return scales.reshape(())
     if scales.shape == shape[:1] and len(shape) == 2:
@@ -127,16 +126,16 @@ def _spread(scales: torch.Tensor, shape: torch.Size, block: Block | None, source
                 spread = scales.repeat_interleave(rows, -2)[..., : shape[-2], :]
                 return spread.repeat_interleave(columns, -1)[..., : shape[-1]]
     expected = "one scale, one for each output" + (f", or one for each block of {list(block)}" if block else "")
-    raise source.unsupported(f"it is {list(shape)} with scales of {list(scales.shape)}, and {expected} are read")
+    raise source.unsupported(f"it is {list(shape)} with scales of {list(scales.shape)}, and only {expected} are read")
 
 
-def declared_block(quantization: Mapping[str, Any], source: Source) -> Block | None:
-    """Rows and columns that share a scale; None where the declared scheme has none.
+def declared_block(quantization: Mapping[str, Any], source: TensorSource) -> Block | None:
+    """Return the rows and columns that share a scale; None if the declared scheme has no blocks.
 
     Raises:
-        UnsupportedCheckpoint: there are several sizes, or one is not a pair of ints.
+        UnsupportedCheckpoint: there are several sizes, or a size is not a pair of ints.
     """
-    # As transformers has it, blocks of ``fp8`` are of this size where the config does not say.
+    # As in transformers, blocks of ``fp8`` have this size if the config has no other.
     of_method = {"fp8": [128, 128]}.get(str(quantization.get("quant_method")))
     of_groups = (weights.get("block_structure") for weights in _group_weights(quantization))
     named = [quantization.get("weight_block_size", of_method), *of_groups]
@@ -146,12 +145,12 @@ def declared_block(quantization: Mapping[str, Any], source: Source) -> Block | N
     first = blocks[0]
     is_pair = isinstance(first, list) and len(first) == 2 and all(type(size) is int and size > 0 for size in first)
     if not is_pair or any(block != first for block in blocks):
-        raise source.unsupported(f"the blocks of its scales are {blocks}, and one size [rows, columns] is read")
+        raise source.unsupported(f"the blocks of its scales are {blocks}, and only one size [rows, columns] is read")
     return first[0], first[1]
 
 
 def _group_weights(quantization: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """``weights`` of the groups of compressed-tensors."""
+    """``weights`` of each group of a compressed-tensors config."""
     groups = quantization.get("config_groups")
     values = groups.values() if isinstance(groups, Mapping) else ()
     weights = [group.get("weights") for group in values if isinstance(group, Mapping)]

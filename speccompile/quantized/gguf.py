@@ -1,7 +1,7 @@
 """GGUF files: their tensors by the names of transformers' models, with rows in transformers' order.
 
-Source: ``modeling_gguf_pytorch_utils.py`` of transformers, whose mapping of names and whose processors this calls: they
-work on rows, so that they order rows of integers and of scales as they order rows of dequantised weights.
+Source: ``modeling_gguf_pytorch_utils.py`` of transformers. This module calls its mapping of names and its processors.
+The processors permute rows, and therefore permute rows of integers and of scales in the same way.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from transformers.modeling_gguf_pytorch_utils import (
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.gguf_blocks import TYPES, unpack_blocks
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 
 FLOATS = (GGMLQuantizationType.F32, GGMLQuantizationType.F16, GGMLQuantizationType.BF16)
-#: Architectures whose processors do more to weights than put rows into another order.
+#: Architectures whose processors do not only permute the rows of weights.
 REORDERED = {"gpt2": "transposes weights", "bloom": "divides rows of attn_qkv among heads by the columns"}
 #: Tensors without a parameter: transformers computes rotary tables from the config.
 WITHOUT_PARAMETER = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
 
 
 def open_gguf(path: Path) -> Checkpoint:
-    """Open a file.
+    """Open a GGUF file.
 
     Raises:
-        UnsupportedCheckpoint: a tensor is of a type that has no integers with scales, or belongs to no weight of two
+        UnsupportedCheckpoint: a tensor has a type without integers and scales, or does not belong to a weight of two
             dimensions; or transformers does not read the architecture.
-        DamagedCheckpoint: it is cut off, or not a GGUF file.
+        DamagedCheckpoint: the file is truncated, or not a GGUF file.
     """
-    source = Source(str(path))
+    source = TensorSource(str(path))
     with _damage(source):
         reader = GGUFReader(path)
         tensors = {tensor.name: tensor for tensor in reader.tensors}
@@ -64,16 +64,16 @@ def open_gguf(path: Path) -> Checkpoint:
     others: dict[str, Callable[[], torch.Tensor]] = {}
     kinds: Counter[str] = Counter()
     for name, tensor in tensors.items():
-        place, kind = source.of(name), GGMLQuantizationType(tensor.tensor_type)
+        named, kind = source.of(name), GGMLQuantizationType(tensor.tensor_type)
         if name not in names:
             if name not in WITHOUT_PARAMETER:
-                raise place.unsupported(f"transformers has no parameter for it in a {type(model).__name__}")
+                raise named.unsupported(f"transformers has no parameter for it in a {type(model).__name__}")
         elif kind in FLOATS and len(tensor.shape) <= 2:
-            others[names[name]] = partial(_read_floats, tensor, processor, place)
+            others[names[name]] = partial(_read_floats, tensor, processor, named)
         else:
             shape = shapes[names[name]]
-            _check_block_type(kind, len(tensor.shape), len(shape), place)
-            weights[names[name]] = partial(_read_blocks, tensor, kind, processor, shape, place)
+            _check_block_type(kind, len(tensor.shape), len(shape), named)
+            weights[names[name]] = partial(_read_blocks, tensor, kind, processor, shape, named)
             kinds[kind.name] += 1
     if not weights:
         raise source.unsupported("none of its weights is quantised", "Load it with speccompile.pretrained.load")
@@ -81,16 +81,16 @@ def open_gguf(path: Path) -> Checkpoint:
     return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(others), _plain(config))
 
 
-def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: Source) -> None:
+def _check_block_type(kind: GGMLQuantizationType, dimensions: int, of_parameter: int, source: TensorSource) -> None:
     if (dimensions, of_parameter) != (2, 2):
-        raise source.unsupported("it holds the weights of several experts, or has another form in transformers")
+        raise source.unsupported("it holds the weights of several experts, or has another shape in transformers")
     if kind not in TYPES:
         readable = ", ".join(readable.name for readable in TYPES)
-        raise source.unsupported(f"it is of type {kind.name}, and {readable} are read")
+        raise source.unsupported(f"it is of type {kind.name}, and only {readable} are read")
 
 
 def _read_blocks(
-    tensor: Any, kind: GGMLQuantizationType, processor: TensorProcessor, shape: tuple[int, ...], source: Source
+    tensor: Any, kind: GGMLQuantizationType, processor: TensorProcessor, shape: tuple[int, ...], source: TensorSource
 ) -> GroupedWeight:
     values, (scales, minimums) = unpack_blocks(tensor.data, kind)
     if not np.isfinite(scales).all() or (minimums is not None and not np.isfinite(minimums).all()):
@@ -111,7 +111,7 @@ def _read_blocks(
     )
 
 
-def _read_floats(tensor: Any, processor: TensorProcessor, source: Source) -> torch.Tensor:
+def _read_floats(tensor: Any, processor: TensorProcessor, source: TensorSource) -> torch.Tensor:
     values = dequantize(tensor.data, GGMLQuantizationType(tensor.tensor_type))
     return torch.from_numpy(np.copy(processor.process(weights=values, name=source.tensor).weights))
 
@@ -122,17 +122,17 @@ def _plain(config: PretrainedConfig) -> PretrainedConfig:
     return config
 
 
-def _check_whole(reader: GGUFReader, path: Path, source: Source) -> None:
+def _check_whole(reader: GGUFReader, path: Path, source: TensorSource) -> None:
     end = max((int(tensor.data_offset + tensor.n_bytes) for tensor in reader.tensors), default=0)
     if end > path.stat().st_size:
-        raise source.damaged(f"its tensors take {end} bytes, and it has {path.stat().st_size}")
+        raise source.damaged(f"its tensors need {end} bytes, and it has {path.stat().st_size}")
     if "general.architecture" not in reader.fields:
-        raise source.damaged("it does not say which architecture it is of")
+        raise source.damaged("its header does not name an architecture")
 
 
 @contextlib.contextmanager
-def _damage(source: Source) -> Iterator[None]:
-    """What the reader raises of bytes that it cannot interpret, as an error of this package."""
+def _damage(source: TensorSource) -> Iterator[None]:
+    """Convert the reader's errors for bytes that it cannot interpret to an error of this package."""
     try:
         yield
     except (OSError, ValueError, LookupError, OverflowError, TypeError) as error:
@@ -140,8 +140,8 @@ def _damage(source: Source) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _unread(source: Source) -> Iterator[None]:
-    """What transformers raises of an architecture that it does not read, as an error of this package."""
+def _unread(source: TensorSource) -> Iterator[None]:
+    """Convert transformers' errors for an architecture that it does not read to an error of this package."""
     try:
         yield
     except (ValueError, KeyError, NotImplementedError) as error:

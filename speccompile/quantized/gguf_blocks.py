@@ -1,6 +1,6 @@
 """Blocks of GGUF's quantised types as integers, scales and minimums.
 
-The ``gguf`` package has the layouts: it dequantises blocks whose scales were set to 1, which gives their integers.
+The ``gguf`` package knows the layouts. It dequantises blocks whose scales were set to 1, which returns their integers.
 Source: ``gguf.quants``, and ``ggml-quants.c`` of llama.cpp.
 """
 
@@ -20,19 +20,19 @@ Scales: TypeAlias = tuple[np.ndarray, np.ndarray | None]
 
 _ONE = np.frombuffer(np.float16(1).tobytes(), dtype=np.uint8)
 _ZERO = np.zeros(2, dtype=np.uint8)
-#: Rows that are unpacked at a time: the library needs four bytes and more for each value.
+#: Rows that are unpacked at a time. The library needs at least four bytes for each value.
 _ROWS = 256
 
 
 @dataclass(frozen=True)
 class BlockType:
-    """How to take blocks of one type apart.
+    """The layout of blocks of one type, to separate values from scales.
 
     Args:
-        bits: of a value in a :class:`~speccompile.quantized.weight.GroupedWeight`.
-        group: values that share a scale.
+        bits: bits of a value in a :class:`~speccompile.quantized.weight.GroupedWeight`.
+        group: number of values that share a scale.
         make_units: sets the scales of uint8 ``[blocks, bytes]`` to 1 and the minimums to 0, in place.
-        scales: reads them.
+        scales: reads the scales and minimums.
     """
 
     bits: int
@@ -42,7 +42,7 @@ class BlockType:
 
 
 def unpack_blocks(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndarray, Scales]:
-    """Values int8 ``[N, K]``, and scales and minimums float32 ``[N, G]``, of uint8 ``[N, bytes]``."""
+    """Unpack uint8 ``[N, bytes]`` into values int8 ``[N, K]``, and scales and minimums float32 ``[N, G]``."""
     block_type = TYPES[kind]
     size, nbytes = GGML_QUANT_SIZES[kind]
     outputs, inputs = data.shape[0], data.shape[1] // nbytes * size
@@ -57,18 +57,19 @@ def unpack_blocks(data: np.ndarray, kind: GGMLQuantizationType) -> tuple[np.ndar
 
 
 def _dequantize(blocks: Blocks, kind: GGMLQuantizationType) -> np.ndarray:
-    """float32 ``[blocks, values]``. As one row, since the library goes through rows by sixteen."""
+    """Dequantise blocks as float32 ``[blocks, values]``. They are passed as one row, since the library loops over
+    rows by sixteen."""
     values: np.ndarray = dequantize(blocks.reshape(1, -1), kind).reshape(len(blocks), -1)
     return values
 
 
 def _half(blocks: Blocks, start: int) -> np.ndarray:
-    """The number of half precision at ``start``, float32 ``[blocks, 1]``."""
+    """The half-precision number at ``start`` of each block, as float32 ``[blocks, 1]``."""
     return np.ascontiguousarray(blocks[:, start : start + 2]).view(np.float16).astype(np.float32)
 
 
 def _simple(scale: int, minimum: int | None = None) -> tuple[Callable[[Blocks], None], Callable[[Blocks], Scales]]:
-    """Of a type whose blocks are one group. GGUF adds the minimum, and a GroupedWeight subtracts it."""
+    """Functions for a type whose blocks are one group. GGUF adds the minimum, and a GroupedWeight subtracts it."""
 
     def make_units(blocks: Blocks) -> None:
         blocks[:, scale : scale + 2] = _ONE
@@ -82,7 +83,7 @@ def _simple(scale: int, minimum: int | None = None) -> tuple[Callable[[Blocks], 
 
 
 def _make_units_k(blocks: Blocks) -> None:
-    """Q4_K and Q5_K: eight scales and minimums of six bits in twelve bytes, after two factors for them."""
+    """Set the scales of Q4_K and Q5_K: eight scales and minimums of six bits in twelve bytes, after two factors."""
     blocks[:, 0:2], blocks[:, 2:4] = _ONE, _ZERO
     blocks[:, 4:8], blocks[:, 8:12], blocks[:, 12:16] = 1, 0, 1
 
@@ -103,7 +104,7 @@ def _scales_q2_k(blocks: Blocks) -> Scales:
 
 
 def _make_units_q3_k(blocks: Blocks) -> None:
-    # Sixteen scales of six bits, less 32: 33 is four low bits of 1, and two high bits of 2.
+    # Sixteen scales of six bits, minus 32: 33 has the four low bits 1 and the two high bits 2.
     blocks[:, 96:104], blocks[:, 104:108] = 0x11, 0xAA
     blocks[:, 108:110] = _ONE
 
@@ -124,7 +125,7 @@ def _scales_q6_k(blocks: Blocks) -> Scales:
 
 
 def _make_units_iq4_xs(blocks: Blocks) -> None:
-    # Eight scales of six bits, less 32: two high bits of 2 each, and four low bits of 1.
+    # Eight scales of six bits, minus 32: two high bits of 2 each, and four low bits of 1.
     blocks[:, 0:2], blocks[:, 2:4], blocks[:, 4:8] = _ONE, 0xAA, 0x11
 
 
@@ -136,7 +137,7 @@ def _scales_iq4_xs(blocks: Blocks) -> Scales:
 
 
 def _make_units_mxfp4(blocks: Blocks) -> None:
-    # A power of two, as its exponent.
+    # The scale is a power of two, stored as its exponent.
     blocks[:, 0] = 128
 
 

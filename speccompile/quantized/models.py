@@ -1,4 +1,4 @@
-"""transformers models of quantised checkpoints: with the dequantised weights, or without memory for these."""
+"""transformers models of quantised checkpoints, with dequantised weights or with weights on the meta device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.float8 import ROUNDING, open_float8
 from speccompile.quantized.reading import open_checkpoint, plain_config
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.undeclared import check_scales
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
@@ -25,14 +25,14 @@ from speccompile.utils.parameters import owners_by_parameter, put_parameter
 
 
 def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
-    """The model with its weights dequantised, float32, in eval mode.
+    """Load a model with dequantised weights, float32, in eval mode.
 
     Args:
-        path: as of :func:`speccompile.quantized.read`, whose errors this raises, too.
+        path: a path for :func:`speccompile.quantized.read`, whose errors this function also raises.
 
     Raises:
-        UnsupportedCheckpoint: also if a weight is not a parameter of the model (an expert's, where transformers has one
-            tensor for all experts), or the model has tensors that the checkpoint lacks.
+        UnsupportedCheckpoint: also if a weight is not a parameter of the model (an expert's, if transformers has one
+            tensor for all experts), or if the checkpoint lacks tensors of the model.
     """
     checkpoint = open_checkpoint(path)
     skeleton = _skeleton_with(checkpoint)
@@ -46,16 +46,16 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
 
 
 def load_float8(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
-    """The model of an FP8 checkpoint with its weights dequantised, in eval mode.
+    """Load the model of an FP8 checkpoint with dequantised weights, in eval mode.
 
     Args:
-        dtype: of the weights; None is what the config says. Each weight is computed in float32 and rounded once.
+        dtype: dtype of the weights; None means the config's. Each weight is computed in float32 and rounded once.
 
     Raises:
-        UnsupportedCheckpoint, DamagedCheckpoint: as :func:`speccompile.quantized.float8.open_float8`; also if the model
-            has tensors that the checkpoint lacks, or scales are left over.
+        UnsupportedCheckpoint, DamagedCheckpoint: the errors of :func:`speccompile.quantized.float8.open_float8`; also
+            if the checkpoint lacks tensors of the model, or if scales are left over.
     """
-    source, config = Source(str(folder)), plain_config(folder)
+    source, config = TensorSource(str(folder)), plain_config(folder)
     quantization = declared_quantization(folder)
     assert quantization is not None
     tensors, dequantised = open_float8(folder, quantization)
@@ -75,10 +75,13 @@ def load_float8(folder: Path, dtype: torch.dtype | None) -> PreTrainedModel:
 
 
 def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, QuantizedWeights]:
-    """The model with its quantised weights on the meta device, and these. Arguments and errors as above."""
+    """Load a model whose quantised weights are on the meta device, and return these weights separately.
+
+    Arguments and errors are those of :func:`load_dequantized`.
+    """
     checkpoint = open_checkpoint(path)
     skeleton = _skeleton_with(checkpoint)
-    # One element each, while transformers loads the other tensors.
+    # Expanded from one element each: transformers needs tensors of these shapes while it loads the others.
     stand_ins = {name: torch.zeros(()).expand(skeleton.get_parameter(name).shape) for name in checkpoint.weights}
     model = _load(checkpoint, type(skeleton), stand_ins)
     owners = owners_by_parameter(model)
@@ -88,31 +91,29 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     return model, checkpoint.weights
 
 
-def _skeleton(config: PretrainedConfig, source: Source) -> PreTrainedModel:
-    """The model without memory."""
+def _skeleton(config: PretrainedConfig, source: TensorSource) -> PreTrainedModel:
+    """Build the model on the meta device."""
     try:
         with torch.device("meta"):
             model: PreTrainedModel = model_class(config).from_config(config)
     except Exception as error:
-        # As of configs: the errors are of any kind.
+        # Values of a config may cause errors of any kind.
         raise source.unsupported(f"transformers builds no model of its config ({error_line(error)})") from error
     return model
 
 
 def _skeleton_with(checkpoint: Checkpoint) -> PreTrainedModel:
-    """The model without memory, which has each of the quantised weights as a parameter."""
+    """Build the model on the meta device, and check that each quantised weight is one of its parameters."""
     model = _skeleton(checkpoint.config, checkpoint.source)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if absent := sorted(checkpoint.weights.keys() - names):
-        reason = (
-            f"a {type(model).__name__} of transformers has no parameter {absent[0]} (of experts it has one for all)"
-        )
+        reason = f"a {type(model).__name__} of transformers has no parameter {absent[0]} (it has one for all experts)"
         raise checkpoint.source.unsupported(reason)
     return model
 
 
 def _load(checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """A model over ``weights`` and the checkpoint's other tensors, float32."""
+    """Build a float32 model from ``weights`` and the checkpoint's other tensors."""
     state = weights | {name: tensor.float() for name, tensor in checkpoint.others.items()}
     model, found = _from_tensors(kind, checkpoint.config, state, torch.float32, checkpoint.source)
     _check_all(found, ("missing_keys", "mismatched_keys", "unexpected_keys"), kind, checkpoint.source)
@@ -124,9 +125,9 @@ def _from_tensors(
     config: PretrainedConfig,
     state: dict[str, torch.Tensor],
     dtype: torch.dtype,
-    source: Source,
+    source: TensorSource,
 ) -> tuple[PreTrainedModel, dict[str, Any]]:
-    """A model over ``state``, which has the names of a checkpoint, and what transformers reports of these."""
+    """Build a model from ``state``, which has the checkpoint's names. Return also what transformers reports."""
     loaded: tuple[PreTrainedModel, dict[str, Any]]
     try:
         loaded = cast(Any, kind).from_pretrained(
@@ -141,9 +142,11 @@ def _from_tensors(
     return model.eval(), found
 
 
-def _check_all(found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTrainedModel], source: Source) -> None:
-    """transformers draws tensors that are missing or of another shape, and leaves out those that the model does not
-    have."""
+def _check_all(
+    found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTrainedModel], source: TensorSource
+) -> None:
+    """Check that transformers loaded all tensors. It would initialise missing tensors and those of another shape at
+    random, and skip unknown ones."""
     for kind in kinds:
         names = sorted(key if isinstance(key, str) else key[0] for key in found[kind])
         if names:
@@ -152,13 +155,13 @@ def _check_all(found: dict[str, Any], kinds: tuple[str, ...], model: type[PreTra
 
 
 _WRONG = {
-    "missing_keys": "has not",
+    "missing_keys": "lacks",
     "mismatched_keys": "has in another shape",
-    "unexpected_keys": "has, and the model has not,",
+    "unexpected_keys": "has, and the model lacks,",
 }
 
 
 def _dense_dtype(config: PretrainedConfig) -> torch.dtype:
-    """The dtype of the config; bfloat16 if it has none, or float8."""
+    """Return the config's dtype, or bfloat16 if the config has none or float8."""
     named = config.dtype or config.get_text_config(decoder=True).dtype
     return named if named in (torch.float32, torch.float16) else torch.bfloat16

@@ -1,4 +1,4 @@
-"""Opens a quantised checkpoint by what it is: a GGUF file, or a folder whose config names a method."""
+"""Opening of a quantised checkpoint: a GGUF file, or a folder whose config names a method."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.files import FLOATS, TensorFiles
 from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.refused import refuse
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import CONFIG, CONFIG_NAMES, declared_quantization
 
-#: By ``quant_method``.
-READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], Source], Any]] = {
+#: Readers by ``quant_method``.
+READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], TensorSource], Any]] = {
     "gptq": gptq.readers,
     "awq": awq.readers,
     "compressed-tensors": compressed_tensors.readers,
@@ -31,24 +31,25 @@ READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], Source], Any]] = {
 
 
 def read(path: str | os.PathLike[str]) -> QuantizedWeights:
-    """The quantised weights of a checkpoint, with the integers that it stores.
+    """Open the quantised weights of a checkpoint, with the integers that it stores.
 
-    A weight is read from the file when it is looked up, and again at each lookup: the mapping holds none.
+    A weight is read from the file at each lookup: the mapping keeps none.
 
     Args:
         path: a GGUF file, or a folder with ``config.json`` and safetensors files of GPTQ, AWQ, compressed-tensors or
             torchao.
 
     Raises:
-        UnsupportedCheckpoint: it cannot be read exactly; the error names the format, or the tensor and its property.
-        DamagedCheckpoint: it is cut off, or its parts do not fit one another. A lookup may raise both, too.
-        PretrainedError: the file or folder does not exist, or a package is missing that reads it.
+        UnsupportedCheckpoint: the weights cannot be read exactly; the error names the format, or the tensor and its
+            property.
+        DamagedCheckpoint: a file is truncated, or its parts do not fit one another. A lookup may also raise both.
+        PretrainedError: the file or folder does not exist, or the package that reads it is missing.
     """
     return open_checkpoint(path).weights
 
 
 def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
-    """Open what :func:`read` reads. Arguments and errors as there."""
+    """Open a checkpoint for :func:`read`, with the same arguments and errors."""
     path = Path(path)
     if path.suffix.lower() == ".gguf":
         if not path.is_file():
@@ -65,7 +66,7 @@ def open_checkpoint(path: str | os.PathLike[str]) -> Checkpoint:
 
 
 def is_read(folder: Path) -> bool:
-    """Whether it is a folder with a quantised checkpoint whose integers have a reader."""
+    """Whether ``folder`` has a quantised checkpoint whose integers can be read."""
     if not (folder / CONFIG).is_file():
         return False
     try:
@@ -76,22 +77,22 @@ def is_read(folder: Path) -> bool:
 
 
 def has_reader(quantization: Mapping[str, Any]) -> bool:
-    """Whether a declared scheme has integers with a reader."""
+    """Whether a declared scheme has integers that can be read."""
     return str(quantization.get("quant_method")) in READERS and not is_float8(quantization)
 
 
 def plain_config(folder: Path) -> PretrainedConfig:
-    """The folder's config without the quantisation.
+    """Return the folder's config without the quantisation.
 
     Raises:
-        UnsupportedCheckpoint: transformers does not read it.
+        UnsupportedCheckpoint: transformers cannot read the config.
     """
     try:
         config: PretrainedConfig = AutoConfig.from_pretrained(folder, trust_remote_code=False)
     except Exception as error:
-        # It computes with what a config holds, so that errors of any kind come of values that are not valid.
+        # transformers computes with values of the config, so values that are not valid cause errors of any kind.
         reason = f"transformers does not read its config.json ({error_line(error)})"
-        raise Source(str(folder)).unsupported(reason) from error
+        raise TensorSource(str(folder)).unsupported(reason) from error
     for part in (config, config.get_text_config(decoder=True)):
         for name in CONFIG_NAMES:
             if hasattr(part, name):
@@ -100,7 +101,7 @@ def plain_config(folder: Path) -> PretrainedConfig:
 
 
 def _open_folder(folder: Path) -> Checkpoint:
-    source = Source(str(folder))
+    source = TensorSource(str(folder))
     quantization = declared_quantization(folder)
     if quantization is None:
         advice = "Load it with speccompile.pretrained.load"
@@ -111,10 +112,10 @@ def _open_folder(folder: Path) -> Checkpoint:
     files = TensorFiles(folder, source)
     weights, used, format = READERS[method](files, quantization, source)
     if not weights:
-        raise source.damaged(f"none of its tensors is one of {method}")
+        raise source.damaged(f"none of its tensors belongs to {method}")
     others = [name for name in files if name not in used]
     if strange := [name for name in others if files.dtype(name) not in FLOATS]:
-        reason = f"it is {files.dtype(strange[0])}, and belongs to no whole weight of {method}"
+        reason = f"it is {files.dtype(strange[0])}, and belongs to no complete weight of {method}"
         raise source.of(strange[0]).unsupported(reason)
     tensors = {name: partial(files.get, name) for name in others}
     return Checkpoint(source, QuantizedWeights(OnLookup(weights), format), OnLookup(tensors), plain_config(folder))

@@ -1,4 +1,4 @@
-"""Formats that are refused by name."""
+"""Quantised formats that are not read, and the reason for each."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NoReturn
 
 from speccompile.quantized.float8 import MODELOPT
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 _FP8 = "its values are floating point of 8 bits (FP8), which are not multiples of a scale"
 _FP8_ADVICE = (
@@ -14,7 +14,7 @@ _FP8_ADVICE = (
 )
 _FP4 = "its values are floating point of 4 bits in blocks"
 
-#: ``quant_method`` of the config: why it is not read.
+#: Reasons why a format is not read, by the config's ``quant_method``.
 REASONS = {
     "fp8": _FP8,
     "fbgemm_fp8": _FP8,
@@ -25,34 +25,34 @@ REASONS = {
     "fouroversix": _FP4,
     "fp_quant": _FP4,
     "bitsandbytes": "its values are entries of a table (NF4, FP4), or are rounded together with outlier columns (int8)",
-    "hqq": "its zero points are of floating point, so that its weights are rounded twice",
-    "quanto": "Quanto stores its tensors by a pickle of its own",
+    "hqq": "its zero points are floating-point numbers, which would round its weights twice",
+    "quanto": "Quanto stores its tensors in its own pickle format",
     "aqlm": "its values are sums of codebook vectors",
     "vptq": "its values are codebook vectors",
     "higgs": "its values are points of a grid",
-    "spqr": "its scales are quantised, and its outliers are stored apart",
+    "spqr": "its scales are quantised, and its outliers are stored separately",
     "bitnet": "its values are ternary, and its inputs are rounded with them in training",
     "eetq": "its integers are in the order of a CUDA kernel",
     "quark": "Quark checkpoints have many layouts, and none of them is read",
     "auto-round": "AutoRound's own layout is not read",
 }
-#: Those that transformers does not load either.
+#: Formats that transformers does not load either.
 _FOREIGN = {
     "exl2": "its values have several widths, in the order of a CUDA kernel",
     "exl3": "its values are codebook vectors",
 }
-#: ``quant_algo`` of ModelOpt: why it is not read.
+#: Reasons why a ModelOpt scheme is not read, by ``quant_algo``.
 _MODELOPT = {"NVFP4": _FP4, "FP8_PB_WO": f"{_FP8}, with scales of blocks"}
 
 
-def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: Source) -> NoReturn:
-    """Raise the error for a declared scheme that has no reader.
+def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: TensorSource) -> NoReturn:
+    """Raise the error for a declared scheme that cannot be read.
 
     Raises:
         UnsupportedCheckpoint: always.
     """
     if quantization.get("quant_method") is None:
-        raise source.unsupported("its quantization_config has no quant_method, as MLX writes it", _formats(read))
+        raise source.unsupported("its quantization_config has no quant_method (MLX writes none)", _formats(read))
     method, algorithm = str(quantization["quant_method"]), str(quantization.get("quant_algo"))
     reason = (REASONS | _FOREIGN).get(method, "an unknown format")
     if method == "modelopt":

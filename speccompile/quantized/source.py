@@ -1,4 +1,4 @@
-"""A checkpoint that is being read, for its errors."""
+"""The checkpoint and tensor that are being read, as named in errors."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ DEQUANTISE = (
 
 
 @dataclass(frozen=True)
-class Source:
-    """What is read: a file or a folder, and a tensor of it.
+class TensorSource:
+    """A file or a folder that is being read, and one of its tensors.
 
     Args:
-        path: of the file or folder.
-        tensor: its name; empty for all of it.
+        path: path of the file or folder.
+        tensor: the tensor's name; empty for the checkpoint as a whole.
     """
 
     path: str
     tensor: str = ""
 
-    def of(self, tensor: str) -> Source:
-        return Source(self.path, tensor)
+    def of(self, tensor: str) -> TensorSource:
+        return TensorSource(self.path, tensor)
 
     def unsupported(self, reason: str, advice: str = DEQUANTISE) -> UnsupportedCheckpoint:
         return UnsupportedCheckpoint(source=self.path, reason=self._placed(reason), advice=advice)

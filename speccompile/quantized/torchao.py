@@ -1,4 +1,4 @@
-"""Checkpoints of torchao in safetensors: ``Int8Tensor`` and ``IntxUnpackedToInt8Tensor``. torchao is not needed.
+"""torchao checkpoints in safetensors: ``Int8Tensor`` and ``IntxUnpackedToInt8Tensor``. torchao is not needed.
 
 Source: torchao, ``prototype/safetensors/safetensors_support.py`` and ``quantization/quant_primitives.py``.
 """
@@ -14,10 +14,10 @@ import torch
 
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.files import INTEGERS, SCALES, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
-#: Kinds of tensors that are read, and what is known of the others.
+#: Kinds of tensors that are read, and a description of the others.
 KINDS = ("Int8Tensor", "IntxUnpackedToInt8Tensor")
 OTHERS = {
     "Float8Tensor": "floating point of 8 bits, whose values are not multiples of a scale",
@@ -28,9 +28,9 @@ OTHERS = {
 
 
 def readers(
-    files: TensorFiles, config: Mapping[str, Any], source: Source
+    files: TensorFiles, config: Mapping[str, Any], source: TensorSource
 ) -> tuple[dict[str, Callable[[], GroupedWeight]], set[str], str]:
-    """As :func:`speccompile.quantized.gptq.readers`."""
+    """Return the result of :func:`speccompile.quantized.gptq.readers` for a torchao checkpoint."""
     try:
         facts = {name: json.loads(files.metadata[name]) for name in json.loads(files.metadata["tensor_names"])}
         kinds = {name: str(fact["_type"]) for name, fact in facts.items()}
@@ -43,7 +43,7 @@ def readers(
             continue
         if kind not in KINDS:
             reason = f"it is a torchao {kind}: {OTHERS.get(kind, 'not integers with scales')}"
-            raise source.of(name).unsupported(f"{reason}; {' and '.join(KINDS)} are read")
+            raise source.of(name).unsupported(f"{reason}; only {' and '.join(KINDS)} are read")
         module, _, parameter = name.rpartition(".")
         names, data = facts[name].get("_tensor_data_names") or [], facts[name].get("_data") or {}
         if not isinstance(names, list) or not isinstance(data, Mapping):
@@ -54,9 +54,11 @@ def readers(
     return weights, used, "torchao"
 
 
-def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any], source: Source) -> GroupedWeight:
+def _read(
+    files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any], source: TensorSource
+) -> GroupedWeight:
     if unread := sorted(set(parts) - {"qdata", "scale", "zero_point"}):
-        raise source.unsupported(f"its inputs are scaled by tensors that are stored ({', '.join(unread)})")
+        raise source.unsupported(f"its inputs are scaled by stored tensors ({', '.join(unread)})")
     if not {"qdata", "scale"} <= set(parts):
         raise source.damaged("it has no qdata or no scale")
     values, scales = files.get(parts["qdata"]), files.get(parts["scale"], SCALES)
@@ -68,11 +70,11 @@ def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any]
     rows, columns = (int(size) for size in block)
     if rows not in (1, outputs) or columns < 1 or inputs % columns or scales.numel() * rows * columns != values.numel():
         reason = f"scales of {list(scales.shape)} for blocks of {block} in a weight of {list(values.shape)}"
-        raise source.unsupported(f"{reason}: a scale must be of one output, or of all of them")
+        raise source.unsupported(f"{reason}: there must be one scale for each output, or one for all outputs")
 
     sizes = outputs // rows, inputs // columns
     if not (tuple(scales.shape) == sizes if scales.dim() > 1 else sizes[1] == 1):
-        raise source.damaged(f"its scales are {list(scales.shape)}, and {list(sizes)} are needed")
+        raise source.damaged(f"its scales are {list(scales.shape)}, and must be {list(sizes)}")
 
     def by_output(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.reshape(-1, inputs // columns).expand(outputs, -1)
@@ -87,7 +89,7 @@ def _read(files: TensorFiles, parts: Mapping[str, str], facts: Mapping[str, Any]
 
 
 def _bits(facts: Mapping[str, Any]) -> int:
-    """Of ``{"_type": "torch.dtype", "_data": "int4"}``; 8 where no other is named."""
+    """Bits of ``{"_type": "torch.dtype", "_data": "int4"}``; 8 if no dtype is named."""
     target = facts.get("target_dtype") or {}
     name = str(target.get("_data", "int8")) if isinstance(target, Mapping) else "int8"
     digits = name.removeprefix("int")

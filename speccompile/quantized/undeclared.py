@@ -1,4 +1,4 @@
-"""Quantised weights that no config declares: transformers loads their values as numbers and leaves out the scales."""
+"""Quantised weights that no config declares. transformers would load their values as numbers and skip the scales."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from transformers import PreTrainedModel
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from speccompile.quantized.files import FLOATS, INDEX, SINGLE, TensorFiles
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 #: Last parts of the names of weights. Buffers of integers, such as masks and positions, have other names.
 _WEIGHT = re.compile(r"(?:.*\.)?(?:weight|\w+_proj)")
-#: Tensors of a weight: ``q_proj.weight_scale``, ``experts.down_proj_scale``; bitsandbytes' ``q_proj.weight.absmax``;
-#: and MLX's ``q_proj.scales``, beside ``q_proj.weight``.
+#: Names of tensors that belong to a weight: ``q_proj.weight_scale``, ``experts.down_proj_scale``; bitsandbytes'
+#: ``q_proj.weight.absmax``; and MLX's ``q_proj.scales``, beside ``q_proj.weight``.
 _OF_WEIGHT = (
     re.compile(r"(.+)_(?:scale\w*|zero_point|zeros|shape|g_idx)"),
     re.compile(r"(.+\.weight)\.\w+"),
@@ -31,44 +31,46 @@ def is_of_transformers(quantization: Mapping[str, Any]) -> bool:
 
 
 def stored_dtypes(folder: Path) -> dict[str, str]:
-    """The dtypes of the tensors in the folder's safetensors files, as these name them. Empty where it has none: its
-    weights may be pickles, or an adapter's.
+    """Return the dtypes of the tensors in the folder's safetensors files, by safetensors' names. The result is empty
+    if the folder has no such files: its weights may be pickles, or an adapter's.
 
     Raises:
-        DamagedCheckpoint: a file is missing, or cut off.
+        DamagedCheckpoint: a file is missing or truncated.
     """
     if not ((folder / SINGLE).is_file() or (folder / INDEX).is_file()):
         return {}
-    files = TensorFiles(folder, Source(str(folder)))
+    files = TensorFiles(folder, TensorSource(str(folder)))
     return {name: files.dtype(name) for name in files}
 
 
-def check_dtypes(stored: Mapping[str, str], source: Source) -> None:
-    """Check that a checkpoint without a declared scheme has weights of floating point.
+def check_dtypes(stored: Mapping[str, str], source: TensorSource) -> None:
+    """Check that a checkpoint without a declared scheme has floating-point weights.
 
     Args:
-        stored: as :func:`stored_dtypes` returns it.
+        stored: the result of :func:`stored_dtypes`.
 
     Raises:
-        UnsupportedCheckpoint: a tensor is float8, or a weight is of integers.
+        UnsupportedCheckpoint: a tensor is float8, or a weight has integers.
     """
     for name, dtype in stored.items():
         if dtype.startswith("F8_") or (dtype not in (*FLOATS, "F64") and _WEIGHT.fullmatch(name)):
-            reason = f"it is {dtype}, and no quantization_config says how it is quantised"
+            reason = f"it is {dtype}, and no quantization_config declares how it is quantised"
             raise source.of(name).unsupported(
                 reason, "Give the folder the config.json that was written with its weights"
             )
 
 
-def check_scales(unexpected: Collection[str], stored: Collection[str], model: PreTrainedModel, source: Source) -> None:
-    """Check that no tensor that transformers left out scales a weight that it loaded.
+def check_scales(
+    unexpected: Collection[str], stored: Collection[str], model: PreTrainedModel, source: TensorSource
+) -> None:
+    """Check that no tensor that transformers skipped scales a weight that it loaded.
 
     Args:
-        unexpected: names of the tensors that it left out.
+        unexpected: names of the tensors that transformers skipped.
         stored: names of all tensors of the checkpoint.
 
     Raises:
-        UnsupportedCheckpoint: there is such a tensor.
+        UnsupportedCheckpoint: such a tensor exists.
     """
     loaded = {name for name, _ in model.named_parameters(remove_duplicate=False)} | set(stored) - set(unexpected)
     for name in sorted(unexpected):

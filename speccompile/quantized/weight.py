@@ -1,4 +1,4 @@
-"""Weights of checkpoints that are quantised already: integers in groups, as their format stores them."""
+"""Quantised weights of checkpoints: integers in groups, as their format stores them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from speccompile.errors import InvalidOption
 from speccompile.utils.devices import traits_of
 from speccompile.utils.weight_forms import Forms, QuantizedForms, read_weights
 
-#: Inputs that can share a scale. A group of all inputs (one scale for an output) is possible as well.
+#: Numbers of inputs that can share a scale. One group of all inputs (one scale for an output) is also possible.
 GROUPS = (16, 32, 64, 128)
-#: Ranges of values by ``bits``: with a sign, and of four bits without one, too.
+#: Ranges of values by ``bits``. Values of four bits are signed or unsigned.
 RANGES = {4: (-8, 15), 6: (-32, 31), 8: (-128, 127)}
 
 
@@ -24,17 +24,17 @@ class GroupedWeight:
     minimums[n, k // group]``, computed in float32.
 
     Args:
-        values: int8 ``[N, K]``, the integers that the format stores. Of four bits they are all -8 to 7, or all 0 to 15;
-            of six -32 to 31; of eight -128 to 127.
+        values: int8 ``[N, K]``, the integers that the format stores. Values of four bits are all in -8 to 7, or all in
+            0 to 15; values of six bits in -32 to 31; values of eight bits in -128 to 127.
         bits: 4, 6 or 8.
         scales: float32 ``[N, G]``, finite, ``G = K / group``.
-        minimums: float32 ``[N, G]``, finite, what is subtracted; None where the format has none.
+        minimums: float32 ``[N, G]``, finite, subtracted from the products; None if the format has no minimums.
         group: 16, 32, 64 or 128 inputs, or K. It divides K.
         order: int64 ``[K]``, a permutation: column k of ``values`` is multiplied with input ``order[k]`` (GPTQ's
-            act-order). None: with input k.
+            act-order). None means that column k is multiplied with input k.
 
     Raises:
-        InvalidOption: a tensor has another shape, dtype or device (CPU) than these, or values out of range.
+        InvalidOption: a tensor has another shape, dtype or device (CPU), or values out of range.
     """
 
     values: torch.Tensor
@@ -64,9 +64,9 @@ class GroupedWeight:
                 require(fits and bool(tensor is not None and tensor.isfinite().all()), name, reason)
         low, high = (int(end) for end in torch.aminmax(values))
         least, most = RANGES[self.bits]
-        require(least <= low and high <= most, "values", f"of {self.bits} bits they are {least} to {most}")
+        require(least <= low and high <= most, "values", f"values of {self.bits} bits must be {least} to {most}")
         if self.bits == 4:
-            require(low >= 0 or high < 8, "values", "of 4 bits they are all -8 to 7, or all 0 to 15")
+            require(low >= 0 or high < 8, "values", "values of 4 bits must all be -8 to 7, or all 0 to 15")
         if self.order is not None:
             is_permutation = _is(self.order, torch.int64, 1) and torch.equal(
                 self.order.sort().values, torch.arange(inputs)
@@ -81,12 +81,12 @@ class GroupedWeight:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of these tensors; a value of four or six bits takes a byte here."""
+        """Bytes of these tensors; a value of four or six bits needs a byte here."""
         tensors = (self.values, self.scales, self.minimums, self.order)
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def dequantize(self) -> torch.Tensor:
-        """The weight, float32 ``[N, K]``, with the bits of the format's own library in float32."""
+        """Return the weight, float32 ``[N, K]``, with the bits that the format's own library computes in float32."""
         groups = self.values.unflatten(1, (-1, self.group)) * self.scales[..., None]
         if self.minimums is not None:
             groups = groups - self.minimums[..., None]
@@ -98,14 +98,14 @@ class QuantizedWeights(QuantizedForms, Mapping[str, GroupedWeight]):
     """Quantised weights by the names of the Hugging Face model's parameters, for ``wrap(weights=...)``.
 
     Args:
-        weights: by name, ``"model.layers.0.self_attn.q_proj.weight"``. A mapping that reads a weight from a file when
-            it is looked up is possible: ``wrap`` looks each one up once.
-        format: what they were read from, for ``explain()``: ``"GGUF Q4_K"``.
+        weights: weights by name, ``"model.layers.0.self_attn.q_proj.weight"``. The mapping may read a weight from a
+            file at each lookup: ``wrap`` looks each one up once.
+        format: name of the format, for ``explain()``: ``"GGUF Q4_K"``.
         others: the form of the model's other weights, as ``wrap(weights=...)`` accepts it: ``"int8"``,
             ``{"lm_head": "int8"}``.
 
     Raises:
-        InvalidOption: ``format`` is empty, there are no weights, or ``others`` are no forms.
+        InvalidOption: ``format`` is empty, there are no weights, or ``others`` is not a valid form.
     """
 
     def __init__(self, weights: Mapping[str, GroupedWeight], format: str, others: Forms = "same") -> None:
@@ -113,10 +113,10 @@ class QuantizedWeights(QuantizedForms, Mapping[str, GroupedWeight]):
         if not isinstance(format, str) or not format:
             raise InvalidOption(where=where, name="format", value=format, reason="name the format: 'GGUF Q4_K'")
         if not isinstance(weights, Mapping) or not weights:
-            reason = "give a mapping of parameter names to GroupedWeight, with one at least"
+            reason = "give a mapping of parameter names to GroupedWeight, with at least one entry"
             raise InvalidOption(where=where, name="weights", value=weights, reason=reason)
         if isinstance(others, QuantizedForms):
-            reason = "it is the form of weights that are not quantised"
+            reason = "it must be a form of weights that are not quantised"
             raise InvalidOption(where=where, name="others", value=others, reason=reason)
         self._weights = weights
         self.format = format

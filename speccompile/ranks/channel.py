@@ -1,4 +1,4 @@
-"""What ranks send one another beside the collectives of their steps: a message for each run, and comparisons."""
+"""Communication of ranks beside the collectives of their steps: one message for each run, and comparisons."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from speccompile.errors import RankLost
 from speccompile.ops.collective import named_errors, new_group
 from speccompile.utils.torch_private import all_gather_into
 
-#: Bytes of the first part of a message, which is all of it in most steps.
+#: Bytes of the first part of a message. In most steps the message fits into it.
 FIRST_PART = 1024
-#: Seconds that another rank may take for a build, or for the model's own forwards.
+#: Seconds that another rank may spend on a build, or on the model's own forwards.
 CALL_TIMEOUT = 3600.0
 
-#: A call of a method of the arena that the host made since the last message: its name and its arguments.
+#: A method of the arena that the host called since the last message: its name and its arguments.
 Change = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
 class Message:
-    """What the followers do next.
+    """The next action of the followers.
 
     Args:
-        action: ``run`` the program ``name``; ``call`` the function ``name`` with ``argument``; ``wait`` on, as the
-            leader is alive; ``end``.
-        changes: of the arena, to be made before.
+        action: ``run`` the program ``name``; ``call`` the function ``name`` with ``argument``; ``wait`` for the next
+            message (the leader is alive); ``end``.
+        changes: calls of the arena's methods, to be repeated before the action.
         compare: whether all ranks compare their state afterwards.
     """
 
@@ -45,22 +45,22 @@ class Channel:
 
     Args:
         ranks: the global ranks of the group.
-        timeout: seconds after which a rank that does not answer counts as lost.
+        timeout: seconds after which a rank that does not answer is lost.
     """
 
     def __init__(self, ranks: list[int], timeout: float) -> None:
         self._group = new_group(ranks, timeout, "gloo")
-        # A build takes longer than a step; a process that dies in it is noticed at once all the same.
+        # A build needs longer than a step. A process that dies in it is still detected at once.
         self._calls = new_group(ranks, timeout, "gloo", longest=CALL_TIMEOUT)
         self._first = ranks[0]
         self.ranks = len(ranks)
         self.rank = ranks.index(dist.get_rank())
 
     def send(self, message: Message) -> None:
-        """Rank 0 sends to all others.
+        """Send a message from rank 0 to all others.
 
         Raises:
-            RankLost: one of them has ended.
+            RankLost: another rank has ended.
         """
         data = pickle.dumps(message, protocol=pickle.HIGHEST_PROTOCOL)
         packed = torch.frombuffer(bytearray(len(data).to_bytes(8, "little") + data), dtype=torch.uint8)
@@ -71,10 +71,10 @@ class Channel:
             self._broadcast(packed[FIRST_PART:].clone())
 
     def receive(self) -> Message:
-        """The next message of rank 0.
+        """Return the next message of rank 0.
 
         Raises:
-            RankLost: it has ended, or sent nothing in time.
+            RankLost: rank 0 has ended, or sent nothing in time.
         """
         first = torch.empty(FIRST_PART, dtype=torch.uint8)
         self._broadcast(first)
@@ -89,7 +89,7 @@ class Channel:
         return message
 
     def exchange(self, values: list[int]) -> list[list[int]]:
-        """What every rank has for ``values``, as many on each.
+        """Return the ``values`` of every rank. Their number must be equal on all ranks.
 
         Raises:
             RankLost: a rank did not answer in time.
@@ -98,17 +98,17 @@ class Channel:
         return self._gather(own, self._group, "a comparison of the ranks").tolist()
 
     def all_done(self, done: bool, what: str) -> None:
-        """Wait until every rank has done ``what`` all were to do.
+        """Wait until every rank has finished the action ``what``.
 
         Raises:
-            RankLost: a rank has ended, or raised an error in it.
+            RankLost: a rank has ended, or raised an error in the action.
         """
         answers = self._gather(torch.tensor([done], dtype=torch.int64), self._calls, what)[:, 0].tolist()
         if failed := [rank for rank, answer in enumerate(answers) if not answer and rank != self.rank]:
             raise RankLost(during=what, reason=f"rank {failed[0]} could not do the same")
 
     def gather_objects(self, value: Any) -> list[Any]:
-        """What every rank has for ``value``; for the beginning, where sizes differ.
+        """Return the ``value`` of every rank. The values may differ in size.
 
         Raises:
             RankLost: a rank did not answer in time.
@@ -119,7 +119,7 @@ class Channel:
         return answers
 
     def close(self) -> None:
-        """Give the connections up. A rank that still waits for this one receives an error at once."""
+        """Close the connections. A rank that still waits for this one receives an error at once."""
         for group in (self._group, self._calls):
             dist.destroy_process_group(group)
 

@@ -1,4 +1,4 @@
-"""The ranks of one sharded model: who leads, what runs in common, and how failures become errors on all of them."""
+"""The ranks of one sharded model: the leader, the programs that all ranks run, and errors that reach all ranks."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ T = TypeVar("T")
 
 #: Runs between two comparisons of the ranks' state.
 COMPARE_EVERY = 16
-#: The leader sends a sign of life after this share of the time-out.
+#: The leader sends a sign of life after this share of the timeout without a message.
 IDLE_SHARE = 0.25
-#: Between two looks at whether the device has finished.
+#: Seconds between two checks whether the device has finished.
 POLL_SECONDS = 20e-6
 
 
 class Ranks:
     """The processes that hold the parts of one model.
 
-    Rank 0 leads: it alone has requests, a queue, a policy and clocks. Before each run it sends one message: the
-    program's name, and what the host wrote into the arena since the last run (rows, slots, prompts, limits, seeds,
-    cancelled rows). The others do the same to their arena, and run the same program. So ranks cannot choose
-    differently, and whatever can be written into the arena works on all of them.
+    Rank 0 leads: only it has requests, a queue, a policy and clocks. Before each run it sends one message. The message
+    has the program's name, and the writes of the host to the arena since the last run (rows, slots, prompts, limits,
+    seeds, cancelled rows). The other ranks repeat these writes on their arena, and run the same program. Ranks
+    therefore cannot choose differently, and every feature that only writes to the arena works on all of them.
 
     Args:
         group: the processes, in their order.
-        timeout: seconds after which a rank that does not take part counts as lost.
+        timeout: seconds after which a rank that does not answer is lost.
     """
 
     def __init__(self, group: dist.ProcessGroup, timeout: float) -> None:
@@ -50,7 +50,7 @@ class Ranks:
         self.timeout = timeout
         self._steps = collective.new_group(ranks, timeout)
         self._build = collective.new_group(ranks, timeout, longest=CALL_TIMEOUT)
-        # Until the build has ended: one rank may compile for minutes while another one waits in a check.
+        # This group serves until the build has ended: one rank may compile for minutes while another one waits.
         self.name = collective.connect_new("tensor_parallel", self._build)
         self._channel = Channel(ranks, timeout)
         self.rank, self.size = self._channel.rank, self._channel.ranks
@@ -72,9 +72,10 @@ class Ranks:
     # --- the beginning -------------------------------------------------------------------------------
 
     def check_equal(self, what: str, value: str) -> None:
-        """
+        """Check that all ranks have the same ``value``.
+
         Raises:
-            RanksDiffer: ``value`` is another one on some rank.
+            RanksDiffer: ``value`` differs between ranks.
         """
         answers = self._channel.gather_objects(value)
         if differing := [rank for rank, answer in enumerate(answers) if answer != answers[0]]:
@@ -82,8 +83,7 @@ class Ranks:
             raise RanksDiffer(what=what, reason=reason)
 
     def take(self, arena: Arena) -> None:
-        """The build has ended: from now on what the host writes into ``arena`` is repeated on all ranks, before the
-        next run."""
+        """End the build. From now on all ranks repeat the host's writes to ``arena`` before the next run."""
         self._channel.all_done(True, "the build")
         collective.connect(self.name, self._steps)
         self._arena = arena
@@ -93,10 +93,10 @@ class Ranks:
             threading.Thread(target=_keep_in_touch, args=arguments, name="speccompile-ranks", daemon=True).start()
 
     def shared(self, tier: Tier) -> Tier:
-        """``tier`` as the leader runs it: all ranks run it. Its name has to be unique."""
+        """Return ``tier`` as a tier that all ranks run when the leader runs it. Its name must be unique."""
         own = replace(tier, drafter=None)
         if not self.leads:
-            # The leader refers to none of what refers to it.
+            # The leader keeps no programs: they refer to objects that refer to the leader.
             self._programs[tier.name] = own
 
         def on_all_ranks(*arguments: Any) -> None:
@@ -114,10 +114,10 @@ class Ranks:
         return replace(tier, executable=on_all_ranks, drafter=drafter)
 
     def on_all(self, what: str, function: Callable[[A], T]) -> Callable[[A], T]:
-        """``function`` as the leader calls it: all ranks call it, each for itself, with the same argument.
+        """Return a function that calls ``function`` on all ranks, with the leader's argument.
 
         Args:
-            what: it does; no other function of these ranks has that name. All ranks name it before they follow.
+            what: the function's name for messages, unique among these ranks. All ranks register it before they follow.
         """
         if not self.leads:
             self._calls[what] = function
@@ -130,7 +130,8 @@ class Ranks:
         return on_all_ranks
 
     def check_leads(self) -> None:
-        """
+        """Check that this rank may start a run.
+
         Raises:
             FollowerRank: another rank leads.
             RankError: the ranks lost one another before.
@@ -138,20 +139,20 @@ class Ranks:
         if not self.leads:
             raise FollowerRank(rank=self.rank)
         if self._failed is not None:
-            # Another one of the class: threads share no traceback.
+            # A new instance of the class, since threads must not share a traceback.
             raise type(self._failed)(str(self._failed), **self._failed.fields) from self._failed
 
     # --- followers -----------------------------------------------------------------------------------
 
     def follow(self, read_weights: Callable[[], object]) -> None:
-        """Run what the leader runs, until it ends.
+        """Repeat the leader's runs until the leader ends.
 
         Args:
-            read_weights: called when the leader admits a request, before it runs: weights may have changed in place.
+            read_weights: called before the run in which the leader admits a request: weights may have changed in place.
 
         Raises:
-            RankLost: the leader, or another rank, has ended, or did not take part in time.
-            RanksDiffer: the ranks' texts are not the same.
+            RankLost: the leader or another rank has ended, or did not answer in time.
+            RanksDiffer: the ranks hold different sequences.
         """
         assert self._arena is not None
         try:
@@ -172,7 +173,7 @@ class Ranks:
     # --- the end -------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """The leader ends: its followers return from :meth:`follow`."""
+        """End the ranks' work. If this rank leads, its followers return from :meth:`follow`."""
         with self._lock:
             if self._ended.is_set():
                 return
@@ -182,13 +183,13 @@ class Ranks:
             self.abandon()
 
     def after_fork(self) -> None:
-        """In a forked child: the connections are the parent's, which the child must not close."""
+        """Adapt to a forked child: the connections belong to the parent, so the child must not close them."""
         self._lock = threading.RLock()
         self._failed = RankLost(during="a forked process", reason="the ranks are connected to its parent")
         self._ended.set()
 
     def abandon(self) -> None:
-        """Close the connections, so that a rank that waits for this one ends at once."""
+        """Close the connections. A rank that waits for this one then raises at once."""
         if self._ended.is_set():
             return
         self._ended.set()
@@ -203,7 +204,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def _together(self) -> Iterator[None]:
-        """One thing at a time. What fails in it leaves the ranks at different places, so that nothing can follow."""
+        """Run one action at a time. An error in it leaves the ranks in different states, so no other action follows."""
         with self._lock:
             self.check_leads()
             if self._ended.is_set():
@@ -230,10 +231,11 @@ class Ranks:
         return result
 
     def wait_for(self, finished: Callable[[], bool]) -> None:
-        """Wait until a run has finished on the device: ``finished`` returns True. On a CPU it has when it returns.
+        """Wait until ``finished`` returns True: a run has finished on the device. On a CPU a run finishes when it
+        returns.
 
         Raises:
-            RankLost: it did not in time, so another rank does not take part in its collectives.
+            RankLost: the run did not finish in time, so another rank did not join its collectives.
         """
         end = time.monotonic() + self.timeout
         while not finished():
@@ -245,9 +247,10 @@ class Ranks:
             time.sleep(POLL_SECONDS)
 
     def _compare(self) -> None:
-        """
+        """Compare the digests of all slots between ranks.
+
         Raises:
-            RanksDiffer: the ranks hold different texts.
+            RanksDiffer: the ranks hold different sequences.
             RankLost: the run before did not finish in time.
         """
         assert self._arena is not None
@@ -258,7 +261,7 @@ class Ranks:
         answers = self._channel.exchange(slot_digests(self._arena))
         for rank, answer in enumerate(answers):
             if slots := [slot for slot, digest in enumerate(answer) if digest != answers[0][slot]]:
-                reason = f"slot {slots[0]} of rank {rank} is not that of rank 0"
+                reason = f"slot {slots[0]} of rank {rank} differs from that of rank 0"
                 raise RanksDiffer(what="tokens, lengths or drafts", reason=reason)
 
     def speak(self) -> None:
@@ -275,7 +278,8 @@ class Ranks:
 
 
 def _keep_in_touch(ranks: weakref.ref[Ranks], ended: threading.Event, interval: float) -> None:
-    """While the leader has nothing to run its followers wait for a message, and would count it as lost."""
+    """Send signs of life while the leader has nothing to run. Without a message its followers would raise
+    ``RankLost``."""
     while not ended.wait(interval):
         leader = ranks()
         if leader is None:

@@ -1,4 +1,4 @@
-"""A digest of what each slot holds, by which ranks notice that they differ."""
+"""Digests of slots, with which ranks detect that they differ."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import zlib
 from speccompile.graph.arena import Arena
 from speccompile.graph.tree import STORED
 
-#: State that the text and the next drafts depend on, besides the tokens up to ``length``.
+#: State on which the sequence and the next drafts depend, in addition to the tokens up to ``length``.
 COMPARED = ("length", "emitted", "accepted", "alive")
 
 

@@ -1,1 +1,1 @@
-"""An inspection report: what a model became, what each step costs, and what its drafts are worth."""
+"""Inspection report: the compiled steps of a model, the cost of each step, and the value of its drafts."""

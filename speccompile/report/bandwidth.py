@@ -1,4 +1,4 @@
-"""How fast this machine reads memory."""
+"""Measured memory read bandwidth of this machine."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 
 from speccompile.utils.devices import traits_of
 
-#: Bytes that are read: more than caches hold.
+#: Bytes to read: more than caches hold.
 NBYTES = 2**28
 _REPEATS = 4
 
 
 def read_bandwidth(device: torch.device, nbytes: int = NBYTES) -> float:
-    """Bytes a second that reading float32 numbers reaches, by the faster of a sum and a product with a vector."""
+    """Bytes per second of reading float32 numbers: the faster of a sum and a matrix-vector product."""
     numbers = torch.ones(nbytes // 4, device=device)
     matrix, vector = numbers.view(-1, 1024), torch.ones(1024, device=device)
     reads: list[Callable[[], torch.Tensor]] = [numbers.sum, lambda: matrix @ vector]

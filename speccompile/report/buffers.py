@@ -15,10 +15,10 @@ _SEQUENCE = frozenset({"tokens", "length", "prompt_length", "limit", "alive", "e
 
 
 def buffers_of(layout: Layout, observed: Observation, drafter_state: Collection[str]) -> tuple[Buffer, ...]:
-    """All of them.
+    """List the tensors of the arena.
 
     Args:
-        drafter_state: names of the mode's own tensors.
+        drafter_state: names of the mode's own state tensors.
     """
     sampling = {spec.name for spec in sampling_state(all_processors(layout.tensors))}
     recurrent = set(recurrent_names(observed.recurrent)) if observed.recurrent else set()

@@ -1,4 +1,4 @@
-"""From what was built to a report."""
+"""Collects a report from a build."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from speccompile.report.memory import memory_of
 from speccompile.report.names import short_names
 from speccompile.report.program_data import Collective, Program
 from speccompile.report.programs import bodies_of, program
-from speccompile.report.run_data import Acceptance, Decoded, Measured, RegionCost, TraceReport
-from speccompile.report.source import Source
+from speccompile.report.run_data import AcceptanceCounts, Decoded, Measured, RegionCost, TraceReport
+from speccompile.report.source import ReportSource
 from speccompile.report.traffic import Reads
 from speccompile.report.verdict import explained, verdict
 from speccompile.runtime.stats import Stats
 
 
 def collect(
-    source: Source,
+    source: ReportSource,
     *,
     times: Mapping[int, StepTimes] | None = None,
     bandwidth: float | None = None,
@@ -44,12 +44,12 @@ def collect(
     stats: Stats | None = None,
     trace: TraceReport | None = None,
 ) -> Report:
-    """The report of ``source``.
+    """Collect the report of ``source``.
 
     Args:
-        times, decoded: by draft length; None where nothing was measured or decoded.
-        bandwidth: bytes a second, of :func:`~speccompile.report.bandwidth.read_bandwidth`.
-        stats: of the requests so far.
+        times, decoded: by draft length; None if nothing was measured or decoded.
+        bandwidth: bytes per second, from :func:`~speccompile.report.bandwidth.read_bandwidth`.
+        stats: of all requests so far.
     """
     times, decoded = times or {}, decoded or {}
     shown = [draft_len for draft_len, rows in source.tiers if rows == source.rows]
@@ -83,15 +83,15 @@ def collect(
     )
 
 
-def measured(source: Source) -> tuple[dict[int, StepTimes], float]:
-    """Steps of the tiers that are shown, and the bandwidth. No other step may run meanwhile."""
+def measured(source: ReportSource) -> tuple[dict[int, StepTimes], float]:
+    """Measure the steps of the reported tiers, and the bandwidth. No other step may run meanwhile."""
     arena = next(iter(source.executables.values())).arena
     tiers = {draft_len: tier for (draft_len, rows), tier in source.executables.items() if rows == source.rows}
     times = measure_steps(arena, tiers, source.config.backend, source.model.last.graph)
     return times, read_bandwidth(source.info.device)
 
 
-def _subject(source: Source) -> Subject:
+def _subject(source: ReportSource) -> Subject:
     info, config = source.info, source.config
     return Subject(
         model=info.name,
@@ -105,7 +105,7 @@ def _subject(source: Source) -> Subject:
     )
 
 
-def _machine(source: Source, bandwidth: float | None) -> Machine:
+def _machine(source: ReportSource, bandwidth: float | None) -> Machine:
     versions = {
         "speccompile": version("speccompile"),
         "torch": torch.__version__,
@@ -124,17 +124,17 @@ def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return platform.processor() or platform.machine()
 
 
-def _model_passes(source: Source) -> list[Pass]:
+def _model_passes(source: ReportSource) -> list[Pass]:
     return list(model_pipeline(source.config, source.packs).passes)
 
 
-def _model_program(source: Source) -> Program:
+def _model_program(source: ReportSource) -> Program:
     reads = Reads(source.layout, source.rows, CONTEXT)
     return program("model", list(source.model.values()), _model_passes(source), reads)
 
 
 def _tier(
-    source: Source,
+    source: ReportSource,
     draft_len: int,
     names: Mapping[int, str],
     all_times: Mapping[int, StepTimes],
@@ -190,7 +190,7 @@ def _collective(call: CollectiveCall) -> Collective:
 
 
 def _host_ms(decoded: Decoded, step_ms: Mapping[str, float]) -> float:
-    """Milliseconds of a decoded step besides those of its executable. ``step_ms``: by the names of the tiers."""
+    """Milliseconds of a decoded step outside of its executable. ``step_ms``: by the names of the tiers."""
     steps = sum(decoded.tier_steps.values())
     inside = sum(count * step_ms[name] for name, count in decoded.tier_steps.items())
     return max(0.0, decoded.step_ms - inside / steps) if steps else 0.0
@@ -208,7 +208,7 @@ def _measured(times: StepTimes, compiled: bool) -> Measured:
     return Measured(times.fastest, times.median, len(times.runs), times.context, how)
 
 
-def _drafter_program(source: Source, draft_len: int, stages: Stages, reads: Reads) -> Program:
+def _drafter_program(source: ReportSource, draft_len: int, stages: Stages, reads: Reads) -> Program:
     pipeline = drafter_pipeline(source.config, source.config.form(draft_len, source.rows, source.kind))
     passes = [*_model_passes(source), *(() if pipeline is None else pipeline.passes)]
     own = [stage for name, stage in stages.items() if name not in source.model]
@@ -221,7 +221,7 @@ def _tree(draft_len: int) -> TreeShape | None:
     return TreeShape(int(draft_len), draft_len.depth, draft_len.branches, draft_len.parents, draft_len.draw())
 
 
-def _executables(source: Source) -> list[Executable]:
+def _executables(source: ReportSource) -> list[Executable]:
     named = [(StepForm(*name, source.kind).name, stages.step) for name, stages in source.tiers.items()]
     named += [(f"prefill T={width}", stages) for width, stages in source.prefill.items()]
     found = []
@@ -233,7 +233,7 @@ def _executables(source: Source) -> list[Executable]:
     return found
 
 
-def _build(source: Source) -> Span | None:
+def _build(source: ReportSource) -> Span | None:
     if not source.seconds:
         return None
     passes = tuple(Span(stage.name, stage.seconds) for stage in source.model.values())
@@ -243,8 +243,8 @@ def _build(source: Source) -> Span | None:
     return Span("build", sum(source.seconds.values()), parts)
 
 
-def _acceptance(stats: Stats, names: Mapping[int, str]) -> Acceptance:
-    return Acceptance(
+def _acceptance(stats: Stats, names: Mapping[int, str]) -> AcceptanceCounts:
+    return AcceptanceCounts(
         acceptance_length=stats.acceptance_length,
         steps=stats.steps,
         emitted=stats.emitted_tokens,

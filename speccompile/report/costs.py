@@ -1,4 +1,4 @@
-"""What the parts of a step cost: regions and kernels, measured and by the bytes that they read."""
+"""Costs of the parts of a step: regions and kernels, measured and by the bytes that they read."""
 
 from __future__ import annotations
 
@@ -16,14 +16,16 @@ from speccompile.report.programs import Times
 from speccompile.report.regions import is_linear, is_ours
 from speccompile.report.run_data import RegionCost
 
-#: What the kernels of a body are called that Inductor wrote, where they are measured together.
+#: Name of the kernels of a body that Inductor wrote, which are measured together.
 TOGETHER = "all kernels that Inductor wrote"
 
 
 def times_of(graph: StepGraph, steps: StepTimes, *, compiled: bool) -> Times:
-    """Of every call of a step and, of its bodies, of those calls that are the same kernels when it is compiled."""
+    """Times of every call of a step and of the calls of its bodies. In compiled bodies only calls to kernels that are
+    also separate when compiled are included.
+    """
     calls = [node for node in graph.graph.nodes if node.op in ("call_function", "call_module")]
-    # Timing each call takes time, too.
+    # Timing of each call adds overhead. Scale the sum down to the time of the whole step.
     left = max(0.0, steps.fastest - steps.drafters)
     scale = (
         min(1.0, left / whole)
@@ -40,7 +42,7 @@ def times_of(graph: StepGraph, steps: StepTimes, *, compiled: bool) -> Times:
             if not compiled or _is_a_kernel(node)
         }
         whole = sum(of_nodes[node.name] for node in calls if node.target == name)
-        # Run op by op they may take longer than all of the compiled body.
+        # A call can be slower op by op than in the compiled body. Scale the sum down to the time of the body.
         share = min(1.0, whole / total) if (total := sum(kept.values())) else 1.0
         of_bodies[name] = {node: share * ms for node, ms in kept.items()}
     return Times(of_nodes, of_bodies)
@@ -53,7 +55,9 @@ def _is_a_kernel(node: fx.Node) -> bool:
 def region_costs(
     nodes: Iterable[Node], bodies: Iterable[Body], step: StepTimes | None, bandwidth: float | None
 ) -> tuple[RegionCost, ...]:
-    """Of a step's nodes, with the calls of bodies taken apart. Regions without any call are left out."""
+    """Costs by region of a step's nodes. Calls of bodies are split by the regions of their nodes. Regions without calls
+    are left out.
+    """
     ms: dict[Region, float] = defaultdict(float)
     nbytes: dict[Region, int] = defaultdict(int)
     inside = {body.name: body for body in bodies}
@@ -69,7 +73,7 @@ def region_costs(
     if step is not None:
         if step.drafters:
             ms["draft"] += step.drafters
-        # What is between the calls of the step.
+        # The rest is the time between the calls of the step.
         ms["other"] += max(0.0, step.fastest - sum(ms.values()))
     regions = [region for region in get_args(Region) if region in ms or region in nbytes]
     return tuple(
@@ -81,13 +85,13 @@ def region_costs(
 def _take_apart(
     body: Body, callers: list[Node], all_callers: list[Node], ms: dict[Region, float], nbytes: dict[Region, int]
 ) -> None:
-    """Add the regions of a body's nodes: that part of them that ``callers`` among all calls make up."""
+    """Add the regions of a body's nodes, in proportion to the share of ``callers`` in all calls of the body."""
     whole = sum(node.ms or 0.0 for node in callers)
     everything = sum(node.ms or 0.0 for node in all_callers)
     share = whole / everything if everything else len(callers) / len(all_callers)
     inner = 0.0
     for node in body.nodes:
-        # Sizes and small tensors of elementwise calls are not part of what a region reads.
+        # Only weights and KV count as bytes of a region, not the small tensors of elementwise calls.
         nbytes[node.region] += int(len(callers) / len(all_callers) * node.nbytes)
         if node.ms is not None:
             ms[node.region] += share * node.ms
@@ -97,14 +101,14 @@ def _take_apart(
 
 
 def floor_ms(nbytes: int, bandwidth: float | None) -> float | None:
-    """Milliseconds that reading ``nbytes`` takes."""
+    """Milliseconds to read ``nbytes`` at ``bandwidth``."""
     return None if bandwidth is None else 1e3 * nbytes / bandwidth
 
 
 def kernel_rows(
     calls: Iterable[KernelCall], nodes: Iterable[Node], bodies: Iterable[Body], bandwidth: float | None
 ) -> tuple[Kernel, ...]:
-    """Kernels with the bytes and times of the calls of their names."""
+    """Kernels with the bytes and the times of their calls."""
     callers: dict[str, Iterable[Node]] = {STEP: list(nodes), **{body.name: body.nodes for body in bodies}}
     found = []
     for call in calls:
@@ -128,7 +132,7 @@ def kernel_rows(
 def _written(
     found: list[Kernel], called: Mapping[str, Node], bodies: Iterable[Body], nodes: Iterable[Node]
 ) -> Iterable[Kernel]:
-    """Of each compiled body what its calls take besides kernels that were measured one by one."""
+    """For each compiled body, the time of its calls outside of kernels that were measured one by one."""
     for body in bodies:
         count = sum(kernel.calls for kernel in found if (kernel.caller, kernel.kind) == (body.name, "inductor"))
         whole = sum(node.ms or 0.0 for node in nodes if node.body == body.name)

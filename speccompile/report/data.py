@@ -1,6 +1,6 @@
-"""What a report contains, as plain data. The terminal, the HTML file and ``--json`` show this and nothing else.
+"""Contents of a report, as plain data. The terminal, the HTML file and ``--json`` show this and nothing else.
 
-Sizes are bytes, times are milliseconds unless a name says otherwise. A value that was not measured is None.
+Sizes are in bytes, and times in milliseconds unless a name has another unit. None is a value that was not measured.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 from speccompile.report.memory_data import Buffer, Memory
 from speccompile.report.program_data import Body, Collective, Kernel, Program
-from speccompile.report.run_data import Acceptance, Decoded, Measured, RegionCost, TraceReport
+from speccompile.report.run_data import AcceptanceCounts, Decoded, Measured, RegionCost, TraceReport
 
 FORMAT = 1
 
@@ -28,16 +28,16 @@ class TreeShape:
 
 @dataclass(frozen=True)
 class TierReport:
-    """One tier.
+    """Report of one tier.
 
     Args:
         draft_len: K, or the nodes of a tree.
-        floor_ms: the time that memory needs for ``nbytes``, what a step reads.
-        drafters: what runs before the step.
-        buffers_read, buffers_written: names.
-        collectives: of a sharded model; those of a body are of all its calls.
+        floor_ms: time to read ``nbytes``, the bytes that a step reads, from memory.
+        drafters: programs that run before the step.
+        buffers_read, buffers_written: names of state tensors.
+        collectives: of a sharded model. An entry of a body covers all of its calls.
         cost: step time over that of K=0. It is the acceptance length at which the tier breaks even.
-        explanation: why it takes the time that it takes, a sentence each.
+        explanation: sentences that explain the step time.
     """
 
     name: str
@@ -64,7 +64,7 @@ class TierReport:
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a build, and the parts of it."""
+    """One part of a build, and its own parts."""
 
     name: str
     seconds: float
@@ -73,7 +73,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Fallback:
-    """Something that works with less than it could: ``what`` is used, for ``reason``; ``advice`` is what to do."""
+    """A slower path in use. ``what``: the path; ``reason``: why it is used; ``advice``: how to avoid it."""
 
     what: str
     reason: str
@@ -82,7 +82,7 @@ class Fallback:
 
 @dataclass(frozen=True)
 class Machine:
-    """Where it was measured; ``bandwidth`` is bytes a second that reading a large tensor reached."""
+    """The measured machine. ``bandwidth``: bytes per second when a large tensor is read."""
 
     device: str
     processor: str
@@ -93,7 +93,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Subject:
-    """What was wrapped. ``explanation`` are the lines of ``spec.explain()`` by name."""
+    """The wrapped model and its options. ``explanation``: the lines of ``spec.explain()`` by name."""
 
     model: str
     layers: int
@@ -107,7 +107,7 @@ class Subject:
 
 @dataclass(frozen=True)
 class Executable:
-    """A line for every executable: tiers of all row counts, and prefill chunks."""
+    """One executable: a tier at one row count, or a prefill chunk."""
 
     name: str
     rows: int
@@ -118,7 +118,7 @@ class Executable:
 
 @dataclass(frozen=True)
 class Report:
-    """All of it. ``verdict`` are sentences, the most important one first."""
+    """A whole report. ``verdict``: sentences, the most important one first."""
 
     format: int
     subject: Subject
@@ -131,9 +131,9 @@ class Report:
     buffers: tuple[Buffer, ...]
     memory: Memory
     build: Span | None
-    acceptance: Acceptance | None
+    acceptance: AcceptanceCounts | None
     trace: TraceReport | None
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values: dicts, lists, texts and numbers."""
+        """Convert to plain values: dicts, lists, strings and numbers."""
         return asdict(self)

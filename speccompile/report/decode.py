@@ -1,4 +1,4 @@
-"""Decodes prompts at each tier, for what drafts are worth there and for the host's part of a step."""
+"""Decodes prompts at each tier to measure acceptance and the host's part of a step."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from speccompile.report.run_data import Decoded, TraceReport
 from speccompile.report.traces import trace_report
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.stats import Counters
-from speccompile.runtime.trace_reader import Trace, read_trace
+from speccompile.runtime.trace_reader import RecordedRun, read_trace
 
-#: New tokens of the request that a tier decodes before the others: it may find cold caches.
+#: New tokens of the first request of a tier, whose time is not counted: caches may be cold.
 _WARM_UP_TOKENS = 4
 
 
 def decode_at_each_tier(
     engine: Engine, prompts: Sequence[Sequence[int]], max_new_tokens: int
 ) -> tuple[dict[int, Decoded], TraceReport | None]:
-    """Decode ``prompts`` greedily, one at a time, with the policy fixed to each tier; and the trace of the largest one.
+    """Decode ``prompts`` greedily, one at a time, with the policy fixed to each tier.
 
-    Each prompt is decoded at all tiers before the next one, and the first tier rotates: a machine that slows down for a
-    while slows all tiers. The requests are counted in the engine's statistics. The policy is as before afterwards,
+    Each prompt is decoded at all tiers before the next one, and the first tier rotates. A temporary slowdown of the
+    machine then affects all tiers. The engine's statistics include these requests. Afterwards the policy is restored
     without its history.
 
     Returns:
-        What was decoded, by draft length, and the trace; None where a tier is a tree.
+        The decoded results by draft length, and the trace of the largest tier; no trace (None) if a tier is a tree.
     """
     policy, tiers = engine.policy, engine.draft_lens
     traced = tiers == chains(tiers)
@@ -62,13 +62,13 @@ def decode_at_each_tier(
 
 @dataclass
 class _Tally:
-    """What was decoded at one tier so far. ``seconds`` and ``tokens`` are those after each request's first token."""
+    """Results of one tier so far. ``seconds`` and ``tokens`` exclude the first token of each request."""
 
     max_draft_len: int
     seconds: float = 0.0
     tokens: int = 0
     tier_steps: Counter[int] = field(default_factory=Counter)
-    traces: list[Trace] = field(default_factory=list)
+    traces: list[RecordedRun] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.total = Counters(self.max_draft_len)
@@ -122,8 +122,8 @@ def _decoded(draft_len: int, tally: _Tally, prompts: int, names: Mapping[int, st
     )
 
 
-def _own(traces: Sequence[Trace], draft_len: int) -> tuple[int, float | None]:
-    """Steps of the tier itself, and their acceptance length: where no row has drafts, a smaller tier runs."""
+def _own(traces: Sequence[RecordedRun], draft_len: int) -> tuple[int, float | None]:
+    """Steps of the tier itself, and their acceptance length. A smaller tier runs if no row has drafts."""
     own = [step for trace in traces for step in trace.steps if step.draft_len == draft_len]
     rows = sum(len(step.requests) for step in own)
     return len(own), sum(sum(step.emitted) for step in own) / rows if rows else None

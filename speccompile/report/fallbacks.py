@@ -1,4 +1,4 @@
-"""What of a wrap works with less than it could, and what to do about it."""
+"""Slower paths that a wrap uses, with the reason and a remedy for each."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speccompile.utils.storage import known_spare
 
 
 def fallbacks_of(config: BuildConfig, info: ModelInfo, observed: Observation) -> Iterator[Fallback]:
-    """Those of a build, the costliest first."""
+    """Fallbacks of a build, the costliest first."""
     backend, kernels = config.backend, config.kernels.settled()
     if (gpu := unused_gpu(info.device)) is not None:
         yield Fallback("Steps run on the CPU, and no GPU is used", f"the model is on the CPU; {gpu}", f"{MOVE}.")

@@ -1,4 +1,4 @@
-"""Makes a report of a speculator: measures, decodes and collects."""
+"""Creates a report of a speculator: measures, decodes and collects."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ def make_report(
     max_new_tokens: int,
     trace: str | os.PathLike[str] | None,
 ) -> Report:
-    """The report of what was built; arguments as :meth:`speccompile.Speculator.report` has them.
+    """Create the report of a build. Other arguments are those of :meth:`speccompile.Speculator.report`.
 
     Args:
-        kind: of the executables that are shown.
+        kind: kind of the executables to report.
 
     Raises:
         InvalidTrace: ``trace`` cannot be read.
-        InsideStep: this is a callback of a step.
+        InsideStep: the call comes from a callback of a step.
     """
-    engine.turns.refuse_callback("report()")
+    engine.loop.refuse_callback("report()")
     recorded: TraceReport | None = None
     if trace is not None:
         recorded = trace_report(read_trace(trace), Path(trace).name)
@@ -50,7 +50,7 @@ def make_report(
     times: dict[int, StepTimes] = {}
     bandwidth = None
     if measure:
-        with task("measure the steps"), engine.turns.own():
+        with task("measure the steps"), engine.loop.exclusive():
             times, bandwidth = measured(source)
     decoded: dict[int, Decoded] = {}
     if prompts:

@@ -17,11 +17,11 @@ from speccompile.report.stopwatch import Laps, timing, with_laps
 from speccompile.runtime.measure import dummy_rows
 from speccompile.utils.devices import traits_of
 
-#: Timed runs of a step as a whole, and of one whose calls are timed.
+#: Number of timed runs of a step as a whole, and of a step whose calls are timed.
 RUNS, RUNS_IN_PARTS = 11, 4
-#: Tokens of each row, if a slot has that many.
+#: Tokens of each row, unless a slot holds fewer.
 CONTEXT = 256
-#: Seconds after which a tier is not run again.
+#: Seconds of measurement after which a tier is not run again.
 ENOUGH = 2.0
 
 
@@ -30,11 +30,11 @@ class StepTimes:
     """Milliseconds of a step.
 
     Args:
-        runs: of the step as a whole, its drafters included.
-        drafters: of what runs before it.
-        of_calls: by function of the printed step and by place of the call: of one step. The calls of bodies are those
-            of the compiled ones.
-        in_bodies: the same inside of bodies that run op by op.
+        runs: of the step as a whole, with its drafters.
+        drafters: of the drafters that run before the step.
+        of_calls: of each call in one step, by function of the printed step and index of the call. Calls of bodies run
+            the compiled bodies.
+        in_bodies: of each call within bodies that run op by op, by the same keys.
     """
 
     context: int
@@ -45,22 +45,22 @@ class StepTimes:
 
     @property
     def fastest(self) -> float:
-        """What the machine slows least."""
+        """Fastest run: the one with the least interference from other work on the machine."""
         return min(self.runs)
 
     @property
     def median(self) -> float:
-        """Median of the runs, in seconds."""
+        """Median of the runs, in milliseconds."""
         return statistics.median(self.runs)
 
 
 def measure_steps(
     arena: Arena, tiers: Mapping[int, Tier], backend: Backend, outlined: StepGraph, context: int | None = None
 ) -> dict[int, StepTimes]:
-    """Run each tier over the dummy slot, in turns. Nothing of a live slot changes; no other step may run meanwhile.
+    """Run the tiers in alternation over the dummy slot. Live slots do not change. No other step may run meanwhile.
 
     Args:
-        tiers: by any key.
+        tiers: by any key, which the result has too.
         outlined: the graph whose bodies the steps call.
         context: tokens of each row; None is 256, or half of ``max_len``.
     """
@@ -93,7 +93,7 @@ def _timed(tier: Tier, backend: Backend, outlined: StepGraph) -> Callable[..., o
 
 
 def _laps(tier: Tier) -> Laps:
-    """Milliseconds of one step, by function and call: of the fastest run."""
+    """Milliseconds of one step by function and call, from the fastest run."""
     fastest: tuple[float, Laps] | None = None
     for turn in range(RUNS_IN_PARTS + 1):
         with timing() as laps:

@@ -1,4 +1,4 @@
-"""What a wrap holds in memory, and what other options would save."""
+"""Memory that a wrap holds, and savings by other options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.report.memory_data import Buffer, Memory, MemoryItem, Saving
 from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForms
 
-#: What the name of an adapter's buffer begins with.
+#: Beginning of the name of an adapter's buffer.
 _OF_LAYER = re.compile(r"^lora_\d+_")
 #: A name with the number of a layer in it.
 _NUMBERED = re.compile(r"^(?P<list>.*?)\.\d+\.(?P<rest>.*)$")
@@ -28,11 +28,11 @@ def memory_of(
     layout: Layout,
     packs: WeightPacks,
 ) -> Memory:
-    """Every tensor once.
+    """Sum up all tensors, each once.
 
     Args:
         weights, drafter: of the model and of the mode's network, by path.
-        ports: of the executables: packed copies are those of its weights that are not the model's own tensors.
+        ports: of the executables. Weights that are not the model's own tensors are packed copies.
     """
     seen: set[int] = set()
     items: dict[tuple[str, ...], list[int]] = {}
@@ -43,7 +43,7 @@ def memory_of(
     for group, tensors in (("model", weights), ("drafter", drafter)):
         for name, tensor in tensors.items():
             if _first(tensor, seen):
-                # One element may stand for all, which are packed.
+                # An expanded tensor of one element may replace a packed weight.
                 add((group, *_path(name)), min(tensor.nbytes, tensor.untyped_storage().nbytes()))
     for port in ports:
         if port.value is not None and port.role == "weight" and _first(port.value, seen):
@@ -52,7 +52,7 @@ def memory_of(
     for buffer in buffers:
         add(("arena", buffer.group, *_buffer(buffer)), buffer.nbytes)
     found = tuple(MemoryItem(path, sum(sizes), len(sizes)) for path, sizes in items.items())
-    # Of integers only a few bytes a token; numbers are KV.
+    # Nearly all of it is KV: integers add only a few bytes per token.
     kept = [tensor for tensor in layout.tensors.values() if tensor.follows_text]
     per_token = sum(tensor.nbytes // (tensor.shape[0] * tensor.shape[1]) for tensor in kept)
     slots = layout.max_batch + 1
@@ -101,7 +101,7 @@ def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator
 
 
 def _bytes_in(forms: WeightForms) -> Callable[[Pack], int]:
-    """Bytes of a packed weight with another choice of forms."""
+    """Bytes of a packed weight under another choice of forms."""
 
     def size(pack: Pack) -> int:
         form = FORMS[forms.form((), of_vocabulary=pack.of_vocabulary)]

@@ -1,4 +1,4 @@
-"""What a report says of memory: buffers of the arena, what a wrap holds, and what would save some of it."""
+"""Memory in a report: buffers of the arena, memory that a wrap holds, and options that would save some of it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class MemoryItem:
 
 @dataclass(frozen=True)
 class Saving:
-    """What another option of ``wrap`` would save; negative if it costs."""
+    """Saving by another option of ``wrap``, in bytes; negative if the option needs more."""
 
     option: str
     nbytes: int
@@ -37,7 +37,7 @@ class Saving:
 
 @dataclass(frozen=True)
 class Memory:
-    """Everything that a wrap holds. ``kv_bytes_per_token`` are those of one slot."""
+    """All memory that a wrap holds. ``kv_bytes_per_token`` are those of one slot."""
 
     items: tuple[MemoryItem, ...]
     savings: tuple[Saving, ...]

@@ -1,4 +1,4 @@
-"""Names of tiers, as a report shows them."""
+"""Names of tiers in a report."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from speccompile.graph.tree import Tree, in_order
 
 
 def short_names(draft_lens: Iterable[int]) -> dict[int, str]:
-    """Of each tier: ``K=7``, or a tree by its nodes and depth. Of trees that have the same, all but the first also have
-    a number."""
+    """Name of each tier: ``K=7``, or the nodes and depth of a tree. Trees of the same name are numbered from the second
+    on.
+    """
     names: dict[int, str] = {}
     for draft_len in in_order(draft_lens):
         name = _short_name(draft_len)

@@ -1,13 +1,13 @@
-"""What a report says of graphs: nodes, the stages of a pipeline, bodies, and what a run of them calls."""
+"""Graphs in a report: nodes, stages of a pipeline, bodies, and the kernels that a run of them calls."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Literal
 
-#: Parts of a step, in the order in which they run. ``draft`` and ``propose`` are the drafter's, before and after the
-#: target. ``elementwise`` is what compiled layers do between their linears and attention; ``layers`` are layers that
-#: were not taken apart. ``host`` is the time between two steps.
+#: Parts of a step, in the order in which they run. ``draft`` and ``propose`` belong to the drafter, before and after
+#: the target. ``elementwise`` are the kernels between linears and attention in compiled layers. ``layers`` are layers
+#: without such a division. ``host`` is the time between two steps.
 Region = Literal[
     "draft",
     "inputs",
@@ -32,17 +32,17 @@ class Node:
     """One call in a graph.
 
     Args:
-        op: the op, or the body that it calls.
-        value: dtype and shape of the result; empty for none or several.
-        added_by: the pass that added it.
-        since, until: indices of the first stage that has it, and of the first one that has it no longer; None if the
-            last stage has it.
+        op: name of the op or body that it calls.
+        value: dtype and shape of the result; empty if there is no result, or several.
+        added_by: pass that added it.
+        since, until: index of the first stage that has it, and of the first later stage without it; None if the last
+            stage has it.
         inputs: names of the nodes that it reads.
         reads, writes: names of buffers.
-        body: the name of the body that it calls; empty for an op.
-        layer: the decoder layer that it is a part of; None outside of layers.
+        body: name of the body that it calls; empty for an op.
+        layer: decoder layer that it is a part of; None outside of layers.
         place: its position in the last graph that has it.
-        nbytes: of the weights and of the KV cache that it reads.
+        nbytes: bytes of weights and of KV that it reads.
     """
 
     name: str
@@ -64,16 +64,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Stage:
-    """The graph as one pass left it.
+    """The graph after one pass.
 
     Args:
-        summary: what the pass does.
-        note: what it found.
-        seconds: that the pass took.
-        nodes: calls in the graph.
-        added, removed: calls of each op that came and went.
+        summary: description of the pass.
+        note: findings of the pass.
+        seconds: duration of the pass.
+        nodes: number of calls in the graph.
+        added, removed: number of added and removed calls by op.
         python: the printed stage, a file that runs.
-        diff: to the stage before, as a unified difference.
+        diff: unified diff from the stage before.
     """
 
     name: str
@@ -91,7 +91,7 @@ class Stage:
 
 @dataclass(frozen=True)
 class Program:
-    """Stages and the nodes of all of them."""
+    """Stages of a pipeline, and the nodes of all of them."""
 
     name: str
     stages: tuple[Stage, ...]
@@ -100,8 +100,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Body:
-    """One function for a group of equal decoder layers. ``nbytes`` and ``ms`` of a node are those of all calls in a
-    step."""
+    """A function for a group of equal decoder layers. ``nbytes`` and ``ms`` of a node are sums over a step."""
 
     name: str
     layers: tuple[int, ...]
@@ -110,13 +109,13 @@ class Body:
 
 @dataclass(frozen=True)
 class Kernel:
-    """What one run of ``caller`` calls.
+    """A kernel, or another call, in a run of ``caller``.
 
     Args:
-        kind: as :class:`speccompile.lowering.kernel_list.KernelCall` has it.
+        kind: see :class:`speccompile.lowering.kernel_list.KernelCall`.
         calls: in one run of the caller.
-        nbytes: of weights and KV that all calls of a step read.
-        ms: of all calls of a step.
+        nbytes: bytes of weights and KV that all calls of a step read.
+        ms: sum over all calls of a step.
     """
 
     caller: str
@@ -130,10 +129,11 @@ class Kernel:
 
 @dataclass(frozen=True)
 class Collective:
-    """What the ranks of a sharded model send one another: ``calls`` times in one step, for all calls of ``caller``.
+    """A collective between the ranks of a sharded model: ``calls`` times in one step, for all calls of ``caller``.
 
     Args:
-        shape, dtype: of this rank's part; nbytes: of its parts in all calls.
+        shape, dtype: of this rank's part.
+        nbytes: of its parts in all calls.
     """
 
     caller: str

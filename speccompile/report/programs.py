@@ -24,7 +24,7 @@ CAPTURE = "Exports the model as a flat graph in which every tensor has a name."
 
 @dataclass(frozen=True)
 class Times:
-    """Measured milliseconds, by node of the last stage, and of each body by node, all calls together."""
+    """Measured milliseconds of the last stage's nodes, and of the nodes of each body, summed over all calls."""
 
     of_nodes: Mapping[str, float] = field(default_factory=dict)
     of_bodies: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
@@ -39,11 +39,11 @@ def program(
     base: graph_stage.Stage | None = None,
     times: Times | None = None,
 ) -> Program:
-    """The stages of one pipeline, and the nodes of all of them.
+    """Stages of one pipeline, and the nodes of all of them.
 
     Args:
-        passes: those of the pipeline and of what comes before it.
-        base: the stage before the first one, whose nodes have ``since`` -1.
+        passes: passes of the pipeline and of the pipelines before it.
+        base: stage before the first one. Its nodes have ``since`` -1.
         times: of the last stage.
     """
     by_name = {item.name: item for item in passes}
@@ -76,7 +76,7 @@ def _stage(stage: graph_stage.Stage, made_by: Pass | None) -> Stage:
 
 
 def first_sentence(kind: type) -> str:
-    """Of the docstring of a class."""
+    """First sentence of the docstring of a class."""
     text = " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
     return re.sub(r"``|:\w+:`~?([^`]*)`", r"\1", text.partition(". ")[0].removesuffix(".")) + "." if text else ""
 
@@ -88,7 +88,7 @@ def _short(name: str) -> str:
 def _history(
     graphs: Sequence[StepGraph], first: int, of_passes: Mapping[str, Region | None], reads: Reads
 ) -> list[Node]:
-    """The nodes of all graphs, one entry for a node that several of them have."""
+    """Nodes of all graphs. A node that several graphs have is listed once."""
     found: list[Node] = []
     live: dict[str, int] = {}
     for index, graph in enumerate(graphs, first):
@@ -110,7 +110,7 @@ def _history(
 
 
 def step_nodes(graph: StepGraph, of_passes: Mapping[str, Region | None], reads: Reads, since: int = 0) -> list[Node]:
-    """The calls of a graph, in order."""
+    """Calls of a graph, in order."""
     regions, nbytes, writes = regions_of_step(graph, of_passes), of_step(graph, reads), state_writes(graph)
     found = []
     for place, node in enumerate(graph.graph.nodes):
@@ -144,14 +144,14 @@ def _is_state(graph: StepGraph, name: str) -> bool:
 
 
 def _text(value: Any) -> str:
-    """Of a tensor its dtype and shape; nothing of other values."""
+    """Dtype and shape of a tensor; empty for other values."""
     if not isinstance(value, torch.Tensor):
         return ""
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
 def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tuple[Body, ...]:
-    """The bodies that a step calls, each with the bytes and times of all of its calls."""
+    """Bodies that a step calls, with the bytes and times of all of their calls."""
     calls: dict[str, list[fx.Node]] = {}
     for node in graph.graph.nodes:
         if node.op == "call_module":

@@ -1,6 +1,6 @@
-"""Part of a step of each call: the region of the pass that added it, and in a decoder layer by data flow.
+"""Regions of the calls of a step, from the region of the pass that added a call, and from data flow in decoder layers.
 
-No name of a model's module is looked at, so it holds for every family.
+Module names of the model are not used, so this holds for every family.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from speccompile.utils.torch_private import OpOverload
 _LINEARS = frozenset(
     op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears)
 ) | {"native_expert_linear"}
-#: What adapters add to linears.
+#: Ops that adapters add to linears.
 _ADAPTERS = frozenset({"lora", "native_lora"})
 _ENDS: dict[Part, Region] = {"prologue": "embedding", "epilogue": "lm_head"}
-#: What of an op's name says that it mixes the tokens of a sequence.
+#: Parts of the names of ops that mix the tokens of a sequence.
 _MIXERS = ("attention", "causal_conv", "gated_delta_rule", "selective_scan")
 
 
 def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region | None]:
-    """By name of the pass, and of the capture; None is the model."""
+    """Regions by name of the pass, with the capture. None is the model."""
     found: dict[str, Region | None] = {CAPTURE: None}
     for item in passes:
         if item.region != "model":
@@ -42,15 +42,17 @@ def regions_of_passes(passes: Iterable[Pass]) -> dict[str, Region | None]:
 
 
 def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region | None]) -> dict[fx.Node, Region]:
-    """The region of every call. What was captured, and what passes over the model added, is the model's: before its
-    layers the embedding, its layers, and after them the lm_head. What a pass added that ``of_passes`` does not have is
-    ``other``."""
+    """Region of every call.
+
+    Captured calls, and calls that passes over the model added, belong to the model: the embedding before the layers,
+    the layers, and the lm_head after them. Calls of passes that are missing in ``of_passes`` are ``other``.
+    """
     calls = [node for node in graph.graph.nodes if node.op in ("call_function", "call_module")]
     layers = set(graph.anchors.layers)
     added = {node: of_passes.get(node.meta["pass"], "other") for node in calls}
     own = [node for node in calls if added.get(node) is None]
     ends = [place for place, node in enumerate(own) if node in layers]
-    # In the captured model a layer is many calls, and its anchor is the last one of them.
+    # In the captured model a layer consists of many calls, and its anchor is the last of them.
     starts = [place for place, node in enumerate(own) if "layer" in node.meta or node in layers]
     first, last = (min(starts, default=len(own)), max(ends, default=-1))
     found: dict[fx.Node, Region] = {}
@@ -60,17 +62,17 @@ def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region | None]) ->
 
 
 def is_linear(node: fx.Node) -> bool:
-    """Whether it multiplies by a weight."""
+    """Return whether ``node`` multiplies by a weight."""
     return is_ours(node, _LINEARS) or (node.target in PRODUCTS and not is_mixer(node))
 
 
 def is_mixer(node: fx.Node) -> bool:
-    """Whether tokens of a sequence meet in it: attention, or a recurrence."""
+    """Return whether ``node`` combines tokens of a sequence: attention, or a recurrence."""
     return is_ours(node) and any(part in op_name(node) for part in _MIXERS)
 
 
 def is_ours(node: fx.Node, names: frozenset[str] | None = None) -> bool:
-    """Whether it calls an op of this package, one of ``names``."""
+    """Return whether ``node`` calls an op of this package, and with ``names`` one of them."""
     target = node.target
     if not isinstance(target, OpOverload) or target.namespace != "speccompile":
         return False
@@ -78,7 +80,7 @@ def is_ours(node: fx.Node, names: frozenset[str] | None = None) -> bool:
 
 
 def op_name(node: fx.Node) -> str:
-    """Of the op or the body that it calls."""
+    """Name of the op or body that ``node`` calls."""
     if isinstance(node.target, str):
         return node.target
     if isinstance(node.target, OpOverload):
@@ -87,10 +89,10 @@ def op_name(node: fx.Node) -> str:
 
 
 def regions_of_body(graph: StepGraph, body: Body) -> dict[fx.Node, Region]:
-    """The region of every call of a body: the whole of ``embedding`` or ``lm_head`` for what stands around the layers.
+    """Region of every call of a body. All calls before the layers are ``embedding``, and all after them ``lm_head``.
 
-    Of a decoder layer, ``qkv`` is what attention (or a recurrence) depends on, ``projection`` the first linear after it
-    and what lies between them, ``mlp`` the rest. Without an op that mixes tokens all of it is ``layers``.
+    In a decoder layer, ``qkv`` are the inputs of attention (or of a recurrence), ``projection`` the first linear after
+    it with the calls in between, and ``mlp`` the rest. Without an op that mixes tokens, all calls are ``layers``.
     """
     calls = [node for node in body.module.graph.nodes if node.op == "call_function"]
     if body.part != "layers":
@@ -104,7 +106,7 @@ def regions_of_body(graph: StepGraph, body: Body) -> dict[fx.Node, Region]:
     projections = {node for node in after if is_linear(node)}
     first = next((node for node in calls if node in projections), None)
     if first is not None:
-        # What an adapter adds to it belongs to it.
+        # Ops that an adapter adds to the projection belong to it.
         first = next((user for user in first.users if is_ours(user, _ADAPTERS)), first)
     between = _ancestors(graph, calls, [first]) | {first} if first is not None else set()
     found: dict[fx.Node, Region] = {}
@@ -121,7 +123,7 @@ def regions_of_body(graph: StepGraph, body: Body) -> dict[fx.Node, Region]:
 
 
 def _ancestors(graph: StepGraph, calls: list[fx.Node], of: Iterable[fx.Node]) -> set[fx.Node]:
-    """What ``of`` depend on, writes of tensors that they read included."""
+    """Calls on which ``of`` depend. Writes of tensors that these calls read are included."""
     writers: dict[fx.Node, list[fx.Node]] = {}
     for node in calls:
         for target in written(graph, node):

@@ -1,4 +1,4 @@
-"""What a report says of runs: the times of steps and of their parts, drafts, and traces."""
+"""Runs in a report: the times of steps and of their parts, drafts, and traces."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccompile.report.program_data import Region
 
 @dataclass(frozen=True)
 class RegionCost:
-    """A part of a step: ``floor_ms`` is the time that memory needs for its bytes."""
+    """Cost of a region. ``floor_ms`` is the time to read its bytes from memory."""
 
     region: Region
     ms: float | None
@@ -22,9 +22,9 @@ class Measured:
     """Measured steps of one tier, over the dummy slot.
 
     Args:
-        step_ms: the fastest of ``runs`` runs, which take turns with those of the other tiers.
+        step_ms: the fastest of ``runs`` runs, which alternate with those of the other tiers.
         context: tokens of each row.
-        how: how the parts were measured.
+        how: description of the measurement of the parts.
     """
 
     step_ms: float
@@ -39,10 +39,11 @@ class Decoded:
     """Prompts that were decoded with the policy fixed to one tier.
 
     Args:
-        tokens: that steps emitted.
-        acceptance_length: over all steps. Where a lookup has no drafts, a smaller tier runs.
-        own_steps, own_length: the steps that ran this very tier, and their acceptance length; None if it did not run.
-        tier_steps: steps by the name of the tier that ran.
+        tokens: number of tokens that steps emitted.
+        acceptance_length: over all steps. If a lookup finds no drafts, a smaller tier runs.
+        own_steps, own_length: number of the steps that ran this tier, and their acceptance length; None if it did not
+            run.
+        tier_steps: numbers of steps by the name of the tier that ran.
         step_ms: mean time of a step with the host's part, after the first token.
     """
 
@@ -59,8 +60,8 @@ class Decoded:
 
 
 @dataclass(frozen=True)
-class Acceptance:
-    """Counts of the requests that the engine has run: per draft position, and steps and seconds by name of the tier."""
+class AcceptanceCounts:
+    """Statistics of the requests that the engine has run: by draft position, and by name of the tier."""
 
     acceptance_length: float
     steps: int
@@ -85,7 +86,7 @@ class TraceStep:
 
 @dataclass(frozen=True)
 class TraceReport:
-    """The steps of a recorded trace; ``name`` is its file, or what was decoded."""
+    """Steps of a recorded trace. ``name`` is its file, or a description of the decoded prompts."""
 
     name: str
     draft_lens: tuple[int, ...]

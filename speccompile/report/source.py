@@ -1,4 +1,4 @@
-"""What a report is made of: a build with its engine, or the stages alone where nothing was lowered."""
+"""Input of a report: a build with its engine, or only its stages if nothing was lowered."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from speccompile.runtime.engine import Engine
 
 @dataclass(frozen=True)
 class StepStages:
-    """Stages of a tier and of the drafters that run before it, in order."""
+    """Stages of a tier, and of the drafters that run before it, in order."""
 
     step: Stages
     drafters: tuple[Stages, ...] = ()
 
 
 @dataclass(frozen=True)
-class Source:
-    """Everything that a report is made of.
+class ReportSource:
+    """Input of a report.
 
     Args:
-        kind: of the executables that are shown.
-        tiers: by draft length and row count.
-        executables: the same, bound; empty where nothing was lowered.
-        backend: its name; None where nothing was lowered.
-        seconds: of each part of the build.
+        kind: kind of the executables to report.
+        tiers: stages by draft length and row count.
+        executables: bound tiers by the same keys; empty if nothing was lowered.
+        backend: name of the backend; None if nothing was lowered.
+        seconds: duration of each part of the build.
     """
 
     config: BuildConfig
@@ -59,21 +59,23 @@ class Source:
 
     @property
     def rows(self) -> int:
-        """The row count of the tiers that are shown: the largest."""
+        """Row count of the reported tiers: the largest."""
         return max(rows for _, rows in self.tiers)
 
     def code(self, *graphs: StepGraph) -> dict[str, str]:
-        """The modules that call the kernels of compiled bodies."""
+        """Modules that call the kernels of compiled bodies."""
         found: dict[str, str] = {}
         for graph in graphs if self.backend else ():
             found |= self.config.backend.compiled_code(graph)
         return found
 
 
-def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Mapping[str, str], kind: Kind) -> Source:
-    """Of what was built; ``kind`` is among the engine's executables."""
+def of_build(
+    config: BuildConfig, build: Build, engine: Engine, explanation: Mapping[str, str], kind: Kind
+) -> ReportSource:
+    """Input from a build. ``kind`` must be among the engine's executables."""
     tiers = {(draft_len, rows): tier for (draft_len, rows, own), tier in engine.tiers.items() if own == kind}
-    return Source(
+    return ReportSource(
         config=config,
         info=build.info,
         layout=engine.arena.layout,
@@ -95,8 +97,8 @@ def of_build(config: BuildConfig, build: Build, engine: Engine, explanation: Map
     )
 
 
-def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> Source:
-    """Of stages that were not lowered."""
+def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> ReportSource:
+    """Input from stages that were not lowered."""
     config = built.config
     steps = {name[:2]: step for name, step in built.tiers.items() if name[2] == kind}
     own = {name: step.drafter.stages for name, step in sorted(steps.items()) if step.drafter is not None}
@@ -108,7 +110,7 @@ def of_stages(info: ModelInfo, built: BuiltStages, kind: Kind) -> Source:
             if other == rows and (drafted == draft_len or (config.drafts_in_segments and drafted < draft_len))
         )
 
-    return Source(
+    return ReportSource(
         config=config,
         info=info,
         layout=built.arena.layout,

@@ -1,4 +1,4 @@
-"""Times every statement of a printed step: the printed code is run with a call of :func:`lap` after each of them."""
+"""Times every statement of a printed step. The code runs with a call of :func:`lap` after each statement."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Laps = dict[tuple[str, int], float]
 
 _LAP, _NOW = "_report_lap", "_report_now"
 _HEADER = f"from speccompile.report.stopwatch import lap as {_LAP}, now as {_NOW}"
-#: Of a printed stage, what is not a part of a step.
+#: Functions of a printed stage that are not part of a step.
 _NO_STEP = frozenset({"make_inputs"})
 
 now = time.perf_counter
@@ -21,14 +21,14 @@ _laps: Laps = defaultdict(float)
 
 
 def lap(function: str, statement: int, since: float) -> float:
-    """Add the time since ``since`` to a statement; returns the time of the end, so that its own work is not counted."""
+    """Add the time since ``since`` to a statement. Returns the time at its end, which excludes the work of ``lap``."""
     _laps[function, statement] += now() - since
     return now()
 
 
 @contextlib.contextmanager
 def timing() -> Iterator[Laps]:
-    """The seconds of the statements that run in this context, of all their runs together."""
+    """Collect the seconds of the statements that run in this context, summed over their runs."""
     global _laps
     before, _laps = _laps, defaultdict(float)
     try:
@@ -38,8 +38,10 @@ def timing() -> Iterator[Laps]:
 
 
 def with_laps(source: str) -> str:
-    """The printed stage ``source``, with a lap after each statement of each of its functions. Statement i of a function
-    is the i-th call of its graph. Runs inside of :func:`timing`."""
+    """Return the printed stage ``source`` with a lap after each statement of each function. Run it in :func:`timing`.
+
+    Statement i of a function is the i-th call of its graph.
+    """
     module = ast.parse(source)
     for item in module.body:
         if isinstance(item, ast.FunctionDef) and item.name not in _NO_STEP:

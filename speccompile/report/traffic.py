@@ -1,4 +1,4 @@
-"""The bytes that each call of a step has to read: weights, and the live part of the KV cache."""
+"""Bytes that each call of a step must read: weights, and the live part of the KV cache."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ from speccompile.graph.verify import views_of, written
 from speccompile.report.regions import is_ours, op_name
 from speccompile.utils.torch_private import OpOverload
 
-#: Linears whose weights are those of chosen experts.
+#: Linears that read only the weights of chosen experts.
 _OF_EXPERTS = frozenset({"expert_linear", "native_expert_linear"})
 
 
 @dataclass(frozen=True)
 class Reads:
-    """How a step reads state: of ``rows`` rows, each with ``context`` tokens."""
+    """Size of the state that a step reads: ``rows`` rows, each with ``context`` tokens."""
 
     layout: Layout
     rows: int
     context: int
 
     def of_port(self, port: Port) -> int:
-        """Bytes of a placeholder that is read whole: a weight, or the live part of a state tensor."""
+        """Bytes of a placeholder that is read as a whole: a weight, or the live part of a state tensor."""
         nbytes = math.prod(port.shape) * port.dtype.itemsize
         state = self.layout.tensors.get(port.name)
         if port.role == "weight" or state is None:
             return nbytes
         if port.name.startswith(PREFIX):
-            # Rows that are timed have no adapter.
+            # Timed rows are without an adapter.
             return 0
         slots = self.layout.max_batch + 1
         if not state.shape or state.shape[0] != slots:
@@ -48,12 +48,12 @@ class Reads:
 
 
 def of_step(graph: StepGraph, reads: Reads) -> dict[fx.Node, int]:
-    """Of every call of a step; a body's are those of one call of it."""
+    """Bytes of every call of a step. The bytes of a body are those of one call of it."""
     ports = {node: graph.ports[node.name] for node in graph.placeholders}
     calls = [node for node in graph.graph.nodes if node.op == "call_module"]
     values = {node: node.meta.get("val") for node in graph.graph.nodes}
     found = _of_calls(graph, graph.graph, ports, values, reads)
-    # Equal calls have equal values.
+    # The values of equal calls are equal.
     inside: dict[object, Mapping[fx.Node, Any]] = {}
     for call in calls:
         key = call.target, call.all_input_nodes[0].meta["val"].shape
@@ -64,7 +64,7 @@ def of_step(graph: StepGraph, reads: Reads) -> dict[fx.Node, int]:
 
 
 def of_call(graph: StepGraph, call: fx.Node, reads: Reads, values: Mapping[fx.Node, Any]) -> dict[fx.Node, int]:
-    """Of every call inside of a body, where ``call`` calls it. ``values`` are its :func:`body_values`."""
+    """Bytes of every call inside of a body when ``call`` calls it. ``values`` are its :func:`body_values`."""
     body = graph.bodies[str(call.target)].module.graph
     given = zip(body.find_nodes(op="placeholder"), call.args, strict=False)
     ports = {
@@ -76,7 +76,7 @@ def of_call(graph: StepGraph, call: fx.Node, reads: Reads, values: Mapping[fx.No
 
 
 def body_values(graph: StepGraph, call: fx.Node) -> dict[fx.Node, Any]:
-    """What each node of a body returns, a fake tensor, where ``call`` calls it."""
+    """Result of each node of a body when ``call`` calls it, as a fake tensor."""
     runner = _Values(graph.bodies[str(call.target)].module)
     with faking():
         runner.run(*fx.map_arg(call.args, lambda node: node.meta["val"]))
@@ -84,7 +84,7 @@ def body_values(graph: StepGraph, call: fx.Node) -> dict[fx.Node, Any]:
 
 
 class _Values(fx.Interpreter):
-    """Runs a body, and notes what each of its nodes returns."""
+    """Interpreter that records the result of each node of a body."""
 
     def __init__(self, module: fx.GraphModule) -> None:
         super().__init__(module)
@@ -102,8 +102,8 @@ def _has_experts(graph: StepGraph, call: fx.Node) -> bool:
 def _of_calls(
     graph: StepGraph, calls: fx.Graph, ports: Mapping[fx.Node, Port], values: Mapping[fx.Node, Any], reads: Reads
 ) -> dict[fx.Node, int]:
-    """Of every function that ``calls`` calls."""
-    # A view reads nothing. What reads it reads the tensor.
+    """Bytes of every function call in ``calls``."""
+    # A view reads no bytes. Its bytes count for the calls that read it.
     roots = {node: node for node in ports}
     found = {}
     for node in calls.nodes:
@@ -129,7 +129,7 @@ def _of_node(
 ) -> int:
     sources = list(dict.fromkeys(roots[source] for source in node.all_input_nodes if source in roots))
     if "embedding" in op_name(node):
-        # Of its rows only those of the tokens are read.
+        # Of an embedding's rows only those of the tokens are read.
         weights = [ports[source] for source in sources if ports[source].role == "weight"]
         value = values.get(node)
         features = 1 if value is None else value.shape[-1]
@@ -141,7 +141,7 @@ def _of_node(
 
 
 def _of_chosen(node: fx.Node, nbytes: int, values: Mapping[fx.Node, Any]) -> int:
-    """Of ``nbytes`` of all experts those of as many as the step's tokens can choose."""
+    """Share of ``nbytes``, those of all experts, for the most experts that the step's tokens can choose."""
     chosen, weight = (values.get(argument) for argument in node.args[1:3] if isinstance(argument, fx.Node))
     if not (isinstance(chosen, torch.Tensor) and isinstance(weight, torch.Tensor)):
         return nbytes

@@ -1,4 +1,4 @@
-"""A report in words: whether speculation pays, and why each tier takes the time that it takes."""
+"""Sentences of a report: whether speculation pays, and an explanation of each tier's step time."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from dataclasses import replace
 
 from speccompile.report.data import Fallback, TierReport
 from speccompile.report.program_data import Region
-from speccompile.report.run_data import Acceptance, RegionCost, TraceReport
+from speccompile.report.run_data import AcceptanceCounts, RegionCost, TraceReport
 
-#: Regions as sentences name them.
+#: Names of regions in sentences.
 NAMES: Mapping[Region, str] = {
     "draft": "drafting",
     "inputs": "step inputs",
@@ -28,20 +28,20 @@ NAMES: Mapping[Region, str] = {
     "other": "other",
     "host": "host",
 }
-#: Regions that a sentence names, and what share of a step is worth naming.
+#: Largest number of regions in a sentence, and smallest share of a step that a sentence names.
 _NAMED, _WORTH = 3, 0.02
-#: The clock and the measured steps agree about a tier up to this factor; and two tiers that differ by less than the
-#: second one are about as fast.
+#: The clock and the measured steps of a tier agree if their ratio is below the first factor. Two tiers are equally fast
+#: if their ratio is below the second.
 _AGREE, _SAME = 1.25, 1.03
 
 
 def milliseconds(value: float) -> str:
-    """Two digits after the point where it is short."""
+    """Format ``value`` with one digit after the point from 10 ms on, else with two."""
     return f"{value:.1f} ms" if value >= 9.95 else f"{value:.2f} ms"
 
 
 def explained(tiers: Sequence[TierReport]) -> tuple[TierReport, ...]:
-    """The tiers with what each costs against K=0, and sentences that say why."""
+    """Add to each tier its cost relative to K=0, and sentences that explain it."""
     plain = next((tier for tier in tiers if tier.draft_len == 0), None)
     return tuple(_explained(tier, plain) for tier in tiers)
 
@@ -94,12 +94,12 @@ def _added(tier: Sequence[RegionCost], plain: Sequence[RegionCost]) -> list[tupl
     return sorted(added, key=lambda item: -item[1])
 
 
-#: An acceptance length, and where it was seen.
+#: An acceptance length, and the runs in which it was observed.
 Seen = tuple[float, str]
 
 
-def acceptance_of(tier: TierReport, acceptance: Acceptance | None, trace: TraceReport | None) -> Seen | None:
-    """The acceptance length of the steps of a tier, and where it was seen; None if it was seen nowhere."""
+def acceptance_of(tier: TierReport, acceptance: AcceptanceCounts | None, trace: TraceReport | None) -> Seen | None:
+    """Acceptance length of a tier's steps, and the runs in which it was observed, or None."""
     if tier.decoded is not None and tier.decoded.own_length is not None:
         share = tier.decoded.own_steps / tier.decoded.steps
         where = f"{tier.decoded.prompts} prompt{'s' * (tier.decoded.prompts > 1)}"
@@ -116,10 +116,10 @@ def acceptance_of(tier: TierReport, acceptance: Acceptance | None, trace: TraceR
 def verdict(
     tiers: Sequence[TierReport],
     fallbacks: Sequence[Fallback],
-    acceptance: Acceptance | None,
+    acceptance: AcceptanceCounts | None,
     trace: TraceReport | None,
 ) -> tuple[str, ...]:
-    """Sentences about a whole wrap."""
+    """Sentences about a wrap as a whole."""
     gains = {tier.name: gain for tier in tiers if (gain := _gain(tier, tiers, acceptance, trace)) is not None}
     drafting = [tier for tier in tiers if tier.draft_len and tier.cost is not None]
     found = [_of_tier(tier, gains.get(tier.name), acceptance, trace) for tier in drafting]
@@ -128,9 +128,9 @@ def verdict(
 
 
 def _gain(
-    tier: TierReport, tiers: Sequence[TierReport], acceptance: Acceptance | None, trace: TraceReport | None
+    tier: TierReport, tiers: Sequence[TierReport], acceptance: AcceptanceCounts | None, trace: TraceReport | None
 ) -> float | None:
-    """How many times as fast as K=0 it emits tokens: as decoded, else by acceptance and cost."""
+    """Speed relative to K=0 in emitted tokens: as decoded, else from acceptance and cost."""
     plain = next((item for item in tiers if item.draft_len == 0), None)
     if tier is plain or plain is None:
         return None
@@ -140,10 +140,12 @@ def _gain(
     return None if seen is None or tier.cost is None else seen[0] / tier.cost
 
 
-def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None, trace: TraceReport | None) -> str:
+def _of_tier(
+    tier: TierReport, gain: float | None, acceptance: AcceptanceCounts | None, trace: TraceReport | None
+) -> str:
     assert tier.cost is not None
     name = _beginning(tier)
-    # No step emits less than a token.
+    # Every step emits at least one token.
     even = max(tier.cost, 1.0)
     sentence = f"{name} costs {tier.cost:.2f} times K=0, breaks even at an acceptance length of {even:.2f}"
     if (seen := acceptance_of(tier, acceptance, trace)) is None:
@@ -151,12 +153,12 @@ def _of_tier(tier: TierReport, gain: float | None, acceptance: Acceptance | None
     sentence = f"{sentence}, and has {seen[0]:.2f} ({seen[1]})"
     if gain is None:
         return f"{sentence}."
-    # As decoded it differs from length over cost: prompts have steps of other tiers, and the machine other work.
+    # The decoded gain differs from length over cost: other tiers run too, and the host adds time.
     return f"{sentence}: {'decoded ' * (tier.decoded is not None)}{gain:.2f} times as fast as K=0."
 
 
 def _of_pair(tier: TierReport, shorter: TierReport) -> str | None:
-    """What the tier pays for its further drafts, and what these emit, beside the one before it."""
+    """Compare the cost of a tier's additional drafts, and the tokens that they emit, with the next smaller tier."""
     more, less = tier.decoded, shorter.decoded
     if more is None or less is None or not more.own_length or not less.own_length or not (tier.cost and shorter.cost):
         return None
@@ -200,7 +202,7 @@ def _best(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> str:
 
 
 def _gains_by_steps(tiers: Sequence[TierReport]) -> dict[str, float]:
-    """How many times as fast as K=0 each tier would have decoded, had each step taken what was measured."""
+    """Speed of each tier relative to K=0 if each decoded step had taken its measured time."""
     times = {tier.name: tier.measured.step_ms for tier in tiers if tier.measured is not None}
     rates: dict[str, float] = {}
     for tier in tiers:
@@ -214,7 +216,7 @@ def _gains_by_steps(tiers: Sequence[TierReport]) -> dict[str, float]:
 
 
 def _doubts(tiers: Sequence[TierReport], gains: Mapping[str, float]) -> Iterator[str]:
-    """Where the clock of decoding differs from the steps that were measured alone."""
+    """Warn if the clock during decoding differs from the steps that were measured on their own."""
     by_steps = _gains_by_steps(tiers)
     differ = [name for name in gains if name in by_steps and not 1 / _AGREE < gains[name] / by_steps[name] < _AGREE]
     if differ:

@@ -1,1 +1,1 @@
-"""What runs: the arena, the engine that steps tiers over it, policies and statistics."""
+"""The runtime: the engine that steps tiers over the arena, policies and statistics."""

@@ -1,4 +1,4 @@
-"""Which adapters are loaded, by name, and where in the arena."""
+"""The loaded adapters by name, and their positions in the arena."""
 
 from __future__ import annotations
 
@@ -9,87 +9,88 @@ from speccompile.adapters.buffers import AdapterBuffers, LoraPair, LoraPairs, wr
 from speccompile.adapters.loaded import Adapter
 from speccompile.errors import AdaptersFull, InvalidAdapter, InvalidOption, UnknownAdapter
 from speccompile.graph.arena import Arena
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 
 
 class AdapterTable:
-    """Loads adapters into the places of the arena's buffers, and finds them by name.
+    """Loads adapters into positions of the arena's buffers, and finds them by name.
 
-    A place is free again when its adapter was removed and the last request with it has ended. Adapters are added and
+    A position is free again when its adapter was removed and the last request with it has ended. Adapters are added and
     removed between two steps.
 
     Args:
-        buffers: None where the wrap has no room for adapters.
+        buffers: None if the model was wrapped without adapters.
     """
 
     def __init__(
-        self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue, turns: Turns
+        self, buffers: AdapterBuffers | None, arena: Arena, slots: Slots, waiting: WaitingQueue, loop: EngineLoop
     ) -> None:
         self.buffers = buffers
-        self._turns = turns
+        self._loop = loop
         self._arena = arena
         self._slots = slots
         self._waiting = waiting
         self._loaded: dict[str, Adapter] = {}
-        # The newest adapter of each place.
+        # The newest adapter of each position.
         self._at: dict[int, Adapter] = {}
 
     @property
     def loaded(self) -> tuple[Adapter, ...]:
-        """Those that requests can name, in the order in which they were added."""
+        """Adapters that requests can name, in the order in which they were added."""
         return tuple(self._loaded.values())
 
     def find(self, where: str, name: Any) -> Adapter | None:
-        """The adapter of a request, by its option; None is the model without one.
+        """Return the adapter of a request, by its option. None means the model without an adapter.
 
         Raises:
-            InvalidOption: it is no name, or the wrap has no adapters.
+            InvalidOption: ``name`` is not a string, or the model was wrapped without adapters.
             UnknownAdapter: no adapter of that name is loaded.
         """
         if name is None:
             return None
-        self._check_room(where, name)
+        self._check_enabled(where, name)
         if not isinstance(name, str):
             raise InvalidOption(where=where, name="adapter", value=name, reason="give the name of an adapter, or None")
         return self._named(name)
 
     def pairs(self, adapter: Adapter) -> dict[str, LoraPair]:
-        """What it adds to each linear, as views of the buffers."""
+        """Return the LoRA pair of each linear, as views of the buffers."""
         assert self.buffers is not None
         return self.buffers.pairs_at(self._arena, adapter.place)
 
-    def check_room(self, name: str) -> AdapterBuffers:
-        """
+    def check_name(self, name: str) -> AdapterBuffers:
+        """Check that an adapter with that name can be added.
+
         Raises:
-            InvalidOption: the wrap has no room for adapters.
-            InvalidAdapter: one of that name is loaded, or it is no name.
+            InvalidOption: ``name`` is not a string, or the model was wrapped without adapters.
+            InvalidAdapter: an adapter of that name is loaded.
         """
-        self._check_room("add_adapter", name)
+        self._check_enabled("add_adapter", name)
         assert self.buffers is not None
         if not isinstance(name, str) or not name:
-            raise InvalidOption(where="add_adapter", name="name", value=name, reason="give a text")
+            raise InvalidOption(where="add_adapter", name="name", value=name, reason="give a non-empty string")
         if name in self._loaded:
-            reason = "one of that name is loaded; call spec.remove_adapter(name) first, or choose another name"
+            reason = "an adapter of that name is loaded; call spec.remove_adapter(name), or choose another name"
             raise InvalidAdapter(name=name, source="loaded", reason=reason)
         return self.buffers
 
     def add(self, name: str, pairs: LoraPairs) -> None:
-        """Load an adapter into a free place. All that takes time is done before the turn.
+        """Load an adapter into a free position. Slow work is done before the engine's lock is acquired.
 
         Raises:
-            InvalidOption: the wrap has no room for adapters.
-            InvalidAdapter: one of that name is loaded.
-            AdaptersFull: no place is free.
-            InsideStep: this is a callback of a step.
+            InvalidOption: the model was wrapped without adapters.
+            InvalidAdapter: an adapter of that name is loaded.
+            AdaptersFull: no position is free.
+            InsideStep: the caller is a callback of a step.
         """
-        self._turns.refuse_callback("add_adapter()")
-        packed = self.check_room(name).packed(pairs)
-        with self._turns.own():
-            # Another thread may have added one meanwhile.
-            place = self._free_place(name, self.check_room(name).count)
+        self._loop.refuse_callback("add_adapter()")
+        packed = self.check_name(name).packed(pairs)
+        with self._loop.exclusive():
+            # Another thread may have added an adapter meanwhile.
+            place = self._free_place(name, self.check_name(name).count)
             write_adapter(self._arena, place, packed)
             if place in self._at:
                 self._at[place].replaced = True
@@ -97,16 +98,16 @@ class AdapterTable:
             self._loaded[name] = self._at[place] = adapter
 
     def remove(self, name: str) -> None:
-        """Let no further request have the adapter. Those that wait or run keep it.
+        """Remove an adapter, so no further request can have it. Requests that wait or run keep it.
 
         Raises:
-            InvalidOption: the wrap has no room for adapters.
-            UnknownAdapter: there is none of that name.
-            InsideStep: this is a callback of a step.
+            InvalidOption: the model was wrapped without adapters.
+            UnknownAdapter: no adapter of that name is loaded.
+            InsideStep: the caller is a callback of a step.
         """
-        self._turns.refuse_callback("remove_adapter()")
-        with self._turns.own():
-            self._check_room("remove_adapter", name)
+        self._loop.refuse_callback("remove_adapter()")
+        with self._loop.exclusive():
+            self._check_enabled("remove_adapter", name)
             del self._loaded[self._named(name).name]
 
     def _free_place(self, name: str, count: int) -> int:
@@ -121,9 +122,9 @@ class AdapterTable:
         held = {request.params.adapter.place for request in requests if request.params.adapter is not None}
         return held | {adapter.place for adapter in self._loaded.values()}
 
-    def _check_room(self, where: str, name: Any) -> None:
+    def _check_enabled(self, where: str, name: Any) -> None:
         if self.buffers is None:
-            reason = "there is no room for adapters; wrap with adapters=speccompile.Adapters(count=...)"
+            reason = "the model was wrapped without adapters; wrap it with adapters=speccompile.Adapters(count=...)"
             raise InvalidOption(where=where, name="adapter", value=name, reason=reason)
 
     def _named(self, name: str) -> Adapter:

@@ -1,12 +1,12 @@
-"""What ``generate`` accepts: every parameter of transformers' ``generate`` and every field of its ``GenerationConfig``.
+"""Arguments of ``generate``: every parameter of transformers' ``generate`` and every field of ``GenerationConfig``.
 
-Each name is in exactly one of these tables, so that a name of transformers is never an unknown option:
+Each name is in exactly one of these tables, so a name of transformers is never an unknown option:
 
 ==================  ===================================================================================
-:data:`SUPPORTED`   ``generate`` does what transformers does
-``OPTIONS``         so does the sampling pipeline (:mod:`speccompile.sampling`)
-:data:`IGNORED`     any value: transformers itself looks at it only in modes that are refused here
-:data:`REFUSED`     neutral values pass; any other value is an error with the reason
+:data:`SUPPORTED`   ``generate`` does the same as transformers
+``OPTIONS``         the sampling pipeline does the same (:mod:`speccompile.sampling`)
+:data:`IGNORED`     any value: transformers itself reads it only in modes that are refused here
+:data:`REFUSED`     neutral values are accepted; any other value is an error with the reason
 ==================  ===================================================================================
 """
 
@@ -28,23 +28,23 @@ from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.transformers_version import CACHE_NAMES
 
-#: Parameters and fields that ``generate`` reads itself.
+#: Parameters and fields that ``generate`` itself reads.
 SUPPORTED = tuple(GenerateOptions.parameters())
 #: Fields that ``generate`` reads and :meth:`Engine.submit` does not: a request is one sequence, has no tokenizer, and
-#: its time is the caller's.
+#: its caller limits its time.
 GENERATE_ONLY = ("num_return_sequences", "stop_strings", "max_time")
 
 IGNORED = frozenset(
     {
-        # Of beam search.
+        # Beam search.
         *("early_stopping", "length_penalty", "low_memory"),
-        # Of assisted generation.
+        # Assisted generation.
         *("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
         *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
         "max_matching_ngram_size",
-        # Of encoder-decoders.
+        # Encoder-decoders.
         "decoder_start_token_id",
-        # Says where a config is from.
+        # The origin of a config.
         "transformers_version",
     }
 )
@@ -52,13 +52,13 @@ IGNORED = frozenset(
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a parameter is refused.
+    """The reason why a parameter is refused.
 
     Args:
-        reason: part of the error; says what to do where something can be done.
-        neutral: values at which it does nothing, besides None.
-        changes_text: False where the text is the same with any value. Then a generation_config may have any value, and
-            only a caller that asks for one is refused.
+        reason: part of the error message, with the remedy if there is one.
+        neutral: values without effect, in addition to None.
+        changes_text: False if the text is the same with any value. A generation_config may then have any value, and
+            the parameter is refused only as the caller's argument.
     """
 
     reason: str
@@ -66,7 +66,7 @@ class Refusal:
     changes_text: bool = True
 
     def passes(self, value: Any) -> bool:
-        """Whether ``value`` has no effect, so that it is accepted."""
+        """Whether ``value`` has no effect, and is accepted."""
         value = python_numbers(value)
         return value is None or (isinstance(value, bool | int | float | str) and value in self.neutral)
 
@@ -79,11 +79,11 @@ _GUIDANCE = "classifier-free guidance is not supported; it runs the model twice 
 
 
 def _drafts(mode: str) -> str:
-    return f"what drafts is chosen at wrap: speccompile.wrap(model, {mode})"
+    return f"the drafter is chosen at wrap: speccompile.wrap(model, {mode})"
 
 
 REFUSED: dict[str, Refusal] = {
-    # Other ways of searching.
+    # Other search strategies.
     "num_beams": Refusal(_BEAMS, (1,)),
     "num_beam_groups": Refusal(_BEAMS, (1,)),
     "diversity_penalty": Refusal(_BEAMS, (0.0,)),
@@ -114,7 +114,7 @@ REFUSED: dict[str, Refusal] = {
     "negative_prompt_attention_mask": Refusal(_GUIDANCE),
     # The prompt.
     "token_healing": Refusal(_UNBUILT, (False,)),
-    # How it is computed.
+    # The form of the computation.
     "synced_gpus": Refusal("one process decodes", (False,), changes_text=False),
     "use_cache": Refusal(_CACHE, (True,), changes_text=False),
     "cache_implementation": Refusal(f"{_CACHE}, allocated once, in the model's own dtype; leave it out", ("static",)),
@@ -126,11 +126,11 @@ REFUSED: dict[str, Refusal] = {
     "continuous_batching_config": Refusal("spec.engine batches continuously", changes_text=False),
 }
 
-#: What no generation_config may ask for.
+#: Fields that no generation_config may have.
 CHANGE_TEXT = {name: refusal for name, refusal in REFUSED.items() if refusal.changes_text}
-CHANGE_TEXT |= {name: Refusal("only generate heeds it") for name in GENERATE_ONLY}
-CHANGE_TEXT["num_return_sequences"] = Refusal("only generate heeds it", (1,))
-# The other kinds do not change the text. If a checkpoint's config has one, the caller did not request it.
+CHANGE_TEXT |= {name: Refusal("only generate reads it") for name in GENERATE_ONLY}
+CHANGE_TEXT["num_return_sequences"] = Refusal("only generate reads it", (1,))
+# The other kinds of cache do not change the text. If a checkpoint's config names one, the caller did not request it.
 CHANGE_TEXT["cache_implementation"] = Refusal(
     f"{_CACHE}, in the model's own dtype", ("static", "dynamic", "sliding_window", "hybrid", "hybrid_chunked")
 )
@@ -140,10 +140,10 @@ _CODE = {"the model's generation_config": "model.generation_config"}
 
 @dataclass(frozen=True)
 class Settings:
-    """What holds where a request's own arguments say nothing.
+    """The settings that apply if a request's own arguments do not set them.
 
     Args:
-        config: the model's generation_config, or a copy with what the caller gave.
+        config: the model's generation_config, or a copy with the caller's values.
         given: the generation_config that the caller gave.
         keywords: names of fields that the caller gave as keywords.
     """
@@ -153,7 +153,7 @@ class Settings:
     keywords: frozenset[str] = frozenset()
 
     def source(self, name: str) -> str:
-        """Where the value of a field is from, for messages."""
+        """Return the origin of a field's value, for messages."""
         if name in self.keywords:
             return "generate"
         return "the model's generation_config" if getattr(self.given, name, None) is None else "generation_config"
@@ -162,10 +162,10 @@ class Settings:
         """Refuse fields that would change the text and are not supported.
 
         Args:
-            supported: which of :data:`GENERATE_ONLY` the caller reads.
+            supported: the names of :data:`GENERATE_ONLY` that the caller reads.
 
         Raises:
-            InvalidOption: names the field.
+            InvalidOption: a field is refused; the error names it.
         """
         for name, refusal in CHANGE_TEXT.items():
             value = getattr(self.config, name, None)
@@ -178,10 +178,10 @@ class Settings:
 def read_mask_or_config(
     given: Any, attention_mask: torch.Tensor | None, generation_config: GenerationConfig | None
 ) -> tuple[torch.Tensor | None, GenerationConfig | None]:
-    """``attention_mask`` and ``generation_config``, of which ``given``, the second positional argument, is one.
+    """Return ``attention_mask`` and ``generation_config``. ``given``, the second positional argument, is one of them.
 
     Raises:
-        InvalidInput: that one is given by name too.
+        InvalidInput: that one is also given by name.
     """
     if given is None:
         return attention_mask, generation_config
@@ -195,15 +195,15 @@ def read_mask_or_config(
 def read_settings(
     model: PreTrainedModel, generation_config: GenerationConfig | None, arguments: Mapping[str, Any]
 ) -> Settings:
-    """Check the names and merge as transformers does: keywords over ``generation_config`` over the model's own.
+    """Check the names, and merge values as transformers does: keywords over ``generation_config`` over the model's own.
 
     Args:
-        arguments: keywords as given. None for an option switches it off, as in transformers, also where a
+        arguments: the caller's keywords. As in transformers, None for an option switches it off, also if a
             generation_config has a value.
 
     Raises:
-        InvalidOption: a value is refused; names it and the reason.
-        UnknownOption: names them, and what is known.
+        InvalidOption: a value is refused; the error has its name and the reason.
+        UnknownOption: a name is unknown; the error has the known names.
     """
     if not (generation_config is None or isinstance(generation_config, GenerationConfig)):
         reason = "it must be a transformers GenerationConfig, or None"
@@ -220,7 +220,7 @@ def read_settings(
             setattr(config, name, value)
             keywords.add(name)
         elif name in OPTIONS and value is None:
-            # An option with a default would take that for None.
+            # An option with a default would replace None by it.
             setattr(config, name, None if OPTIONS[name].default is None else OPTIONS[name].neutral)
     settings = Settings(config, generation_config, frozenset(keywords))
     settings.check(supported=GENERATE_ONLY)
@@ -237,10 +237,10 @@ def _check_keywords(model: PreTrainedModel, arguments: Mapping[str, Any]) -> Non
                 raise InvalidOption(where="generate", name=name, value=value, reason=REFUSED[name].reason)
         elif name in CACHE_NAMES or name in inspect.signature(model.forward).parameters:
             if value is not None:
-                reason = "a step has no model inputs besides input_ids and attention_mask"
+                reason = "a step has no model inputs except input_ids and attention_mask; leave it out"
                 raise InvalidOption(where="generate", name=name, value=value, reason=reason)
         elif value is not None or similar_option(name, known):
-            # None is passed over, as in transformers: a processor's output may have inputs of other models.
+            # None is ignored, as in transformers: a processor's output may have inputs of other models.
             unknown.append(name)
     if unknown:
         raise UnknownOption(where="generate", names=", ".join(sorted(unknown)), known=", ".join(known))

@@ -10,7 +10,10 @@ from speccompile.runtime.request import Request
 
 @dataclass
 class AsyncReaders:
-    """The readers that wait, and their requests. Used under the lock of :class:`~speccompile.runtime.turns.Turns`."""
+    """The readers that wait, with their requests.
+
+    The lock of :class:`~speccompile.runtime.engine_loop.EngineLoop` guards this object.
+    """
 
     _waiting: dict[asyncio.Event, tuple[asyncio.AbstractEventLoop, Request, int]] = field(default_factory=dict)
 
@@ -18,11 +21,11 @@ class AsyncReaders:
         return len(self._waiting)
 
     def add(self, woken: asyncio.Event, request: Request, seen: int) -> None:
-        """The running loop waits for ``woken``, until ``request`` has ended or has more than ``seen`` new tokens."""
+        """Add ``woken``. The running loop waits for it until ``request`` ends or has more than ``seen`` new tokens."""
         self._waiting[woken] = (asyncio.get_running_loop(), request, seen)
 
     def remove(self, woken: asyncio.Event) -> None:
-        """Wake ``woken`` no longer."""
+        """Remove ``woken``, so it is not woken any more."""
         self._waiting.pop(woken, None)
 
     def clear(self) -> None:
@@ -30,7 +33,7 @@ class AsyncReaders:
         self._waiting.clear()
 
     def wake(self) -> list[Request]:
-        """Wake the readers that have something to read. Returns the requests whose loop was closed meanwhile."""
+        """Wake the readers with something to read. Return the requests whose event loop was closed meanwhile."""
         left = []
         for woken, (loop, request, seen) in list(self._waiting.items()):
             if request.finished or len(request.new_tokens) > seen:

@@ -1,4 +1,4 @@
-"""The requests that decode, and those whose prompts are being read."""
+"""The requests that decode, and those whose prompts are being processed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from speccompile.runtime.request import Request
 
 
 class Batch:
-    """Requests with a slot.
+    """The requests that own a slot.
 
     Attributes:
-        rows: those whose prompt has been read, in the order of the next step's rows.
-        readers: those of whose prompt a part has been read, in the order in which they got their slots.
-        without_drafts: rows whose drafts made their logits NaN; their next step has no drafts.
+        rows: requests whose prompt has been processed, in the order of the next step's rows.
+        readers: requests whose prompt has been processed in part, in the order in which they got their slots.
+        without_drafts: rows whose logits became NaN by their drafts. Their next step has no drafts.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -24,29 +24,29 @@ class Batch:
 
     @property
     def kind(self) -> Kind:
-        """The least kind of executables that serves all rows."""
+        """The lowest kind of executables that serves all rows."""
         return max((request.params.kind for request in self.rows), key=KINDS.index, default="greedy")
 
     def join(self, request: Request) -> None:
-        """The prompt of ``request`` has been read: it is a row from now on."""
+        """Turn ``request`` into a row, since its prompt has been processed."""
         self.readers.remove(request)
         self.rows.append(request)
         self.bind()
 
     def remove(self, request: Request) -> None:
-        """Remove ``request``, whether it is a row or a reader. The caller calls :meth:`bind` afterwards."""
+        """Remove ``request`` from rows and readers. The caller calls :meth:`bind` afterwards."""
         for requests in (self.readers, self.rows):
             if request in requests:
                 requests.remove(request)
         self.without_drafts.discard(request)
 
     def bind(self) -> None:
-        """Write the rows' slots into the arena; unused rows get the dummy slot."""
+        """Write the rows' slots into the arena. Unused rows get the dummy slot."""
         layout, slots = self._arena.layout, [request.slot for request in self.rows]
         slots += [layout.dummy_slot] * (layout.max_batch - len(slots))
         self._arena.write("slots", slice(None), slots)
 
     def goes_first(self, request: Request) -> bool:
-        """Whether all of the prompt of ``request`` may run before the next step: no other request's tokens are
-        watched."""
+        """Whether the complete prompt of ``request`` may be processed before the next step: no caller watches the
+        tokens of another request."""
         return not self.rows or (request.params.patient and all(row.params.patient for row in self.rows))

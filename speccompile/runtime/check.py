@@ -1,4 +1,4 @@
-"""``spec.check``: compares texts with those of the plain decoder, and measures how close to a tie a difference is."""
+"""``spec.check``: comparison of texts with those of the plain decoder, with the cause of a difference."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ from speccompile.sampling.user import Processor
 
 Reference = Literal["transformers", "plain"]
 
-#: The token after the end of a text.
+#: The token after the end of a sequence.
 END = -1
-#: The relative size of an embedding's last bits, and the number of their perturbations.
+#: The relative size of an embedding's last bits, and the number of perturbations.
 LAST_BITS = 1e-7
 PERTURBATIONS = 4
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The first difference of one prompt's text.
+    """The first difference between the two continuations of one prompt.
 
-    ``position`` counts new tokens from 0. ``logit_change`` is the distance, in the model's own logits at that place, of
-    the token that ought to have come from the one that did: the smallest change of one logit that explains it.
-    ``rounding`` is how far that distance moves when the last bits of the model's embeddings do: tiny, unless the model
-    rounds its inputs as it goes (``weights="int8"``).
+    ``position`` counts new tokens from 0. ``logit_change`` is the difference, in the model's own logits at that
+    position, between the expected token and the chosen one: the smallest change of one logit that explains it.
+    ``rounding`` is the change of that difference when the last bits of the model's embeddings change. It is tiny,
+    unless the model rounds its inputs in its forward (``weights="int8"``).
     """
 
     prompt: int
@@ -50,7 +50,7 @@ class Difference:
     rounding: float = 0.0
 
     def __str__(self) -> str:
-        alone = f", of which rounding alone makes {self.rounding:.3g}" if self.rounding else ""
+        alone = f", of which rounding by itself causes {self.rounding:.3g}" if self.rounding else ""
         return (
             f"prompt {self.prompt}: new token {self.position} is {self.got}, expected {self.expected}; "
             f"explained by a logit change of {self.logit_change:.3g}{alone}"
@@ -59,7 +59,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class TextOf:
-    """Asks a model for its own greedy text."""
+    """A query for a model's own greedy continuation."""
 
     prompt: list[int]
     max_new_tokens: int
@@ -68,7 +68,7 @@ class TextOf:
 
 @dataclass(frozen=True)
 class DifferenceOf:
-    """Asks it how near two texts are where they part."""
+    """A query for the logit change that explains the difference of two continuations."""
 
     index: int
     prompt: list[int]
@@ -76,13 +76,13 @@ class DifferenceOf:
     got: list[int]
 
 
-#: What a model answers: new tokens, or a :class:`Difference`, None if there is none.
+#: Answers a query: new tokens, or a :class:`Difference`, or None if there is no difference.
 Answer = Callable[[TextOf | DifferenceOf], Any]
 
 
 @dataclass(frozen=True)
 class CheckReport:
-    """Outcome of ``spec.check``; true when every text was equal."""
+    """The result of ``spec.check``. It is true if all texts are equal."""
 
     prompts: int
     reference: str
@@ -93,7 +93,7 @@ class CheckReport:
 
     @property
     def largest_logit_change(self) -> float:
-        """0.0 when nothing differs."""
+        """The largest change of all differences; 0.0 without any."""
         return max((difference.logit_change for difference in self.differences), default=0.0)
 
     def __str__(self) -> str:
@@ -112,10 +112,10 @@ def check_texts(
     answer: Answer,
     adapter: Adapter | None = None,
 ) -> CheckReport:
-    """Decode each of ``prompts`` alone, by ``engine`` and by the reference; both with ``adapter``.
+    """Decode each of ``prompts`` separately, by ``engine`` and by the reference, both with ``adapter``.
 
     Args:
-        answer: :func:`answer_of` of ``target``; where the model is sharded, on all ranks.
+        answer: :func:`answer_of` of ``target``. For a sharded model it runs on all ranks.
     """
     if adapter is not None:
         own_forward = partial(adapted, target.model, engine.adapters.pairs(adapter))
@@ -123,7 +123,7 @@ def check_texts(
     differences = []
     for index, prompt in enumerate(prompts):
         room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
-        # Without prefix reuse: KV of the checked text must not reach the reference.
+        # Prefix reuse is off: KV of the checked sequence must not be used by the reference.
         sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
         params = Params(room, tuple(eos), sampling, patient=True, reuse=False, adapter=adapter)
         got = decode(engine, [prompt], params)[0].new_tokens
@@ -147,18 +147,18 @@ def answer_of(
     question: TextOf | DifferenceOf,
     own_forward: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Any:
-    """What the target's own forward answers, with the weights that steps compute with.
+    """Answer a query with the target's own forward, with the weights that steps compute with.
 
     Args:
-        own_forward: entered around it.
+        own_forward: a context that is entered around the forward.
     """
     processors = [processor.original for processor in target.processors]
     with as_packed(target.packs), own_forward():
         if isinstance(question, TextOf):
             asked = question.prompt, question.max_new_tokens, question.eos
             return transformers_greedy(target.model, *asked, processors)
-        places = question.index, question.prompt, question.expected, question.got
-        return first_difference(target.model, *places, processors, rounds=target.packs.rounds)
+        where = question.index, question.prompt, question.expected, question.got
+        return first_difference(target.model, *where, processors, rounds=target.packs.rounds)
 
 
 def transformers_greedy(
@@ -168,9 +168,9 @@ def transformers_greedy(
     eos: list[int],
     processors: Sequence[Processor] = (),
 ) -> list[int]:
-    """New tokens of the model's own greedy ``generate`` for one prompt, with logits processors of the user's."""
+    """Return new tokens of the model's own greedy ``generate`` for one prompt, with the user's logits processors."""
     ids = torch.tensor([prompt], device=model.device)
-    # Of the class: a caller may have set model.generate = spec.generate.
+    # The method of the class is called: a caller may have set model.generate = spec.generate.
     output = cast(Any, type(model)).generate(
         model,
         ids,
@@ -196,7 +196,7 @@ def first_difference(
     *,
     rounds: bool = False,
 ) -> Difference | None:
-    """The first place where two continuations of ``prompt`` differ, or None.
+    """Return the first position at which two continuations of ``prompt`` differ, or None.
 
     Args:
         rounds: also compute :attr:`Difference.rounding`.
@@ -206,7 +206,7 @@ def first_difference(
     shorter = min(len(expected), len(got))
     position = next((i for i in range(shorter) if expected[i] != got[i]), shorter)
     if position == shorter:
-        # One text ends where the other goes on, which no change of a logit explains.
+        # One sequence ends where the other continues. No change of a logit explains that.
         expected_token, got_token = (text[position] if position < len(text) else END for text in (expected, got))
         return Difference(index, position, expected_token, got_token, float("inf"))
     context = torch.tensor([prompt + expected[:position]], device=model.device)
@@ -230,7 +230,7 @@ def _perturbed(model: PreTrainedModel, compute: Callable[[], float]) -> list[flo
 
     def perturb(_module: torch.nn.Module, _inputs: Any, embedded: torch.Tensor) -> torch.Tensor:
         noise = torch.randn(embedded.shape, generator=generator, device=embedded.device)
-        # In half precision the last bit is a larger one.
+        # In half precision the last bit is larger.
         share = max(LAST_BITS, torch.finfo(embedded.dtype).eps)
         return embedded * (1 + share * noise).to(embedded.dtype)
 

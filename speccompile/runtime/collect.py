@@ -1,4 +1,4 @@
-"""Saves the hidden states of many given texts, except those that are saved already."""
+"""Saves the hidden states of many given texts, except those that have records."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def save_texts(
     texts: Sequence[Sequence[int] | torch.Tensor],
     options: SaveOptions,
 ) -> None:
-    """:meth:`~speccompile.speculator.speculator.Speculator.save_hidden_states`."""
+    """Run :meth:`~speccompile.speculator.speculator.Speculator.save_hidden_states`."""
     check_options(options, options.sampling)
     prompts = [read_prompt(given, index, engine.arena.layout) for index, given in enumerate(texts)]
     names = _check(prompts, options.ids, options.loss_masks)
@@ -59,17 +59,18 @@ def save_texts(
 def _check(
     prompts: Sequence[Sequence[int]], ids: Sequence[str | None] | None, loss_masks: Sequence[Sequence[int]] | None
 ) -> list[str]:
-    """Ids of the records: the given ones, else a digest of each text, which does not depend on its place in the list.
+    """Return ids of the records: the given ones, else a digest of each text, which does not depend on its position.
 
     Raises:
-        InvalidInput: there are not as many as texts, one occurs twice, or a mask is not as long as its text.
+        InvalidInput: the number of ids or masks is not that of the texts, an id occurs twice, or the length of a mask
+            is not that of its text.
     """
     given = [None] * len(prompts) if ids is None else list(ids)
     if len(given) != len(prompts) or not all(id is None or (isinstance(id, str) and id) for id in given):
         raise InvalidInput(name="ids", reason=f"give an id, or None, for each of the {len(prompts)} texts")
     named = [id for id in given if id is not None]
     if len(set(named)) < len(named):
-        raise InvalidInput(name="ids", reason="one occurs twice")
+        raise InvalidInput(name="ids", reason="an id occurs twice; give each text its own id")
     record_ids = [
         digest(json.dumps(prompt))[:16] if id is None else id for id, prompt in zip(given, prompts, strict=True)
     ]
@@ -79,7 +80,7 @@ def _check(
         raise InvalidInput(name="loss_masks", reason=f"give one for each of the {len(prompts)} texts, or None")
     for row, (prompt, mask) in enumerate(zip(prompts, loss_masks, strict=True)):
         if len(mask) != len(prompt) or not set(mask) <= {0, 1}:
-            reason = f"that of text {row} has to have a 0 or 1 for each of its {len(prompt)} tokens"
+            reason = f"the mask of text {row} must have a 0 or 1 for each of its {len(prompt)} tokens"
             raise InvalidInput(name="loss_masks", reason=reason)
     return record_ids
 
@@ -95,14 +96,14 @@ def _collect(
     """Create a record of each text that has none.
 
     Args:
-        specs: the texts' numbers, with their records; of several with one id the first is valid.
+        specs: the texts' numbers with their records. If several have one id, the first is used.
         submit: submits the request of a text.
         at_once: most requests that run or wait at a time.
         progress: show a bar of the written records on a terminal.
 
     Raises:
-        RecordsNotWritten: they cannot be written.
-        RequestFailed: one of the requests failed. The records up to then are written.
+        RecordsNotWritten: records cannot be written.
+        RequestFailed: a request failed. The records up to then are written.
     """
     first = {record_spec.id: (number, record_spec) for number, record_spec in reversed(specs)}
     missing = deque(item for id, item in reversed(first.items()) if id not in writer.written)

@@ -1,4 +1,4 @@
-"""A call's stopping criteria for one row of several, which is decoded by itself and at its own times."""
+"""The stopping criteria of a call for one of several rows. Each row is decoded separately and at its own pace."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from speccompile.runtime.inputs import read_count
 from speccompile.sampling.request import Sampling
 from speccompile.utils.row_copies import own_copy
 
-#: These answer for each line of the ids by itself and remember no row.
+#: Criteria that decide for each line of the ids separately, and have no state.
 _OF_ANY_ROW = (EosTokenCriteria, MaxLengthCriteria, MaxTimeCriteria, StopStringCriteria)
 
 
 class _OfRow:
-    """A criterion that may keep a memory for each row of the batch, as lm-eval's stop sequences do: it is shown the
-    tokens of this row in every line, so that what it finds at this row's index is right."""
+    """A criterion that may have state for each row of the batch, like lm-eval's stop sequences. It receives the tokens
+    of this row in every line, so its result at this row's index is right."""
 
     def __init__(self, criterion: Callable[..., Any], row: int, rows: int) -> None:
         self._criterion, self._row, self._rows = criterion, row, rows
@@ -43,11 +43,11 @@ class _OfRow:
 
 
 def criteria_of_row(criteria: StoppingCriteriaList, row: int, rows: int) -> StoppingCriteriaList:
-    """``criteria`` of a call with ``rows`` rows as this one calls them, with ids ``[1, L]``. With one row they are the
-    given objects.
+    """Return ``criteria`` of a call with ``rows`` rows for this row, which calls them with ids ``[1, L]``. With one row
+    they are the given objects.
 
     Raises:
-        InvalidOption: one cannot be copied.
+        InvalidOption: a criterion cannot be copied.
     """
     if rows == 1:
         return criteria
@@ -64,11 +64,11 @@ Criterion = TypeVar("Criterion")
 
 @dataclass(frozen=True)
 class Ends:
-    """Where the rows of a call end besides its stopping criteria.
+    """The ends of a call's rows, except its stopping criteria.
 
     Args:
         new_tokens: most new tokens of a row.
-        eos: ids that end it.
+        eos: ids that end a row.
     """
 
     new_tokens: int
@@ -76,21 +76,21 @@ class Ends:
 
 
 def first_of(kind: type[Criterion], criteria: Sequence[Any]) -> Criterion | None:
-    """The first of exactly this type: in transformers it replaces the one that ``generate`` builds."""
+    """Return the first criterion of exactly this type. In transformers it replaces the one that ``generate`` builds."""
     return next((criterion for criterion in criteria if type(criterion) is kind), None)
 
 
 def replace_built_in_ends(criteria: Sequence[Any], ends: Ends, sampling: Sampling | None, width: int) -> Ends:
-    """``ends``, where a ``MaxLengthCriteria`` or an ``EosTokenCriteria`` of the caller's replaces them: transformers'
-    ``_merge_criteria_processor_list``.
+    """Return ``ends``, replaced by a ``MaxLengthCriteria`` or an ``EosTokenCriteria`` of the caller, as in
+    transformers' ``_merge_criteria_processor_list``.
 
-    Logits processors that depend on an end keep the built-in one in transformers, and would follow the criterion here.
+    Logits processors that depend on an end keep the built-in end in transformers, and would use the criterion here.
 
     Args:
         width: P of the prompts as given, with padding.
 
     Raises:
-        InvalidOption: a logits processor depends on an end that is replaced by another.
+        InvalidOption: a logits processor depends on an end that the criterion changes.
     """
     values = {} if sampling is None else sampling.values
     if longest := first_of(MaxLengthCriteria, criteria):
@@ -99,7 +99,7 @@ def replace_built_in_ends(criteria: Sequence[Any], ends: Ends, sampling: Samplin
         ends = replace(ends, new_tokens=new_tokens)
     if (last := first_of(EosTokenCriteria, criteria)) and set(last.eos_token_id.flatten().tolist()) != set(ends.eos):
         _refuse(values, ("min_length", "min_new_tokens", "guide"), last, bool(ends.eos))
-        # The criterion itself is asked after each token.
+        # The criterion itself is called after each token.
         ends = replace(ends, eos=())
     return ends
 

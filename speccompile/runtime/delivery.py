@@ -1,24 +1,24 @@
-"""Passes new tokens from a step to the request, its streamer and its stopping criteria."""
+"""Delivery of new tokens from a step to the request, its streamer and its stopping criteria."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from speccompile.errors import UndecidedLogits
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.stats import Stats
 
 
 @dataclass(frozen=True)
 class Judgement:
-    """The target's judgement of a row's draft tokens in one step.
+    """The result of a row's draft tokens in one step.
 
     Args:
-        accepted, proposed: draft tokens.
-        depth: of the deepest draft token of a tree; None for a chain.
-        source: the drafter, by its place in ``Mode.drafter_names``.
+        accepted, proposed: numbers of draft tokens.
+        depth: depth of the deepest draft token of a tree; None for a chain.
+        source: the drafter, by its index in ``Mode.drafter_names``.
     """
 
     accepted: int
@@ -28,23 +28,23 @@ class Judgement:
 
 
 class Delivery:
-    """Delivers tokens to requests. An error of a callback ends its request alone.
+    """Delivers tokens to requests. An error of a callback only ends its own request.
 
     Args:
         max_len: most tokens of a sequence.
     """
 
-    def __init__(self, departures: Departures, stats: Stats, max_len: int) -> None:
-        self._departures = departures
+    def __init__(self, retirement: Retirement, stats: Stats, max_len: int) -> None:
+        self._retirement = retirement
         self._stats = stats
         self._max_len = max_len
 
     def deliver(
         self, request: Request, new: list[int], alive: bool, record: Record, judgement: Judgement | None = None
     ) -> None:
-        """Add the ``new`` tokens to ``request``, up to the one after which its listener ends it, and end it unless its
-        row is ``alive``. The first ``judgement.accepted`` of them are accepted drafts. ``judgement`` is None for the
-        token after a prompt's chunk."""
+        """Add the ``new`` tokens to ``request``, up to the one after which its listener ends it. End the request if its
+        row is not ``alive``. The first ``judgement.accepted`` tokens are accepted drafts. The token after a
+        prompt's chunk has no ``judgement``."""
         had = len(request.new_tokens)
         request.cached = len(request.prompt) + had + len(new) - 1
         stops, failure = False, None
@@ -53,10 +53,10 @@ class Delivery:
             stops = self._add(request, new, judgement)
         except BaseException as error:
             failure = error
-        # Before the end, which a waiting thread may see at once.
+        # Counted before the request ends, since a waiting thread may read the counts at once.
         self._count(request, len(request.new_tokens) - had, judgement)
         if failure is not None:
-            self._departures.fail_one(request, failure)
+            self._retirement.fail_one(request, failure)
         if stops:
             request.end("stop")
         if not alive:
@@ -64,7 +64,7 @@ class Delivery:
 
     @staticmethod
     def _add(request: Request, new: list[int], judgement: Judgement | None) -> bool:
-        """Whether the request's listener ends it. No token after that one is added."""
+        """Add tokens. Return whether the request's listener ends it; no token after that one is added."""
         accepted, source = (judgement.accepted, judgement.source) if judgement else (0, 0)
         listener = request.listener
         if listener.is_silent:
@@ -78,8 +78,8 @@ class Delivery:
         return False
 
     def _count(self, request: Request, added: int, judgement: Judgement | None) -> None:
-        """Count the ``added`` tokens. Accepted drafts after the request's end are not in its sequence, so that they do
-        not count as accepted."""
+        """Count the ``added`` tokens. Accepted drafts after the request's end are not in its sequence, and are not
+        counted as accepted."""
         if added:
             seconds, first = request.note_token()
             self._stats.count_tokens(added, seconds, first=first)
@@ -91,10 +91,10 @@ class Delivery:
         request.stats.count_drafts(judgement.source, accepted, judgement.proposed)
 
     def _end(self, request: Request) -> None:
-        """End a request whose row the graph has ended, with the reason."""
+        """End a request whose row the step has ended, with the reason."""
         length, new = len(request.prompt) + len(request.new_tokens), request.new_tokens
         if request.host_error is not None:
-            self._departures.fail_one(request, request.host_error)
+            self._retirement.fail_one(request, request.host_error)
         elif new and new[-1] in request.params.eos:
             request.end("eos")
         elif len(new) == request.params.max_new_tokens:

@@ -1,4 +1,4 @@
-"""The text of a sequence's new tokens, while they arrive."""
+"""Incremental decoding of a sequence's new tokens to text."""
 
 from __future__ import annotations
 
@@ -7,23 +7,23 @@ from collections.abc import Sequence
 from transformers import PreTrainedTokenizerBase
 
 _REPLACEMENT = "\ufffd"
-#: Tokens of a prompt that are decoded with the new ones, at least.
+#: Least number of prompt tokens that are decoded with the new ones.
 _CONTEXT = 8
-#: Most tokens of a character that is not complete: it has at most 4 bytes, and each token has at least one.
+#: Most tokens of an incomplete character: it has at most 4 bytes, and each token has at least one.
 _MOST_INCOMPLETE = 3
-#: Tokens that may wait for the rest of a character. More of them are bytes of no character.
+#: Most tokens that may wait for the rest of a character. More of them are bytes that form no character.
 _MOST_WAITING = 16
 
 
 class Detokenizer:
-    """Decodes tokens while they arrive. The text continues the prompt's: a decoder that strips the first space of a
-    text (SentencePiece) strips the prompt's, and none of the new text.
+    """Decodes tokens while they arrive. The text continues the prompt's. A decoder that strips the first space of a
+    text (SentencePiece) therefore strips the prompt's, but not that of the new text.
 
-    All pieces together are the text of the new tokens.
+    The concatenation of all pieces is the text of the new tokens.
 
     Args:
         prompt: the tokens before the first new one.
-        skip_special_tokens: leave special tokens out; otherwise they appear by their names.
+        skip_special_tokens: leave out special tokens; otherwise they appear by their names.
     """
 
     def __init__(
@@ -32,17 +32,17 @@ class Detokenizer:
         self._tokenizer = tokenizer
         self._skips = skip_special_tokens
         self._ids = self._end_of(prompt)
-        # Tokens before the first are not decoded any more. The text of those before the second has been returned, and
-        # so have ``_returned`` characters after it.
+        # Tokens before ``_first`` are not decoded any more. The text of those before ``_second`` has been returned, and
+        # ``_returned`` characters after it.
         self._first, self._second, self._returned = 0, len(self._ids), 0
 
     def add(self, tokens: Sequence[int]) -> str:
-        """The text that is complete with ``tokens``. A character whose bytes are not all there yet is kept back."""
+        """Return the text that is complete with ``tokens``. A character with missing bytes is held back."""
         self._ids += tokens
         text, end = self._text_up_to(len(self._ids)), len(self._ids)
         waits = end - self._second <= _MOST_WAITING
         if not text:
-            # Special tokens. The decoder needs the text before them.
+            # Special tokens have no text. The decoder needs the text before them.
             if not waits:
                 del self._ids[self._second :]
             return ""
@@ -58,19 +58,19 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """What was kept back."""
+        """Return the text that was held back."""
         return self._text_up_to(len(self._ids))[self._returned :]
 
     def _text_up_to(self, end: int) -> str:
         """Text of the tokens ``[second, end)``."""
-        before, text = (self._decode(self._ids[self._first : place]) for place in (self._second, end))
+        before, text = (self._decode(self._ids[self._first : stop]) for stop in (self._second, end))
         # The new tokens may complete a character of the prompt.
         known = before if text.startswith(before) else before.rstrip(_REPLACEMENT)
         return text[len(known) :]
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The last tokens of ``prompt``, from the beginning of a character on. Their text is not empty unless the
-        whole prompt's is."""
+        """Return the last tokens of ``prompt``, from the beginning of a character on. Their text is only empty if that
+        of the whole prompt is."""
         size = _CONTEXT
         while True:
             tokens = list(prompt[-size:])
@@ -84,6 +84,6 @@ class Detokenizer:
 
 
 def text_of(tokenizer: PreTrainedTokenizerBase, prompt: Sequence[int], tokens: Sequence[int]) -> str:
-    """The text of ``tokens`` after ``prompt``, without special tokens."""
+    """Return the text of ``tokens`` after ``prompt``, without special tokens."""
     detokenizer = Detokenizer(tokenizer, prompt)
     return detokenizer.add(tokens) + detokenizer.end()

@@ -1,4 +1,4 @@
-"""``generate`` over the engine: padded tensors in, padded tensors out."""
+"""``generate`` over the engine, with padded tensors as input and output."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import python_numbers
 from speccompile.utils.warn import warn_caller
 
-#: New tokens of a row where neither the call nor a generation_config says how many, as in transformers.
+#: New tokens of a row if neither the call nor a generation_config sets their number, as in transformers.
 NEW_TOKENS = 20
 
 
@@ -38,7 +38,7 @@ def generate(
     attention_mask: torch.Tensor | None,
     options: GenerateOptions,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
-    """:meth:`~speccompile.speculator.speculator.Speculator.generate`."""
+    """Run :meth:`~speccompile.speculator.speculator.Speculator.generate`."""
     given = options.config_fields()
     settings = read_settings(target.model, options.generation_config, {**given, **options.others})
     config = settings.config
@@ -56,7 +56,7 @@ def generate(
     check_streamer(options.streamer)
     check_tokenizer(options.tokenizer)
     if options.streamer is not None and len(prompts) > 1:
-        raise InvalidInput(name="streamer", reason="it can follow one row, and there are more")
+        raise InvalidInput(name="streamer", reason="it can only follow one row; give one prompt, or no streamer")
     stopping = options.stopping_criteria
     given_criteria = stopping if isinstance(stopping, list | tuple) else [stopping]
     stop_strings = None if first_of(StopStringCriteria, given_criteria) else config.stop_strings
@@ -98,7 +98,7 @@ def generate(
 
 
 def _adapters(engine: Engine, given: str | Sequence[str | None] | None, count: int) -> Sequence[Adapter | None]:
-    """The adapter of each of ``count`` prompts."""
+    """Return the adapter of each of ``count`` prompts."""
     if given is None or isinstance(given, str):
         return [engine.adapters.find("generate", given)] * count
     if not isinstance(given, Sequence) or len(given) != count:
@@ -117,22 +117,22 @@ def _one_token(name: str, value: Any) -> int | None:
 def _prompt_or_bos(
     input_ids: torch.Tensor | None, attention_mask: torch.Tensor | None, config: GenerationConfig
 ) -> torch.Tensor:
-    """The prompts; without any, as in transformers, one that is the BOS token alone."""
+    """Return the prompts. Without any, as in transformers, return one prompt that only has the BOS token."""
     if input_ids is not None:
         return input_ids
     bos = _one_token("bos_token_id", config.bos_token_id)
     if bos is None or attention_mask is not None:
-        reason = "there is none; give token ids [rows, tokens], or bos_token_id=... and no attention_mask"
+        reason = "it is missing; give token ids [rows, tokens], or bos_token_id=... and no attention_mask"
         raise InvalidInput(name="input_ids", reason=reason)
     return torch.tensor([[bos]])
 
 
 def _min_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
-    """``min_length`` as the new tokens that it asks for: transformers counts padding as part of the prompt."""
+    """Convert ``min_length`` to a number of new tokens: transformers counts padding as part of the prompt."""
     asked = options.get("min_length")
     least = python_numbers(settings.config.min_length if asked is None else asked)
     if not isinstance(least, int) or isinstance(least, bool) or least < 0:
-        # None, or for the pipeline to refuse.
+        # No value, or one that the pipeline refuses.
         return {}
     new = options.get("min_new_tokens")
     new = settings.config.min_new_tokens if new is None else new
@@ -150,22 +150,22 @@ def decode(
     record: bool = False,
     adapters: Sequence[Adapter | None] | None = None,
 ) -> list[Request]:
-    """Decode all prompts to their end, beside the engine's other requests.
+    """Decode all prompts to their end, together with the engine's other requests.
 
-    The engine has at most ``2 * max_batch`` of them at a time, so that a call with many prompts leaves room in the
-    queue for other callers.
+    The engine has at most ``2 * max_batch`` of them at a time, so a call with many prompts does not fill the queue for
+    other callers.
 
     Args:
-        shown: ``[B, P]``, the prompts as streamers and criteria see them; None shows them as they are.
-        streamer: gets the tokens of the only row as they come.
-        criteria: of all rows; each row has its own copies.
-        record: save their hidden states, where they are saved.
-        adapters: of each prompt; None takes that of ``params`` for all.
+        shown: ``[B, P]``, the prompts as passed to streamers and criteria; None passes them without padding.
+        streamer: receives the tokens of the only row as they arrive.
+        criteria: criteria of all rows; each row has its own copies.
+        record: save their hidden states, if the wrap saves hidden states.
+        adapters: the adapter of each prompt; None means the adapter of ``params`` for all.
 
     Raises:
-        QueueFull: the first ``max_batch`` of them have no room.
+        QueueFull: the queue is full for the first ``max_batch`` of them.
         InvalidOption: a processor or a criterion cannot be copied for each row.
-        Exception: what one of them ended with; the others are cancelled.
+        Exception: the error of one request; the others are cancelled.
     """
     rows = [torch.tensor([prompt]) for prompt in prompts] if shown is None else list(shown.split(1))
     criteria = StoppingCriteriaList() if criteria is None else criteria
@@ -197,7 +197,7 @@ def decode(
             if request.error is not None:
                 raise request.error
             if request.finish_reason == "cancelled":
-                raise engine.turns.closed_error()
+                raise engine.loop.closed_error()
     finally:
         for request in requests:
             request.cancel()
@@ -207,27 +207,27 @@ def decode(
 
 
 def _enqueue_more(engine: Engine, requests: list[Request], first: int, queued: int) -> int:
-    """Queue what fits of ``requests``, so that the one at ``first``, the oldest that has not finished, is queued.
+    """Queue as many of ``requests`` as fit, at least the one at ``first``, the oldest that has not finished.
 
     Args:
-        queued: how many are queued already.
+        queued: the number of requests that are queued already.
 
     Returns:
-        How many are queued now.
+        The number of requests that are queued now.
     """
     slots = engine.arena.layout.max_batch
     alive = sum(not request.finished for request in requests[first:queued])
     while queued < len(requests) and alive < 2 * slots:
         group = requests[queued : queued + (1 if queued else slots)]
         try:
-            # A Ctrl-C that comes meanwhile is raised after it, when they are queued.
-            engine.turns.enqueue(group)
+            # A Ctrl-C that arrives meanwhile is raised afterwards, when they are queued.
+            engine.loop.enqueue(group)
         except QueueFull:
             if not queued:
                 raise
             if queued > first:
                 break
-            # Other callers' requests are in the way of all that is left.
+            # The queue is full of other callers' requests.
             engine.step()
             continue
         queued += len(group)
@@ -245,7 +245,7 @@ def _warn_of_truncation(requests: list[Request], max_len: int) -> None:
 
 
 def padded(input_ids: torch.Tensor, requests: list[Request], pad: int) -> torch.Tensor:
-    """``[B, P + new]`` as transformers returns it: the prompts as given, shorter rows padded at their end."""
+    """Return ``[B, P + new]`` as transformers does: the prompts as given, shorter rows padded at their end."""
     longest = max(len(request.new_tokens) for request in requests)
     rows = [request.new_tokens + [pad] * (longest - len(request.new_tokens)) for request in requests]
     new = torch.tensor(rows, dtype=torch.int64, device=input_ids.device)

@@ -1,4 +1,4 @@
-"""A drafter that runs on the host, between two steps: its answers become proposals in the arena."""
+"""A drafter that runs on the host, between two steps. Its results become proposals in the arena."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class HostDrafter:
     """Calls ``draft`` for each row before a step.
 
     Args:
-        arena: with the state ``draft_tokens`` and ``draft_lens``.
+        arena: an arena with the state ``draft_tokens`` and ``draft_lens``.
     """
 
     def __init__(self, draft: HostDraft, arena: Arena) -> None:
@@ -23,10 +23,10 @@ class HostDrafter:
         self._arena = arena
 
     def propose(self, request: Request) -> None:
-        """Write the drafts of ``request``. Without room for drafts ``draft`` is not called.
+        """Write the drafts of ``request``. ``draft`` is not called if no draft fits.
 
         Raises:
-            DraftFailed: it raised, or its result is not a list of at most Kmax token ids.
+            DraftFailed: ``draft`` raised, or its result is not a list of at most Kmax token ids.
         """
         limits = (self._arena.layout.max_draft_len, request.room - 1, request.params.num_draft_tokens)
         most = min(limit for limit in limits if limit is not None)
@@ -45,7 +45,7 @@ class HostDrafter:
             raise DraftFailed(reason=f"it raised {error_line(error)}") from error
         if len(drafts) > layout.max_draft_len:
             raise DraftFailed(
-                reason=f"it proposed {len(drafts)} tokens, and the largest tier has {layout.max_draft_len}"
+                reason=f"it proposed {len(drafts)} tokens, and the largest tier only has {layout.max_draft_len}"
             )
         for token in drafts:
             if not 0 <= token < layout.vocab_size:

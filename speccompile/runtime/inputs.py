@@ -1,4 +1,4 @@
-"""What requests are made of, checked: prompts, EOS ids and counts."""
+"""Checks of a request's inputs: prompts, EOS ids and counts."""
 
 from __future__ import annotations
 
@@ -25,11 +25,15 @@ from speccompile.utils.warn import warn_caller
 
 
 def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
-    """Raises InvalidOption."""
+    """Return the number as an int, or None.
+
+    Raises:
+        InvalidOption: it is neither.
+    """
     value = python_numbers(given)
     good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.max_draft_len
     if not (good or value is None):
-        reason = f"it has to be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
+        reason = f"it must be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
         raise InvalidOption(where=where, name="num_draft_tokens", value=given, reason=reason)
     return cast("int | None", value)
 
@@ -38,10 +42,10 @@ def check_options(options: Options, sampling: Collection[str]) -> None:
     """Refuse names in ``sampling`` that are not options of the sampling pipeline.
 
     Args:
-        options: those of the call, for the message.
+        options: options of the call, for the message.
 
     Raises:
-        UnknownOption: names them, and all that the call accepts.
+        UnknownOption: a name is unknown; the error has these names, and all that the call accepts.
     """
     if unknown := set(sampling) - OPTIONS.keys():
         known = ", ".join([*options.parameters(), *OPTIONS])
@@ -56,19 +60,19 @@ def read_prompts(
     layout: Layout,
     copies: int = 1,
 ) -> list[list[int]]:
-    """The rows of a batch as lists of token ids without padding, each of them ``copies`` times. Padding after a row's
-    last token warns.
+    """Return the rows of a batch as lists of token ids without padding, each row ``copies`` times. Padding after the
+    last token of a row causes a warning.
 
     Args:
         input_ids: ``[B, P]``, integer.
-        attention_mask: ``[B, P]``, 0 at padding, anywhere in a row. None: as in transformers, ``pad`` marks padding
-            when it occurs and is no EOS id.
+        attention_mask: ``[B, P]``, 0 at padding, at any position of a row. With None, as in transformers, ``pad`` marks
+            padding if it occurs and is not an EOS id.
 
     Raises:
         InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
     """
     if not isinstance(input_ids, torch.Tensor) or input_ids.ndim != 2:
-        raise InvalidInput(name="input_ids", reason="it has to be a tensor [rows, tokens]")
+        raise InvalidInput(name="input_ids", reason="it must be a tensor [rows, tokens]")
     if input_ids.dtype not in (torch.int64, torch.int32):
         raise InvalidInput(
             name="input_ids", reason=f"its dtype is {input_ids.dtype}, not an integer type of 32 or 64 bits"
@@ -81,21 +85,21 @@ def read_prompts(
         if pad is not None and pad not in eos:
             kept = input_ids.ne(pad)
     elif not isinstance(attention_mask, torch.Tensor):
-        raise InvalidInput(name="attention_mask", reason="it has to be a tensor like input_ids")
+        raise InvalidInput(name="attention_mask", reason="it must be a tensor like input_ids")
     elif attention_mask.shape != input_ids.shape:
         raise InvalidInput(
             name="attention_mask",
             reason=f"its shape {list(attention_mask.shape)} is not that of input_ids {list(input_ids.shape)}",
         )
     elif not (attention_mask.eq(0) | attention_mask.eq(1)).all():
-        # transformers counts positions by adding them up.
-        raise InvalidInput(name="attention_mask", reason="it has to be 1 at tokens and 0 at padding, and nothing else")
+        # transformers computes positions as sums of the mask.
+        raise InvalidInput(name="attention_mask", reason="it must be 1 at tokens and 0 at padding, and nothing else")
     else:
         kept = attention_mask.bool().to(input_ids.device)
     prompts = []
     for row in range(rows):
         if attention_mask is None and input_ids.shape[1] and not kept[row].any():
-            reason = f"row {row} is the pad token {pad} alone; give an attention_mask that is 1 at its tokens"
+            reason = f"row {row} only has the pad token {pad}; give an attention_mask that is 1 at its tokens"
             raise InvalidInput(name="input_ids", reason=reason)
         prompts.append(input_ids[row][kept[row]].tolist())
         check_prompt(prompts[-1], row, layout)
@@ -108,7 +112,11 @@ def read_prompts(
 
 
 def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
-    """Raises EmptyPrompt, PromptTooLong or TokenOutOfVocabulary."""
+    """Check the token ids of a prompt.
+
+    Raises:
+        EmptyPrompt, PromptTooLong, TokenOutOfVocabulary: the prompt is not valid.
+    """
     if not prompt:
         raise EmptyPrompt(row=row)
     if len(prompt) > layout.max_len - 1:
@@ -119,7 +127,7 @@ def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:
 
 
 def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -> list[int]:
-    """The token ids of one prompt, given as a list or a tensor of them.
+    """Return the token ids of one prompt, given as a list or a tensor.
 
     Raises:
         InvalidInput, EmptyPrompt, PromptTooLong, TokenOutOfVocabulary.
@@ -132,14 +140,14 @@ def read_prompt(given: Sequence[int] | torch.Tensor, row: int, layout: Layout) -
         raise EmptyPrompt(row=row)
     one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
     if not one_row or ids.dtype not in (torch.int64, torch.int32):
-        raise InvalidInput(name=f"prompt {row}", reason="it has to be a list (or a row) of whole token ids")
+        raise InvalidInput(name=f"prompt {row}", reason="it must be a list (or a row) of whole token ids")
     prompt: list[int] = ids.reshape(-1).tolist()
     check_prompt(prompt, row, layout)
     return prompt
 
 
 def read_prediction(where: str, given: Sequence[int] | torch.Tensor | None, layout: Layout) -> tuple[int, ...]:
-    """The predicted tokens of a request; empty for none.
+    """Return the predicted tokens of a request; empty without a prediction.
 
     Raises:
         InvalidOption: the mode does not draft from predictions, there are too many tokens, or they are not token ids.
@@ -151,14 +159,14 @@ def read_prediction(where: str, given: Sequence[int] | torch.Tensor | None, layo
         return InvalidOption(where=where, name="prediction", value=given, reason=reason)
 
     if "prediction" not in layout.tensors:
-        raise invalid("no drafter reads it; wrap with mode='prediction', alone or before others in a list")
+        raise invalid("no drafter reads it; wrap with mode='prediction', or with it as the first of several modes")
     try:
         ids = torch.as_tensor(given)
     except (TypeError, ValueError, RuntimeError) as error:
-        raise invalid(f"it has to be token ids ({error_line(error)})") from None
+        raise invalid(f"it must be token ids ({error_line(error)})") from None
     one_row = ids.ndim == 1 or (ids.ndim == 2 and ids.shape[0] == 1)
     if ids.numel() and (not one_row or ids.dtype not in (torch.int64, torch.int32)):
-        raise invalid("it has to be a list (or a row) of whole token ids")
+        raise invalid("it must be a list (or a row) of whole token ids")
     tokens: list[int] = ids.reshape(-1).tolist()
     if len(tokens) > layout.max_len:
         raise invalid(f"it has {len(tokens)} tokens; at most {layout.max_len} (max_len) are allowed")
@@ -168,11 +176,11 @@ def read_prediction(where: str, given: Sequence[int] | torch.Tensor | None, layo
 
 
 def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
-    """EOS ids as transformers takes them: one, several, or none.
+    """Return EOS ids as a list. As in transformers, the argument is one id, several, or None.
 
     Raises:
-        TooManyEosTokens: more than a slot has room for.
-        InvalidInput: it holds something else.
+        TooManyEosTokens: there are more than fit into a slot.
+        InvalidInput: it is something else.
     """
     if value is None:
         return []
@@ -190,5 +198,9 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
 
 
 def read_count(where: str, name: str, value: Any) -> int:
-    """Raises InvalidOption: it is not a whole number of at least 1."""
+    """Return ``value`` as an int.
+
+    Raises:
+        InvalidOption: it is not a whole number of at least 1.
+    """
     return cast(int, WholeNumber(1)(where, name, value))

@@ -1,4 +1,4 @@
-"""Training while requests are served: what it is given, and how new weights come into use."""
+"""Training while requests are served: its inputs, and the update of weights."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from transformers import PreTrainedModel
 from speccompile.graph.arena import Arena
 from speccompile.hidden_states.options import SavedRows
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.runtime.departures import Departures
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.target import Target
-from speccompile.runtime.turns import Turns
 
-#: Finish reasons of texts that are learnt from: what was decoded up to there is the target's.
+#: Finish reasons of sequences that are learnt from. Their tokens are the target's.
 LEARNT = ("eos", "stop", "max_new_tokens", "max_len", "cancelled")
 
 
 @dataclass(frozen=True)
 class ServedText:
-    """A sequence that was decoded, up to its newest token, which the target has not read.
+    """A decoded sequence without its newest token, which the target has not processed.
 
     Args:
         input_ids: int64 ``[n]``.
-        loss_mask: bool ``[n]``, tokens that the target wrote.
-        tapped: ``[n, taps * M]``, what the head reads.
-        final: ``[n, M]``, what the target's lm_head reads.
-        choices: int64 ``[n]``, the target's likeliest token after each position; None if they are not known yet.
+        loss_mask: bool ``[n]``, true at tokens that the target generated.
+        tapped: ``[n, taps * M]``, the inputs of the head.
+        final: ``[n, M]``, the inputs of the target's lm_head.
+        choices: int64 ``[n]``, the target's likeliest token after each position; None if it is not known yet.
     """
 
     input_ids: torch.Tensor
@@ -47,13 +47,13 @@ class ServedText:
 
 
 @dataclass(frozen=True)
-class Pupil:
-    """What is trained.
+class TrainableHead:
+    """The head that is trained, and functions of the engine for its training.
 
     Args:
-        head: that drafts. Its parameters are changed by ``adopt`` alone.
-        target: whose texts it learns from.
-        adopt: copies new values of some of the head's parameters, by name, into place between two steps.
+        head: the draft head. Only ``adopt`` changes its parameters.
+        target: the model whose sequences the head learns from.
+        adopt: copies new values of some of the head's parameters, by name, between two steps.
         idle: whether no request runs or waits.
     """
 
@@ -64,31 +64,32 @@ class Pupil:
 
 
 class Learner(Protocol):
-    """Trains a head while requests are served. Its methods may be called in any thread."""
+    """Trains a head while requests are served. Any thread may call its methods."""
 
     def collect(self, text: ServedText) -> None:
-        """Learn from this text, some time. Called within a step, so it takes no time."""
+        """Add a sequence to learn from later. This is called within a step, so it must be fast."""
 
     def learn(self, steps: int) -> Any:
-        """Train so many steps now, and use the result if it is better. Returns what came of it."""
+        """Train ``steps`` steps now, and use the result if it is better. Return a description of the result."""
 
     def save(self, folder: str | Path) -> None:
-        """Write the head that drafts now as a checkpoint."""
+        """Write the current head as a checkpoint."""
 
     def close(self, *, wait: bool) -> None:
-        """Train no more. With ``wait`` none of its threads runs afterwards."""
+        """End the training. With ``wait`` none of its threads runs afterwards."""
 
 
 @runtime_checkable
 class Learning(Protocol):
-    """The option ``learn`` of ``wrap``."""
+    """The type of the option ``learn`` of ``wrap``."""
 
-    def start(self, pupil: Pupil) -> Learner:
-        """Begin to train."""
+    def start(self, trainable: TrainableHead) -> Learner:
+        """Begin to train the head."""
 
 
 class Collector:
-    """Hands the texts of requests that have ended to a learner, which refers to the engine's parts, and is not kept.
+    """Passes the sequences of ended requests to a learner. The reference to the learner is weak, since the learner
+    refers to the engine's parts.
 
     Args:
         rows: the hidden states that a step writes into ``arena`` for each position.
@@ -100,7 +101,7 @@ class Collector:
         self._arena = arena
 
     def end(self, request: Request) -> None:
-        """Called once for ``request``, which has ended and still has its slot."""
+        """Collect the sequence of ``request``, which has ended and still has its slot. Called once."""
         learner, prompt, new = self._learner(), request.prompt, request.new_tokens
         if learner is None or request.finish_reason not in LEARNT or not new:
             return
@@ -112,19 +113,19 @@ class Collector:
         learner.collect(ServedText(ids, mask, tapped, final))
 
 
-class Adoption:
+class WeightUpdate:
     """Copies new weights into a head's tensors, and into the packed copies that executables read.
 
     Args:
-        packs: of the head's weights.
+        packs: packs of the head's weights.
     """
 
-    def __init__(self, head: nn.Module, packs: WeightPacks, target: Target, turns: Turns) -> None:
+    def __init__(self, head: nn.Module, packs: WeightPacks, target: Target, loop: EngineLoop) -> None:
         self._parameters = dict(head.named_parameters())
-        self._packs, self._target, self._turns = packs, target, turns
+        self._packs, self._target, self._loop = packs, target, loop
 
     def __call__(self, values: Mapping[str, torch.Tensor]) -> None:
-        """Take ``values``, by name of the parameter. All that takes time is done before the turn."""
+        """Copy ``values``, by name of the parameter. Slow work is done before the engine's lock is acquired."""
         pairs = []
         for name, value in values.items():
             old = self._parameters[name].detach()
@@ -135,40 +136,40 @@ class Adoption:
             for old, new in pairs:
                 old.copy_(new)
 
-        with self._turns.own():
+        with self._loop.exclusive():
             self._target.change_drafter(copy)
 
 
-class OnlineTraining:
+class HeadTraining:
     """The training of a draft head while an engine serves.
 
     Attributes:
-        learner: trains the head; None if nothing does.
+        learner: trains the head; None without training.
     """
 
-    def __init__(self, arena: Arena, turns: Turns, departures: Departures) -> None:
+    def __init__(self, arena: Arena, loop: EngineLoop, retirement: Retirement) -> None:
         self._arena = arena
-        self._turns = turns
-        self._departures = departures
+        self._loop = loop
+        self._retirement = retirement
         self.learner: Learner | None = None
 
     def start(self, learning: Learning, head: nn.Module, packs: WeightPacks, rows: SavedRows, target: Target) -> None:
-        """Let ``learning`` train ``head``, whose executables read ``packs``, from the texts of requests to come.
+        """Let ``learning`` train ``head``, whose executables read ``packs``, on the sequences of later requests.
 
         Args:
-            rows: what steps keep of each position.
+            rows: the hidden states that steps store for each position.
         """
-        adopt, turns = Adoption(head, packs, target, self._turns), self._turns
-        self.learner = learner = learning.start(Pupil(head, target.model, adopt, lambda: turns.idle))
-        self._departures.keeper = Collector(learner, rows, self._arena)
+        adopt, loop = WeightUpdate(head, packs, target, self._loop), self._loop
+        self.learner = learner = learning.start(TrainableHead(head, target.model, adopt, lambda: loop.idle))
+        self._retirement.keeper = Collector(learner, rows, self._arena)
 
     def close(self) -> None:
-        """Train no more."""
+        """End the training."""
         if self.learner is not None:
-            # In a callback its thread may wait for the current step.
-            self.learner.close(wait=not self._turns.in_turn)
+            # In a callback the learner's thread may wait for the current step.
+            self.learner.close(wait=not self._loop.holds_lock)
 
     def after_fork(self) -> None:
-        """In a forked child. The learner's thread is the parent's."""
+        """Adapt to a forked child. The learner's thread only exists in the parent."""
         if self.learner is not None:
-            self.learner = self._departures.keeper = None
+            self.learner = self._retirement.keeper = None

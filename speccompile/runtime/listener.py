@@ -1,4 +1,4 @@
-"""The host's work for each emitted token of a request: streamers, stop strings, stopping criteria."""
+"""Work on the host for each emitted token of a request: streamers, stop strings, stopping criteria."""
 
 from __future__ import annotations
 
@@ -14,41 +14,41 @@ from speccompile.errors import InvalidInput, shown
 
 @runtime_checkable
 class Streamer(Protocol):
-    """What transformers calls a streamer."""
+    """The interface of a transformers streamer."""
 
     def put(self, value: torch.Tensor) -> None:
         """Receive the prompt, then the new tokens of each step, int64."""
 
     def end(self) -> None:
-        """Called after the last token."""
+        """Receive the end, after the last token."""
 
 
 class Listener:
-    """Receives the tokens of one request, in order and one at a time, as from transformers' ``generate``.
+    """Receives the tokens of one request, in order and one at a time, as in transformers' ``generate``.
 
     Args:
-        prompt: int64 ``[1, P]``. A streamer receives it first; criteria see it before the new tokens.
-        room: most new tokens.
+        prompt: int64 ``[1, P]``. A streamer receives it first. Criteria receive it before the new tokens.
+        most: the largest number of new tokens.
         streamer: receives the prompt, then each token.
         criteria: called after each token, with ids ``[1, P + new]`` and no scores.
     """
 
     def __init__(
-        self, prompt: torch.Tensor, room: int, streamer: Streamer | None, criteria: StoppingCriteriaList
+        self, prompt: torch.Tensor, most: int, streamer: Streamer | None, criteria: StoppingCriteriaList
     ) -> None:
         self._streamer = streamer
         self._criteria = criteria
         self._prompt = prompt
         self._length = prompt.shape[1]
-        # Another thread may write here, and would not be in the caller's inference mode.
+        # Another thread may write to this tensor, without the caller's inference mode.
         with torch.inference_mode(False):
-            self._ids = torch.zeros((1, prompt.shape[1] + room), dtype=torch.int64) if criteria else None
+            self._ids = torch.zeros((1, prompt.shape[1] + most), dtype=torch.int64) if criteria else None
         if self._ids is not None:
             self._ids[:, : self._length] = prompt
 
     @property
     def is_silent(self) -> bool:
-        """There is neither a streamer nor a criterion, so tokens need not be passed on one by one."""
+        """Whether there is neither a streamer nor a criterion, so tokens need not be passed on one by one."""
         return self._streamer is None and not self._criteria
 
     def start(self) -> None:
@@ -56,7 +56,7 @@ class Listener:
         self._put(self._prompt.cpu())
 
     def notify(self, token: int) -> bool:
-        """Pass on one token. True if it is to be the last one."""
+        """Pass on one token. Return whether the request must end after it."""
         self._put(torch.tensor([token]))
         if self._ids is None:
             return False
@@ -66,27 +66,35 @@ class Listener:
         return bool(torch.as_tensor(self._criteria(self._ids[:, : self._length], None)).all())
 
     def _put(self, value: torch.Tensor) -> None:
-        # One that raises is not called again.
+        # A streamer that raises is not called again.
         streamer, self._streamer = self._streamer, None
         if streamer is not None:
             streamer.put(value)
         self._streamer = streamer
 
     def end(self) -> None:
-        """End the stream. The streamer is notified once."""
+        """End the stream. The streamer is only notified once."""
         streamer, self._streamer = self._streamer, None
         if streamer is not None:
             streamer.end()
 
 
 def check_streamer(streamer: Any) -> None:
-    """Raises InvalidInput if it is not a streamer."""
+    """Check the argument ``streamer``.
+
+    Raises:
+        InvalidInput: it is not a streamer.
+    """
     if streamer is not None and not isinstance(streamer, Streamer):
-        raise InvalidInput(name="streamer", reason="it has no methods put and end")
+        raise InvalidInput(name="streamer", reason="it has no methods put and end; give a transformers streamer")
 
 
 def check_tokenizer(tokenizer: Any) -> None:
-    """Raises InvalidInput if it is not a tokenizer."""
+    """Check the argument ``tokenizer``.
+
+    Raises:
+        InvalidInput: it is not a tokenizer.
+    """
     if tokenizer is not None and not isinstance(tokenizer, PreTrainedTokenizerBase):
         raise InvalidInput(name="tokenizer", reason=f"{shown(tokenizer)} is not a transformers tokenizer")
 
@@ -97,14 +105,14 @@ def make_criteria(
     stopping_criteria: Any,
     stop_name: str = "stop",
 ) -> StoppingCriteriaList:
-    """Everything that may end a request on the host, as transformers has it. ``stop_name`` is what the caller calls
-    ``stop``.
+    """Return all criteria that may end a request on the host, as in transformers. ``stop_name`` is the caller's name
+    for ``stop``.
 
-    A stop string ends the text with the token that completes it, also when it began in the prompt (transformers'
+    A stop string ends the sequence with the token that completes it, also if it begins in the prompt (transformers'
     ``StopStringCriteria``).
 
     Raises:
-        InvalidInput: stop strings without a tokenizer, or what is not a stop string or criterion.
+        InvalidInput: there are stop strings without a tokenizer, or a value is not a stop string or criterion.
     """
     criteria = StoppingCriteriaList()
     if stopping_criteria is not None:
@@ -128,8 +136,8 @@ def make_criteria(
     return criteria
 
 
-# Made by a walk over the vocabulary (of so many ``tokens``: some may be added), which takes a good part of a second; it
-# keeps nothing of the texts that it sees.
+# Creating a criterion visits the whole vocabulary, which needs a large part of a second. It has no state, so it is
+# cached. ``tokens`` is a part of the key, since tokens may be added to a vocabulary.
 @functools.lru_cache(maxsize=32)
 def _stop_strings(tokenizer: PreTrainedTokenizerBase, tokens: int, strings: tuple[str, ...]) -> StopStringCriteria:
     return StopStringCriteria(tokenizer=tokenizer, stop_strings=list(strings))

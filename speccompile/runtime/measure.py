@@ -1,4 +1,4 @@
-"""How long a step of each tier takes: all of them run over the dummy slot, which no request owns."""
+"""Time of a step of each tier. All of them run over the dummy slot, which no request owns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from speccompile.utils.progress import task
 
 #: Timed runs of a tier, after one that is not timed.
 REPEATS = 2
-#: Seconds after which nothing is run again: of steps that take so long one run says enough.
+#: Seconds after which no tier is timed again: for such slow steps one run is enough.
 ENOUGH = 2.0
 #: Tokens of the longer of the two contexts, if a slot has that many.
 LONG = 512
@@ -27,15 +27,15 @@ Key = tuple[int, int, bool]
 
 
 def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bool = False) -> CostTable:
-    """Milliseconds of every tier: a first guess, which :class:`~speccompile.policies.costs.RunningCosts` corrects.
-    Nothing of a live slot changes.
+    """Measure the milliseconds of every tier. They are a first estimate, which
+    :class:`~speccompile.policies.costs.RunningCosts` corrects. No live slot changes.
 
     Args:
-        undrafted: steps run without their split drafter, too.
+        undrafted: also time steps without their split drafter.
 
-    A request's first step waits for it, so it has to be quick: only the fewest and the most rows are timed,
-    what lies between them lies on a line, and a longer context is tried with the smallest and the largest draft length.
-    Of the kinds of a tier the first is timed: what others do besides is the same at every draft length.
+    A request's first step waits for this, so it must be quick. Only the fewest and the most rows are timed, and values
+    between them are interpolated linearly. A longer context is timed with the smallest and the largest draft length.
+    Only the first kind of a tier is timed: the additional work of other kinds is the same at every draft length.
     """
     kind = next(kind for kind in KINDS if any(built == kind for _, _, built in tiers))
     own = {
@@ -63,7 +63,7 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
 
 
 def _between(key: Key, values: Mapping[Key, float]) -> float:
-    """The value at ``key`` on lines between the known ones around it; 0 where none is known."""
+    """Interpolate the value at ``key`` linearly between known ones; 0 if none is known."""
     rows, draft_len, drafted = key
     known = {(own, k): value for (own, k, runs), value in values.items() if runs is drafted}
     if not known:
@@ -74,18 +74,18 @@ def _between(key: Key, values: Mapping[Key, float]) -> float:
     return _on_line(rows, columns)
 
 
-def _on_line(place: int, known: Mapping[int, float]) -> float:
-    if place in known:
-        return known[place]
-    below = max(at for at in known if at <= place)
-    above = min(at for at in known if at >= place)
-    share = (place - below) / (above - below) if above > below else 0.0
+def _on_line(point: int, known: Mapping[int, float]) -> float:
+    if point in known:
+        return known[point]
+    below = max(at for at in known if at <= point)
+    above = min(at for at in known if at >= point)
+    share = (point - below) / (above - below) if above > below else 0.0
     return known[below] + share * (known[above] - known[below])
 
 
 def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int, enough: float) -> dict[Key, float]:
-    """The shortest run of each, the first left out where there are others. They take turns, so that what slows the
-    machine for a while slows them all."""
+    """Return the shortest run of each, without the first one if there are others. Runs alternate, so a slow phase of
+    the machine affects all of them."""
     arena.write("length", arena.layout.dummy_slot, context)
     taken: dict[Key, list[float]] = {}
     for turn in range(REPEATS + 1):
@@ -102,8 +102,8 @@ def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int,
 
 @contextmanager
 def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
-    """All rows are the dummy slot's meanwhile, with ``context`` tokens each if that is given; afterwards it is as it
-    was, and rows have their slots again."""
+    """Bind all rows to the dummy slot in this context, with ``context`` tokens each if that is given. Afterwards the
+    dummy slot is reset, and rows have their slots again."""
     with arena.parked():
         try:
             if context is not None:

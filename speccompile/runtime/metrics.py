@@ -1,4 +1,4 @@
-"""What speculation did, as Prometheus reads it."""
+"""Statistics of speculation in Prometheus' format."""
 
 from __future__ import annotations
 
@@ -17,23 +17,23 @@ TOTALS = {
     "emitted_tokens": "Tokens that steps emitted.",
     "draft_tokens": "Draft tokens that the target judged.",
     "accepted_tokens": "Draft tokens that were accepted.",
-    "rejected_tokens": "Draft tokens that the target read for nothing.",
-    "prefill_passes": "Prompt chunks that were read.",
+    "rejected_tokens": "Draft tokens that the target processed but did not accept.",
+    "prefill_passes": "Prompt chunks that were processed.",
     "prompt_tokens": "Tokens of the prompts that have received a slot.",
-    "prefill_tokens": "Prompt tokens that were read.",
-    "reused_tokens": "Prompt tokens whose KV was there already.",
-    "reread_tokens": "Prompt tokens that were read again since no recurrent state was known at their end.",
+    "prefill_tokens": "Prompt tokens that were processed.",
+    "reused_tokens": "Prompt tokens whose KV was reused.",
+    "reread_tokens": "Prompt tokens that were processed again, since no recurrent state was known at their end.",
     "ended_requests": "Requests that have ended.",
 }
 
 
 def prometheus_text(stats: Stats, *, running: int, waiting: int) -> str:
-    """All metrics in Prometheus' text format. Counters and histograms begin anew with ``stats.reset()``, as after a
-    restart.
+    """Return all metrics in Prometheus' text format. Counters and histograms start again with ``stats.reset()``, as
+    after a restart.
 
     Args:
-        running: requests that have a slot.
-        waiting: requests that have none yet.
+        running: number of requests that have a slot.
+        waiting: number of requests that have no slot yet.
 
     Raises:
         InvalidOption: prometheus_client is not installed.

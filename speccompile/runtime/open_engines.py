@@ -10,10 +10,10 @@ from speccompile.utils.forks import in_child
 
 
 class OpenEngine(Protocol):
-    """An engine, as this module uses it."""
+    """The interface of an engine for this module."""
 
     def close(self) -> None:
-        """End all requests. An engine that is closed already stays closed."""
+        """End all requests. A closed engine stays closed."""
 
     def after_fork(self) -> None:
         """Drop the threads and locks of the parent process."""
@@ -23,7 +23,7 @@ _open: weakref.WeakSet[OpenEngine] = weakref.WeakSet()
 
 
 def add(engine: OpenEngine) -> None:
-    """Follow ``engine`` as long as it lives."""
+    """Close ``engine`` at the end of the interpreter, if it still exists."""
     _open.add(engine)
 
 
@@ -37,6 +37,6 @@ in_child(_after_fork)
 
 @atexit.register
 def _close_all() -> None:
-    """A daemon thread in the middle of a step would crash the process when the interpreter ends."""
+    """Close all engines. A daemon thread within a step would crash the process when the interpreter ends."""
     for engine in list(_open):
         engine.close()

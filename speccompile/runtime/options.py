@@ -1,4 +1,4 @@
-"""How the engine shares its time and memory among requests, and what its executables require of it."""
+"""Options by which the engine shares its time and memory among requests, and requirements of its executables."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Arguments of ``wrap`` that the engine alone looks at.
+    """Arguments of ``wrap`` that only the engine reads.
 
     Args:
         max_waiting: most requests that wait for a slot.
-        prefill_budget: prompt tokens between two decode steps while tokens are watched; None is the device's
-            (:class:`~speccompile.utils.devices.DeviceTraits`), which may measure what they cost.
-        prefix_reuse: whether the KV of a known beginning of a prompt is used again.
+        prefill_budget: prompt tokens between two decode steps while tokens are watched. None means the device's
+            (:class:`~speccompile.utils.devices.DeviceTraits`), which may measure their cost.
+        prefix_reuse: whether the KV of a known beginning of a prompt is reused.
         state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
     """
 
@@ -25,18 +25,18 @@ class EngineOptions:
 
 @dataclass(frozen=True)
 class StepTraits:
-    """What the executables of a wrap require of the engine.
+    """Requirements of a wrap's executables on the engine.
 
     Args:
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
-        one_shape: all steps and chunks run one shape, so that a sequence depends in no bit on what else ran.
-        reads_dead_places: attention also reads places of a slot that its sequence has not reached, and masks them.
+        one_shape: all steps and chunks have one shape, so no bit of a sequence depends on other requests.
+        reads_dead_places: attention also reads positions of a slot after the end of its sequence, and masks them.
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
-        reach: most tokens of a sequence that the mode's network reads; None is no limit.
+        reach: most tokens of a sequence that the mode's network reads; None means no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
-        drawn_options: options of requests that run executables of the kind ``drawn``; empty if there are none.
-        prompts_differ: the same tokens leave another state in a prompt than after one.
-        network_on_demand: ``ready``, and a network drafts for the rows without a proposal, by executables of its own.
+        drawn_options: options of requests that run executables of the kind ``drawn``; else empty.
+        prompts_differ: the same tokens leave another state within a prompt than after it.
+        network_on_demand: ``ready``, and separate executables of a network draft for the rows without a proposal.
     """
 
     ready: bool = False

@@ -1,4 +1,4 @@
-"""What ``generate`` returns besides the tokens, as transformers names and shapes it."""
+"""Outputs of ``generate`` beside the tokens, with transformers' names and shapes."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from speccompile.runtime.arguments import Settings
 from speccompile.runtime.request import Request
 from speccompile.runtime.score_records import ExtraOutputs, check_kept
 
-#: Of transformers' ``generate``, in the order of what it returns. Attentions and hidden states never leave a step.
+#: Options of transformers' ``generate``, in the order of its outputs. Attentions and hidden states never leave a step.
 OUTPUTS = ("output_scores", "output_logits", "output_attentions", "output_hidden_states")
 
 
 def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> ExtraOutputs | None:
-    """The requested outputs besides the tokens; None is a tensor of the tokens alone.
+    """Return the requested outputs beside the tokens. None means that only a tensor of the tokens is returned.
 
     Args:
-        given: keywords, of which ``return_dict_in_generate`` and :data:`OUTPUTS` are read; None is what ``settings``
-            has. Its outputs count only where a dict is returned, as in transformers.
+        given: keywords, of which ``return_dict_in_generate`` and :data:`OUTPUTS` are read. None means the value of
+            ``settings``, whose outputs are used only if a dict is returned, as in transformers.
 
     Raises:
-        InvalidOption: names the option and says what to do.
+        InvalidOption: an output is not available; the error has its name and the remedy.
     """
     outputs, config = {}, settings.config
     returns_dict = given.get("return_dict_in_generate")
@@ -38,7 +38,7 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Ext
         if value is None and returns_dict:
             value, where = bool(getattr(config, name)), settings.source(name)
         if value and name in ("output_attentions", "output_hidden_states"):
-            reason = f"a step keeps none; set {name}=False, or run the model itself over the text"
+            reason = f"a step keeps none; set {name}=False, or run the model itself over the sequence"
             raise InvalidOption(where=where, name=name, value=value, reason=reason)
         check_kept(where, name, bool(value), arena)
         outputs[name] = bool(value)
@@ -46,23 +46,23 @@ def read_outputs(given: dict[str, Any], settings: Settings, arena: Arena) -> Ext
 
 
 def as_output(sequences: torch.Tensor, requests: Sequence[Request]) -> GenerateDecoderOnlyOutput:
-    """transformers' output: ``sequences`` ``[B, P + new]``, and what the requests asked for."""
+    """Return transformers' output: ``sequences`` ``[B, P + new]``, and the requested outputs."""
     scores = [request.records.scores(len(request.new_tokens)) for request in requests]
     logits = [request.records.logits(len(request.new_tokens)) for request in requests]
-    # transformers declares tuples of one tensor, and an old class for its ids.
+    # transformers declares tuples with one tensor, and an old class for its ids.
     parts: dict[str, Any] = {
-        "scores": _by_place(scores, sequences.device),
-        "logits": _by_place(logits, sequences.device),
+        "scores": _by_position(scores, sequences.device),
+        "logits": _by_position(logits, sequences.device),
     }
     return GenerateDecoderOnlyOutput(sequences=cast(Any, sequences), **parts)
 
 
-def _by_place(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
-    """Rows of ``[n, V]`` as ``[B, V]`` for each place, 0 after a row's end."""
+def _by_position(rows: Sequence[torch.Tensor | None], device: torch.device) -> tuple[torch.Tensor, ...] | None:
+    """Convert rows of ``[n, V]`` to ``[B, V]`` for each position, with 0 after a row's end."""
     given = [row for row in rows if row is not None]
     if not given:
         return None
-    places = torch.zeros(max(map(len, given)), len(given), given[0].shape[1], device=device)
+    by_position = torch.zeros(max(map(len, given)), len(given), given[0].shape[1], device=device)
     for index, row in enumerate(given):
-        places[: len(row), index] = row
-    return places.unbind(0)
+        by_position[: len(row), index] = row
+    return by_position.unbind(0)

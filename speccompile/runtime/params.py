@@ -19,19 +19,19 @@ class Params:
 
     Args:
         max_new_tokens: most new tokens; a request also ends at ``max_len``.
-        eos: ids that end it.
-        sampling: how its tokens are chosen; None is greedy without processors.
+        eos: ids that end the request.
+        sampling: the choice of its tokens; None means greedy without processors.
         priority: of two waiting requests, the one with the larger number goes first.
-        patient: its tokens are not watched as they come, so other such prompts may be read before its next step.
+        patient: no caller watches its tokens, so other such prompts may be processed before its next step.
         reuse: it may reuse the KV of another sequence with the same prefix.
         tokenizer: decodes its tokens for ``Result.text`` and streams of text.
-        outputs: what it returns besides its tokens.
-        num_draft_tokens: most drafts of a step; None is as many as the tier has.
+        outputs: its outputs beside its tokens.
+        num_draft_tokens: most drafts of a step; None means as many as the tier has.
         record: the record of its hidden states; None if they are not saved.
-        adapter: of the model; None is the model without one.
-        prediction: tokens that its new text is expected to have; empty for none.
+        adapter: the LoRA adapter; None means the model without one.
+        prediction: tokens that its new sequence is expected to have; empty without a prediction.
         drawn: executables of the kind ``drawn`` choose its tokens.
-        client: whose request it is, the widest name first; requests without one have one client.
+        client: the names of its client, the widest first; requests without a client share one.
     """
 
     max_new_tokens: int
@@ -51,7 +51,7 @@ class Params:
 
     @property
     def kind(self) -> Kind:
-        """The kind of executables that chooses its tokens."""
+        """The kind of executables that choose its tokens."""
         if self.outputs:
             return "scored"
         if self.sampling is None:

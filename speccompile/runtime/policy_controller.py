@@ -1,4 +1,4 @@
-"""The policy of a wrap at run time: called before each step, and with the results after it."""
+"""The policy of a wrap at run time. It is called before each step, and receives the results after it."""
 
 from __future__ import annotations
 
@@ -31,13 +31,14 @@ __all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier",
 
 
 class Policies:
-    """The current policy, the chooser that was started from it, and the trace that is being recorded.
+    """The current policy, its chooser, and the trace that is being recorded.
 
     Args:
-        policy: the first one.
-        draft_lens: of the tiers, ascending. Of policies that learn, `cost` alone chooses between chains and trees.
+        policy: the first policy.
+        draft_lens: draft lengths of the tiers, ascending. Among policies that learn, only `cost` chooses between chains
+            and trees.
         ready: the drafts of a step exist before its tier is chosen.
-        measure: times the tiers; called once, when a policy needs it.
+        measure: times the tiers. It is called once, when a policy needs it.
     """
 
     def __init__(
@@ -53,17 +54,17 @@ class Policies:
 
     @property
     def policy(self) -> AnyPolicy:
-        """The current policy. An assignment takes effect at the next step, without history."""
+        """The current policy. An assignment applies from the next step on, without history."""
         return self._policy
 
     @policy.setter
     def policy(self, policy: AnyPolicy) -> None:
         if not isinstance(policy, Policy | LearningPolicy):
             policy = parse_policy(policy, self._draft_lens)
-        # A protocol's isinstance is too slow for every step.
+        # isinstance of a protocol is too slow for every step, so its result is stored.
         if learning := isinstance(policy, LearningPolicy):
             policy.check(chains(self._draft_lens))
-        # Tiers may be timed between two steps only, and this may be another thread than the one that steps.
+        # Tiers are timed later, between two steps: this thread may not be the one that steps.
         self._policy, self._learning, self._chooser = policy, learning, None
 
     def prepare(self) -> Chooser:
@@ -84,10 +85,10 @@ class Policies:
         return self._learning or self._recorder is not None
 
     def choose(self, rows: Sequence[Row], unread: int) -> int:
-        """A draft length that a tier has.
+        """Return a draft length that a tier has.
 
         Raises:
-            UnknownTier: the policy named another.
+            UnknownTier: the policy chose another one.
         """
         draft_len = self.prepare().choose(Upcoming(tuple(rows), unread))
         check_tier(draft_len, self._draft_lens)
@@ -99,7 +100,7 @@ class Policies:
         return isinstance(self.prepare(), StoppingChooser)
 
     def stops(self, rows: Sequence[Row], drafted: int) -> bool:
-        """Whether the tier ``drafted`` runs, rather than the one that was chosen."""
+        """Whether the drafter stops, and the tier ``drafted`` runs instead of the chosen one."""
         chooser = self.prepare()
         return isinstance(chooser, StoppingChooser) and chooser.stops(Upcoming(tuple(rows)), drafted)
 
@@ -112,13 +113,13 @@ class Policies:
             recorder.add(done, offered)
 
     def record(self, path: str | os.PathLike[str]) -> None:
-        """Write a trace from now on. It replaces one that is being written.
+        """Write a trace from now on. It replaces a trace that is being written.
 
         Raises:
             InvalidOption: a tier is a tree.
         """
         if self._draft_lens != chains(self._draft_lens):
-            reason = "a tier is a tree, and policy-lab replays chains"
+            reason = "a tier is a tree, and policy-lab only replays chains; wrap without trees"
             raise InvalidOption(where="record_trace", name="path", value=str(path), reason=reason)
         self.end_record()
         self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)

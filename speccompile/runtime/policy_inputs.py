@@ -19,13 +19,13 @@ def policy_rows(
     reach: int | None = None,
     network_on_demand: bool = False,
 ) -> list[Row]:
-    """For each row, how many drafts a step could verify.
+    """Return, for each row, the number of drafts that a step could verify.
 
     Args:
         longest: most drafts that a step can accept.
-        ready: the drafter has proposed.
+        ready: the drafter has already proposed.
         scores: include the drafter's scores of its proposals, if it has any.
-        reach: the longest context that the drafter can read; None is unlimited.
+        reach: the longest context that the drafter can read; None means no limit.
         network_on_demand: a network drafts for rows without a proposal.
     """
     confidence = arena["draft_confidence"].tolist() if scores and "draft_confidence" in arena else None
@@ -56,11 +56,11 @@ def done_of(
     milliseconds: float | None,
     chain: Sequence[Sequence[int]] = (),
 ) -> Done:
-    """The results of the rows ``offered``, which had ``slots``.
+    """Return the results of the rows ``offered``, which had ``slots``.
 
     Args:
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.
-        chain: of a tree, the drafts of its chain that were accepted and judged, of each slot.
+        chain: for a tree, the accepted and the judged drafts of its chain, for each slot.
     """
     emitted, accepted, proposed, _ = (tuple(column[slot] for slot in slots) for column in columns)
     return Done(

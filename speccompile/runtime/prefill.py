@@ -1,4 +1,4 @@
-"""How prompts are split into chunks, and how many prompt tokens run between two decode steps."""
+"""Chunks of prompts, and the number of prompt tokens that run between two decode steps."""
 
 from __future__ import annotations
 
@@ -6,41 +6,32 @@ import statistics
 from collections import defaultdict, deque
 from collections.abc import Sequence
 
-# The longest time, in usual steps, that a decode step and the prompt chunks before it may take: a running request waits
-# so long for its next token. The promise is 3; a chunk after a long context costs more than the measured one.
+# The longest duration of a decode step and the prompt chunks before it, in usual steps. A running request waits this
+# long for its next token. The documented limit is 3: a chunk after a long context is slower than the measured one.
 LONGEST_WAIT = 2.0
-# The same for a step with drafts that reads a piece of a prompt along: it could run without drafts, and its time varies
-# more.
+# The same limit for a step with drafts that also processes a piece of a prompt. It is lower, since the step could run
+# without drafts, and its duration varies more.
 LONGEST_WAIT_WITH_DRAFTS = 1.5
 # The number of newest measurements in an estimate.
 STEPS = 32
 CHUNKS = 5
-# The oldest measurement of an unused width expires after so many runs of others: one slow run must not exclude a width
-# for ever.
+# After this number of runs of other widths, the oldest measurement of an unused width expires: one slow run must not
+# exclude a width for ever.
 EXPIRY = 64
-# The default budget in tokens where chunks must not depend on time.
+# The default budget in tokens if chunks must not depend on time.
 FIXED_TOKENS = 64
 
 
-def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
-    """Split a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded."""
-    chunks = []
-    while length > 0:
-        chunks.append(next_width(length, widths))
-        length -= chunks[-1]
-    return chunks
-
-
 def next_width(length: int, widths: Sequence[int], flat: int = 1) -> int:
-    """The next chunk for ``length`` tokens: the smallest width that covers them when little of it is padding, or when
-    it is at most ``flat``, else the largest that fits."""
+    """Return the next chunk for ``length`` tokens: the smallest width that covers them if little of it is padding or it
+    is at most ``flat``, else the largest width that fits."""
     covering = [width for width in widths if length <= width <= max(flat, length * 3 // 2)]
     fitting = [width for width in widths if width <= length]
     return covering[0] if covering else fitting[-1] if fitting else widths[0]
 
 
 class RecentMinimum:
-    """Minimum of the last ``CHUNKS`` timings. While only others run, the old ones expire."""
+    """Minimum of the last ``CHUNKS`` timings. Old timings expire while only other widths run."""
 
     def __init__(self) -> None:
         self._measured: deque[float] = deque(maxlen=CHUNKS)
@@ -48,8 +39,8 @@ class RecentMinimum:
 
     @property
     def seconds(self) -> float | None:
-        """The minimum in seconds, None without measurements. A minimum, since few timings do not average out how slow
-        the machine was meanwhile."""
+        """The minimum in seconds; None without measurements. It is a minimum, since an average of a few timings would
+        include slow phases of the machine."""
         return min(self._measured, default=None)
 
     def note(self, seconds: float) -> None:
@@ -58,7 +49,7 @@ class RecentMinimum:
         self._unused = 0
 
     def age(self) -> None:
-        """Count a run of something else."""
+        """Count a run of another width."""
         self._unused += 1
         if self._measured and self._unused >= EXPIRY:
             self._measured.popleft()
@@ -66,15 +57,15 @@ class RecentMinimum:
 
 
 class PrefillBudget:
-    """The time that prefill may take between two decode steps while a request's tokens are watched.
+    """The time for prompts between two decode steps while a request's tokens are watched.
 
     Args:
         widths: chunk widths that were built, ascending.
-        tokens: the budget; None times chunks and steps as they run, and keeps a step with its chunks within
+        tokens: the budget. None times chunks and steps while they run, and limits a step with its chunks to
             ``LONGEST_WAIT`` usual steps. In both cases at least one chunk of the smallest width runs before each step,
-            so that prompts progress.
-        fixed: chunks depend on the prompt alone, never on time or other requests.
-        flat: a chunk is charged as one of so many tokens at least, and padding up to them is free.
+            so prompts progress.
+        fixed: chunks only depend on the prompt, never on time or other requests.
+        flat: a chunk counts as at least this many tokens, and padding up to this size is free.
     """
 
     def __init__(self, widths: Sequence[int], tokens: int | None, *, fixed: bool, flat: int = 1) -> None:
@@ -83,7 +74,7 @@ class PrefillBudget:
         self._flat = flat
         self._widths = tuple(widths)
         self._steps: deque[float] = deque(maxlen=STEPS)
-        # By draft length.
+        # Durations by draft length.
         self._tiers: defaultdict[int, deque[float]] = defaultdict(lambda: deque(maxlen=CHUNKS))
         self._mixed: defaultdict[int, RecentMinimum] = defaultdict(RecentMinimum)
         self._chunks = {width: RecentMinimum() for width in widths}
@@ -98,7 +89,7 @@ class PrefillBudget:
         self._note(self._chunks[width], seconds)
 
     def note_mixed(self, draft_len: int, seconds: float) -> None:
-        """Record the duration of a decode step that read a piece of a prompt along."""
+        """Record the duration of a decode step that also processed a piece of a prompt."""
         self._note(self._mixed[draft_len], seconds)
 
     def _note(self, ran: RecentMinimum, seconds: float) -> None:
@@ -110,19 +101,19 @@ class PrefillBudget:
 
     @property
     def mixes(self) -> bool:
-        """Whether prompts are read along with decode steps: no budget was given, and such a step without drafts is
-        short enough."""
+        """Whether decode steps also process prompts: no budget was given, and such a step without drafts is short
+        enough."""
         return self.tokens is None and self._mixed_fits(0)
 
     def mixed_draft_len(self, draft_len: int, draft_lens: Sequence[int]) -> int:
-        """The largest of ``draft_lens`` up to ``draft_len`` with which a decode step that reads a piece of a prompt
-        along is short enough."""
+        """Return the largest of ``draft_lens`` up to ``draft_len`` with which a decode step that also processes a piece
+        of a prompt is short enough."""
         return max(size for size in draft_lens if size == 0 or (size <= draft_len and self._mixed_fits(size)))
 
     def _mixed_fits(self, draft_len: int) -> bool:
-        """Whether such a step is short enough. Without drafts it may also take as long as the smallest chunk and a step
-        after it, which read less. Without a measurement it is tried without drafts, and with drafts where that tier's
-        step alone is short enough."""
+        """Whether such a step is short enough. Without drafts it may be as slow as the smallest chunk and a step after
+        it, which process fewer tokens. Without a measurement it is tried without drafts. With drafts it is tried if
+        that tier's step without a prompt is short enough."""
         measured, usual = self._mixed[draft_len].seconds, self.usual_step
         longest = max(LONGEST_WAIT * usual, usual + self.seconds(self._widths[0]))
         if draft_len:
@@ -137,18 +128,18 @@ class PrefillBudget:
         return statistics.median(self._steps) if self._steps else 0.0
 
     def seconds(self, width: int) -> float:
-        """The expected seconds of a chunk. For a width that never ran this is the time per token of the next smaller
-        one; the smallest is expected to take none, so that it is tried first."""
+        """Return the expected seconds of a chunk. A width that never ran has the time per token of the next smaller
+        one. The smallest width is expected to need none, so it is tried first."""
         for known in reversed([known for known in self._widths if known <= width]):
             if (measured := self._chunks[known].seconds) is not None:
                 return measured * width / known
         return 0.0 if width == self._widths[0] else float("inf")
 
     def next_chunk(self, length: int, spent: Sequence[int] | None) -> int | None:
-        """The next chunk of a prompt with ``length`` tokens left, or None if the decode step comes first.
+        """Return the next chunk of a prompt with ``length`` tokens left; None if the decode step comes first.
 
         Args:
-            spent: widths that ran since the last decode step; None if no request waits for one: there is no limit.
+            spent: widths that ran since the last decode step; None means no limit, since no request waits for a step.
         """
         if self.fixed:
             assert self.tokens is not None

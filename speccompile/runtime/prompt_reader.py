@@ -1,4 +1,4 @@
-"""Prompts: waiting requests get slots, and their prompts are read in chunks or along with decode steps."""
+"""Prompts: waiting requests get slots, and their prompts are processed in chunks or along with decode steps."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcomes
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.reading_order import ReadingOrder
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_table import TierTable
@@ -22,11 +22,11 @@ from speccompile.runtime.waiting import WaitingQueue
 
 
 class PromptReader:
-    """Reads prompts piece by piece, between decode steps within a budget, or along with them. For each piece
+    """Processes prompts piece by piece, between decode steps within a budget, or along with them. For each piece
     :class:`~speccompile.runtime.reading_order.ReadingOrder` chooses the request.
 
     Args:
-        answers: of the host, for the first new token.
+        host_calls: calls on the host for the first new token.
         outcomes: results of the last chunk of a prompt.
         budget: the number of tokens between two steps; it measures chunks and steps.
         clock: times chunks.
@@ -39,9 +39,9 @@ class PromptReader:
         batch: Batch,
         slots: Slots,
         waiting: WaitingQueue,
-        departures: Departures,
+        retirement: Retirement,
         delivery: Delivery,
-        answers: HostAnswers,
+        host_calls: HostCalls,
         outcomes: Outcomes,
         stats: Stats,
         budget: PrefillBudget,
@@ -52,9 +52,9 @@ class PromptReader:
         self._batch = batch
         self._slots = slots
         self._waiting = waiting
-        self._departures = departures
+        self._retirement = retirement
         self._delivery = delivery
-        self._answers = answers
+        self._host_calls = host_calls
         self._outcomes = outcomes
         self._stats = stats
         self._clock = clock
@@ -64,7 +64,8 @@ class PromptReader:
         self.budget = budget
 
     def read(self) -> bool:
-        """Give slots to waiting requests and read their prompts; true if prompts go first and a chunk has run."""
+        """Give slots to waiting requests and process their prompts. Return whether a chunk has run that goes before the
+        next step."""
         spent: list[int] = []
         self._along = None
         while (request := self._next()) is not None:
@@ -86,13 +87,13 @@ class PromptReader:
 
     @property
     def along(self) -> Request | None:
-        """The request whose prompt the next step reads along; None if there is none, or it was cancelled meanwhile."""
+        """The request whose prompt the next step also processes; None without one, or if it was cancelled meanwhile."""
         request = self._along
         return request if request is not None and self.reads_along(request) else None
 
     def reads_along(self, request: Request) -> bool:
-        """Whether its prompt is read along with the next decode step, except for its last token, which its own first
-        decode step reads."""
+        """Whether the next decode step also processes the prompt of ``request``, except for its last token. The
+        request's own first decode step processes that token."""
         return (
             not request.finished
             and not self._batch.goes_first(request)
@@ -102,12 +103,12 @@ class PromptReader:
         )
 
     def point_at(self, request: Request) -> None:
-        """Make the next run continue the prompt of ``request``."""
+        """Let the next run continue the prompt of ``request``."""
         self._arena.write("prefill_slot", 0, request.slot)
         self._arena.write("prefill_start", 0, request.cached)
 
     def count_along(self, request: Request, most: int) -> None:
-        """Count the tokens of the prompt of ``request`` that a step has read along, at most ``most``."""
+        """Count the prompt tokens of ``request`` that a step has also processed, at most ``most``."""
         left = len(request.prompt) - 1 - request.cached
         count = min(most, left)
         self._stats.prefill_tokens += count
@@ -117,15 +118,16 @@ class PromptReader:
             self._join_without_token(request)
 
     def _join_without_token(self, request: Request) -> None:
-        """Make ``request`` a row that has KV of all but the newest token, as after a decode step. Its first decode step
-        does the rest."""
+        """Turn ``request`` into a row with KV of all but the newest token, as after a decode step. Its first decode
+        step processes that token."""
         if self._columns.proposes and request.stats.prefill_tokens:
-            # Chunks propose, too.
+            # Chunks also propose drafts.
             request.proposal = self._columns.proposal(self._outcomes.take().read(), request.slot)
         self._batch.join(request)
 
     def _next(self) -> Request | None:
-        """The request whose prompt is read next, with a slot. One that waits can be it only if a slot is free."""
+        """Return the request whose prompt is processed next, with a slot. A waiting request is chosen only if a slot is
+        free."""
         readers = self._batch.readers
         while (request := self._order.choose(readers, self._waiting.requests if self._slots.free else ())) is not None:
             if request in readers or (self._waiting.remove(request) and self._admit(request)):
@@ -133,12 +135,12 @@ class PromptReader:
         return None
 
     def _admit(self, request: Request) -> bool:
-        """Give a free slot to ``request``; false if it failed."""
+        """Give a free slot to ``request``. Return False if that failed."""
         try:
             self._slots.take(request)
             request.listener.start()
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
             return False
         self._stats.prompt_tokens += request.stats.prompt_tokens
         self._stats.reused_tokens += request.stats.reused_tokens
@@ -147,10 +149,10 @@ class PromptReader:
         return True
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
-        """Run a chunk of the prompt of ``request``. An error ends that request alone.
+        """Run a chunk of the prompt of ``request``. An error only ends that request.
 
         Returns:
-            The chunk's width; 0 if nothing had to be read, None if the budget allows no chunk before the next step.
+            The chunk's width; 0 if all tokens were known, None if the budget allows no chunk before the next step.
         """
         try:
             left = len(request.prompt) - request.cached
@@ -163,18 +165,18 @@ class PromptReader:
             self._run_chunk(request, width, min(width, left))
             return width
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
             return 0
 
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
         arena, is_last = self._arena, request.cached + count == len(request.prompt)
         if is_last:
-            self._answers.ask(request)
+            self._host_calls.ask(request)
             if request.finished:
                 return
         self.point_at(request)
         kind = _kind_of_chunk(request, is_last)
-        # Scored chunks run the lm_head over all places, so their time is not an estimate for others.
+        # Scored chunks run the lm_head over all positions, so their time does not estimate that of other chunks.
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None
         with self._clock.time(note):
             self._table.prefill[width, kind].run()
@@ -192,7 +194,7 @@ class PromptReader:
             request.proposal = self._columns.proposal(columns, request.slot)
             emitted, _, _, alive, *newest = (column[request.slot] for column in columns)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record)
-            self._departures.retire([request])
+            self._retirement.retire([request])
 
     @staticmethod
     def _count_read(request: Request, count: int) -> None:

@@ -1,4 +1,4 @@
-"""Drafts that wait for the next step of a row."""
+"""Drafts for the next step of a row."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Proposal:
-    """The drafts of a ready drafter for one row, as the newest result that the host has read reports them. Where
-    results are read a step late, the step in flight verifies them.
+    """The drafts of a ready drafter for one row, as in the newest result that the host has read. If results are read
+    one step late, the step that is running verifies them.
 
     Args:
         length: draft tokens in the chain.
         nodes: draft tokens in the tree.
-        source: the drafter, by its place in ``Mode.drafter_names``.
-        scores: one for each draft token of the chain, from a drafter that scores them.
+        source: the drafter, by its index in ``Mode.drafter_names``.
+        scores: one for each draft token of the chain, if the drafter scores them.
     """
 
     length: int = 0

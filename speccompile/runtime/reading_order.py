@@ -1,4 +1,4 @@
-"""The order in which prompts are read."""
+"""The order in which prompts are processed."""
 
 from __future__ import annotations
 
@@ -8,42 +8,43 @@ from collections.abc import Iterator, Sequence
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
 
-#: Pieces of other prompts that may be read, one after another, before one of the oldest prompt.
+#: Pieces of other prompts that may be processed in a row before a piece of the oldest prompt.
 MOST_PASSES = 3
-#: Prompts with at most so many tokens left are equally short.
+#: Prompts with at most this many tokens left count as equally short.
 SHORT = 16
-#: How many waiting requests are looked up in the slots. A look-up compares a prompt with the tokens of all slots.
+#: Number of waiting requests that are looked up in the slots. A look-up compares a prompt with the tokens of all slots.
 MOST_LOOKUPS = 32
-#: Clients of which the newest turn is known.
+#: Number of clients whose newest piece is remembered.
 MOST_CLIENTS = 1024
 
 
 class ReadingOrder:
-    """Chooses the prompt of which the next piece is read, among those of the highest priority:
+    """Chooses the prompt whose next piece is processed, among those of the highest priority:
 
-    - the one with the fewest tokens left, so that a short prompt does not wait for a long one. Lengths are compared by
-      their power of two. Of equals one that was begun is finished before another one begins, and the oldest goes first;
-    - after :data:`MOST_PASSES` pieces of others, the oldest request of a client, so that neither a long prompt nor a
-      client waits for ever. Clients have these turns one after another, at first the one with the fewest slots.
+    - The prompt with the fewest tokens left, so a short prompt does not wait for a long one. Lengths are compared by
+      their power of two. Among equals, a prompt that was begun is finished before another one begins, and the oldest
+      goes first.
+    - After :data:`MOST_PASSES` pieces of other prompts, the oldest request of a client, so neither a long prompt nor a
+      client waits for ever. Clients get these pieces in rotation, beginning with the one with the fewest slots.
 
-    Tokens whose KV is in a slot are not left to read. Where the chosen request waits for a slot and begins like a
-    prompt that is being read, the next piece is of that prompt: then both have its KV.
+    Tokens whose KV is in a slot count as processed. If the chosen request waits for a slot, and begins like a prompt
+    that is being processed, the next piece is of that prompt. Both requests can then use its KV.
     """
 
     def __init__(self, slots: Slots) -> None:
         self._slots = slots
-        # The number of the oldest request, and how many pieces of others were read since one of it.
+        # The number of the oldest request, and the number of other requests' pieces since a piece of it.
         self._oldest = -1
         self._passes = 0
-        # The number of the newest turn of each client, in rising order.
-        self._turns: dict[tuple[str, ...], int] = {}
-        self._turn = 0
+        # The number of each client's newest piece, in ascending order.
+        self._newest: dict[tuple[str, ...], int] = {}
+        self._count = 0
 
     def choose(self, readers: Sequence[Request], waiting: Sequence[Request]) -> Request | None:
-        """The request whose prompt is read next; None if there is none.
+        """Return the request whose prompt is processed next; None without requests.
 
         Args:
-            readers: requests with a slot whose prompt has been read in part.
+            readers: requests with a slot whose prompt has been processed in part.
             waiting: requests that may get a slot now, in the order of the queue.
         """
         readers = [request for request in readers if not request.finished]
@@ -53,7 +54,7 @@ class ReadingOrder:
         highest = max(request.params.priority for request in requests)
         requests = [request for request in requests if request.params.priority == highest]
         if len(requests) == 1:
-            # Nothing has to be looked up.
+            # One request needs no look-up.
             self._oldest = requests[0].number
             return requests[0]
         oldest = self._or_forerunner(self._find_oldest(requests), readers)
@@ -67,19 +68,19 @@ class ReadingOrder:
         if request.number != self._oldest:
             self._passes += 1
             return
-        self._passes, self._turn = 0, self._turn + 1
-        self._turns.pop(_client(request), None)
-        self._turns[_client(request)] = self._turn
-        if len(self._turns) > MOST_CLIENTS:
-            del self._turns[next(iter(self._turns))]
+        self._passes, self._count = 0, self._count + 1
+        self._newest.pop(_client(request), None)
+        self._newest[_client(request)] = self._count
+        if len(self._newest) > MOST_CLIENTS:
+            del self._newest[next(iter(self._newest))]
 
     def _find_oldest(self, requests: Sequence[Request]) -> Request:
         slots = Counter(part for owner in self._slots.owned for part in _parts(owner))
 
         def seniority(request: Request) -> tuple[int, list[int], int]:
-            # Its own slot is no reason to let others pass.
+            # The request's own slot does not count.
             taken = [slots[part] - (request.slot >= 0) for part in _parts(request)]
-            return self._turns.get(_client(request), 0), taken, request.number
+            return self._newest.get(_client(request), 0), taken, request.number
 
         return min(requests, key=seniority)
 
@@ -95,18 +96,18 @@ class ReadingOrder:
         return requests[keys.index(min(keys))]
 
     def _or_forerunner(self, request: Request, readers: Sequence[Request]) -> Request:
-        """``request``, or the reader that is about to read tokens which ``request`` begins with."""
+        """Return ``request``, or the reader that is going to process tokens which ``request`` begins with."""
         if request.slot >= 0:
             return request
         return next((reader for reader in readers if self._slots.will_know(request, reader)), request)
 
 
 def _client(request: Request) -> tuple[str, ...]:
-    """The widest name of the client of ``request``; that of requests without one is empty."""
+    """Return the widest name of the client of ``request``; it is empty for requests without a client."""
     return request.params.client[:1]
 
 
 def _parts(request: Request) -> Iterator[tuple[str, ...]]:
-    """The client of ``request``: its widest name, and the same with each narrower one."""
+    """Yield the names of the client of ``request``: the widest one, and those with one more part each."""
     client = request.params.client
     return (client[:count] for count in range(1, len(client) + 1))

@@ -20,7 +20,7 @@ from speccompile.runtime.text_stream import TextStream
 from speccompile.runtime.token_stream import TokenStream
 from speccompile.utils.numbers import python_numbers
 
-#: No two requests of a process have the same number.
+#: Source of request numbers, which are unique in the process.
 _numbers = itertools.count()
 
 
@@ -28,20 +28,20 @@ class Driver(Protocol):
     """The engine's side of a request."""
 
     def ended(self, request: Request) -> None:
-        """Called once, when the request was ended outside of a step."""
+        """Receive ``request``, which was ended outside of a step. Called once."""
 
     def abandoned(self, request: Request) -> None:
-        """Called when its last reader has left. Finalizers call it, in any place: it takes no lock."""
+        """Receive ``request``, whose last reader is gone. Finalizers call this at any time, so it acquires no lock."""
 
     def wait(self, request: Request, seen: int, timeout: float | None = None) -> None:
         """Step, or wait for a step of another thread, until the request has more than ``seen`` tokens or has ended."""
 
     async def wait_async(self, request: Request, seen: int) -> None:
-        """The same, without blocking the event loop."""
+        """:meth:`wait` without blocking the event loop."""
 
 
 class NoDriver:
-    """Of a request that has left: it needs no steps, and keeps no engine alive."""
+    """The driver of a request that was retired. It needs no steps, and keeps no engine alive."""
 
     def ended(self, request: Request) -> None: ...
 
@@ -53,11 +53,12 @@ class NoDriver:
 
 
 class Request:
-    """Made by :meth:`speccompile.runtime.engine.Engine.submit`. Iterating over it yields its new tokens as they come.
+    """One request, created by :meth:`speccompile.runtime.engine.Engine.submit`. Iteration yields its new tokens as they
+    arrive.
 
-    Waiting for a token (iterating, :meth:`result`) steps the engine, unless another thread is doing so.
+    Waiting for a token (iteration, :meth:`result`) steps the engine, unless another thread does.
 
-    ``error`` is what ended it, if its ``finish_reason`` is ``error``.
+    ``error`` is the error that ended it, if its ``finish_reason`` is ``error``.
     """
 
     def __init__(
@@ -76,16 +77,16 @@ class Request:
         self.stats = stats
         self.records = records
         self.new_tokens: list[int] = []
-        #: Of each new token the drafter of which it is an accepted draft, by its place in ``Mode.drafter_names``; None
-        #: of a token that the model chose by itself.
+        #: For each new token the drafter that proposed it, by its index in ``Mode.drafter_names``; None for a token
+        #: that the model chose itself.
         self.drafted_by: list[int | None] = []
         self.error: Exception | None = None
-        #: Its slot in the arena (-1 while it waits), and the number of its tokens whose KV that holds.
+        #: Its slot in the arena (-1 while it waits), and the number of its tokens with KV in that slot.
         self.slot = -1
         self.cached = 0
-        #: The drafts that wait for its next step.
+        #: The drafts for its next step.
         self.proposal: Proposal = NO_PROPOSAL
-        #: It owns nothing any more, and its listener was notified of the end.
+        #: Whether it owns nothing any more, and its listener was notified of the end.
         self.closed = False
         #: The readers that iterate over it or wait for it.
         self.readers: set[object] = set()
@@ -110,30 +111,30 @@ class Request:
 
     @property
     def finish_reason(self) -> str:
-        """Empty while it waits or runs; then as in :class:`Result`, or ``error``."""
+        """Empty while the request waits or runs; then a reason of :class:`Result`, or ``error``."""
         return self.stats.finish_reason
 
     def cancel(self) -> bool:
-        """End it, from any thread. No token comes after this. False if it had ended already."""
+        """End the request, from any thread. It receives no token afterwards. Return False if it had already ended."""
         if not self.end("cancelled"):
             return False
         self.driver.ended(self)
         return True
 
     def result(self, timeout: float | None = None) -> Result:
-        """Wait until it ends. A request that was cancelled, or whose stream was left before its end, returns its tokens
-        up to then, with ``finish_reason`` ``cancelled``.
+        """Wait until the request ends. A request that was cancelled, or whose stream was left before its end, returns
+        its tokens so far, with ``finish_reason`` ``cancelled``.
 
         Args:
-            timeout: seconds. The request continues after them.
+            timeout: seconds. The request continues afterwards.
 
         Raises:
-            RequestFailed: it ended with its own error, which is the cause.
-            TimeoutError: it has not ended in time.
+            RequestFailed: the request ended with an error, which is the cause.
+            TimeoutError: the request has not ended in time.
         """
         timeout = python_numbers(timeout)
         if timeout is not None and not (isinstance(timeout, int | float) and timeout == timeout):
-            raise InvalidOption(where="result", name="timeout", value=timeout, reason="it has to be seconds, or None")
+            raise InvalidOption(where="result", name="timeout", value=timeout, reason="it must be seconds, or None")
         deadline = None if timeout is None else time.monotonic() + timeout
         reader = object()
         self.readers.add(reader)
@@ -142,7 +143,7 @@ class Request:
                 left = None if deadline is None else deadline - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(f"the request has not ended within {timeout} s")
-                # No wait is longer than that, for a lock.
+                # A lock accepts no longer timeout.
                 longest = None if left is None else min(left, threading.TIMEOUT_MAX)
                 self.driver.wait(self, len(self.new_tokens), longest)
         finally:
@@ -174,15 +175,15 @@ class Request:
     def stream(self, *, text: Literal[True]) -> TextStream: ...
 
     def stream(self, *, text: bool = False) -> TokenStream | TextStream:
-        """Its new tokens from the first one on, to iterate over with ``for`` or ``async for``. A stream that is left
+        """Return a stream of the new tokens from the first one on, for ``for`` or ``async for``. A stream that is left
         before its end cancels the request; see :class:`TokenStream`.
 
         Args:
-            text: yield the text of the tokens instead. Pieces are not the texts of single tokens, since a character may
-                have several: see :class:`TextStream`. It needs ``submit(tokenizer=)``.
+            text: yield the text of the tokens instead. A piece is not the text of a single token, since a character may
+                have several tokens: see :class:`TextStream`. It needs ``submit(tokenizer=)``.
 
         Raises:
-            InvalidOption: ``text`` without a tokenizer.
+            InvalidOption: ``text`` is True, and the request has no tokenizer.
         """
         tokenizer = self.params.tokenizer
         if not text:
@@ -200,7 +201,7 @@ class Request:
 
     @property
     def timings(self) -> Timings:
-        """Up to now, or up to its end."""
+        """Seconds up to now, or up to the request's end."""
         end = time.perf_counter() if self._ended is None else self._ended
 
         def since(moment: float | None) -> float | None:
@@ -209,7 +210,11 @@ class Request:
         return Timings(since(self._admitted), since(self._first_token), end - self._submitted)
 
     def raise_error(self) -> None:
-        """Raise RequestFailed if the request failed."""
+        """Raise the error of a failed request; do nothing for any other.
+
+        Raises:
+            RequestFailed: the request failed.
+        """
         if self.error is not None:
             raise RequestFailed(reason=error_line(self.error)) from self.error
 
@@ -217,12 +222,12 @@ class Request:
 
     @property
     def room(self) -> int:
-        """How many more tokens it may have, apart from ``max_len``."""
+        """The number of further tokens that it may have, apart from ``max_len``."""
         return self.params.max_new_tokens - len(self.new_tokens)
 
     @property
     def on_host(self) -> bool:
-        """The host is called before each of its tokens."""
+        """Whether the host is called before each of its tokens."""
         return self.params.sampling is not None and self.params.sampling.on_host
 
     @property
@@ -239,7 +244,7 @@ class Request:
         self._admitted = time.perf_counter()
 
     def note_token(self) -> tuple[float, bool]:
-        """Note that new tokens have come.
+        """Record the arrival of new tokens.
 
         Returns:
             Seconds since the previous call, or since the submission; and whether this is the first call.
@@ -248,27 +253,27 @@ class Request:
         return self._newest_token - (self._submitted if before is None else before), before is None
 
     def add(self, tokens: list[int], accepted: int = 0, source: int = 0) -> bool:
-        """Append emitted tokens, of which the first ``accepted`` are accepted drafts of the drafter ``source``. False
-        if it has ended meanwhile: then none is appended."""
+        """Append emitted tokens. The first ``accepted`` of them are accepted drafts of the drafter ``source``. Return
+        False, and append none, if the request has ended meanwhile."""
         with self._lock:
             if self.finished:
                 return False
             if self._first_token is None:
                 self._first_token = time.perf_counter()
-            # Before the tokens, which readers look at without the lock.
+            # Added before the tokens, which readers read without the lock.
             self.drafted_by.extend(source if index < accepted else None for index in range(len(tokens)))
             self.new_tokens.extend(tokens)
             self.stats.new_tokens += len(tokens)
             return True
 
     def end(self, reason: str, error: Exception | None = None) -> bool:
-        """End it. False if it had ended already: the first reason stays."""
+        """End the request. Return False if it had already ended: the first reason stays."""
         with self._lock:
             return self._end(reason, error)
 
     def abandon(self) -> None:
-        """Cancel it, if it has no other reader. A finalizer may call this anywhere, also while this thread holds the
-        lock: then the engine ends the request before the next step."""
+        """Cancel the request if it has no other reader. A finalizer may call this at any time, also while this thread
+        holds the lock: the engine then ends the request before the next step."""
         if self.readers or self.finished:
             return
         if self._lock.acquire(blocking=False):
@@ -283,16 +288,16 @@ class Request:
             return False
         self.error = error
         self._ended = time.perf_counter()
-        # Last, since waiting threads read it without the lock.
+        # Written last, since waiting threads read it without the lock.
         self.stats.finish_reason = reason
         return True
 
     def after_fork(self) -> None:
-        """In a forked child: a thread of the parent may hold the lock."""
+        """Replace the lock in a forked child: a thread of the parent may hold it."""
         self._lock = threading.Lock()
 
     def close(self) -> None:
-        """Notify the listener. The request has ended and owns nothing any more."""
+        """Notify the listener of the end. The request has ended and owns nothing any more."""
         self.closed = True
         self.driver = NoDriver()
         try:
@@ -305,5 +310,5 @@ class Request:
 
 
 def as_exception(error: BaseException) -> Exception:
-    """The error of a request that ``error`` ended: an ``Exception`` itself, a RuntimeError for an interrupt."""
+    """Return the error for a request that ``error`` ended: an ``Exception`` itself; for an interrupt a RuntimeError."""
     return error if isinstance(error, Exception) else RuntimeError(f"interrupted by {error!r}")

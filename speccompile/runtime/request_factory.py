@@ -1,4 +1,4 @@
-"""Creates requests: checks arguments, fills in defaults, reserves records."""
+"""Creation of requests: arguments are checked, defaults filled in, records reserved."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ Prepare = Callable[[Kind, bool], None]
 
 
 class RequestFactory:
-    """Creates requests, which are not queued yet.
+    """Creates requests without queueing them.
 
     Args:
-        adapters: those that requests can name.
+        adapters: adapters that requests can name.
         saver: saves hidden states of sequences; None if they are not saved.
         drawn_options: options of requests that run executables of the kind ``drawn``.
     """
@@ -54,7 +54,7 @@ class RequestFactory:
     def from_options(
         self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
     ) -> Request:
-        """The request of :meth:`~speccompile.runtime.engine.Engine.submit`.
+        """Create the request of :meth:`~speccompile.runtime.engine.Engine.submit`.
 
         Raises:
             UserError: an argument is not valid.
@@ -69,7 +69,7 @@ class RequestFactory:
         check_kept(where, "output_scores", options.output_scores, self._arena)
         check_kept(where, "top_logprobs", options.top_logprobs, self._arena)
         if options.top_logprobs > layout.num_logits:
-            reason = f"the model chooses among {layout.num_logits} tokens"
+            reason = f"the model only has {layout.num_logits} tokens to choose from"
             raise InvalidOption(where=where, name="top_logprobs", value=options.top_logprobs, reason=reason)
         eos = self._target.eos(options.eos_token_id)
         params = Params(
@@ -105,10 +105,10 @@ class RequestFactory:
         """Reserve the record of a request, by its argument ``record``.
 
         Returns:
-            None if no hidden states are saved of it.
+            The record; None if no hidden states of the request are saved.
 
         Raises:
-            InvalidOption: it is an id and the wrap saves no hidden states, or a record of that id exists.
+            InvalidOption: ``record`` is an id and the wrap saves no hidden states, or a record of that id exists.
             RecordsNotWritten: an earlier record could not be written.
         """
         if self._saver is None:
@@ -140,7 +140,7 @@ class RequestFactory:
         Args:
             driver: steps for the request.
             prepare: builds the executables of a kind, if they are missing.
-            shown: ``[1, P]``, the prompt as streamers and criteria see it.
+            shown: ``[1, P]``, the prompt as passed to streamers and criteria.
 
         Raises:
             UserError: the model cannot continue the prompt.

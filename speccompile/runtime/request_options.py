@@ -1,6 +1,6 @@
 """The options of requests: those of ``Engine.submit``, ``Speculator.generate`` and ``Speculator.save_hidden_states``.
 
-A value is checked here as far as that is possible without the model and the engine. Nothing here imports torch, since
+Values are checked here, except for checks that need the model or the engine. This module does not import torch, since
 the command line shows some of the options. ``python -m speccompile.runtime.request_options`` prints the table of
 docs/reference/options.md.
 """
@@ -35,13 +35,17 @@ def _names(where: str, name: str, value: Any) -> tuple[str, ...] | None:
     if names is None:
         return None
     if not isinstance(names, list | tuple) or not names or not all(isinstance(item, str) and item for item in names):
-        reason = "use a text, a list of texts of which none is empty, or None"
+        reason = "use a non-empty string, a list of non-empty strings, or None"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)
     return tuple(names)
 
 
 def seconds_or_none(where: str, name: str, value: Any) -> float | None:
-    """Raises InvalidOption."""
+    """Return a number of seconds as a float, or None.
+
+    Raises:
+        InvalidOption: ``value`` is neither a number of seconds nor None.
+    """
     number = python_numbers(value)
     if number is None:
         return None
@@ -51,7 +55,7 @@ def seconds_or_none(where: str, name: str, value: Any) -> float | None:
     return float(number)
 
 
-# Of several calls.
+# Options of several calls.
 MAX_NEW_TOKENS = option("Most new tokens.", WholeNumber(1, or_none=True))
 EOS = option("One or several ids that end a sequence.")
 STOP = option("One or several texts that end a sequence; they need `tokenizer`.")
@@ -67,7 +71,7 @@ LOGITS = option("Whether to return the model's own logits, of each new token.", 
 
 @dataclass(frozen=True)
 class SubmitOptions(Options):
-    """Of :meth:`speccompile.runtime.engine.Engine.submit`, whose docstring says more of each.
+    """Options of :meth:`speccompile.runtime.engine.Engine.submit`, whose docstring describes each in detail.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -116,7 +120,7 @@ class SubmitOptions(Options):
     )
     adapter: str | None = field(default=None, metadata=option("The name of the LoRA adapter that the model has."))
     client: str | Sequence[str] | None = field(
-        default=None, metadata=option("Whose request it is: clients get slots by turns.", _names)
+        default=None, metadata=option("The client of the request; clients get slots in rotation.", _names)
     )
     #: Options of the sampling pipeline, by name (:data:`speccompile.sampling.OPTIONS`).
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -124,8 +128,8 @@ class SubmitOptions(Options):
 
 @dataclass(frozen=True)
 class GenerateOptions(Options):
-    """Of :meth:`speccompile.Speculator.generate`, whose docstring says more of each. An option whose default is
-    ``NOT_GIVEN`` is a field of a ``GenerationConfig``: if it is left out, that one has its value.
+    """Options of :meth:`speccompile.Speculator.generate`, whose docstring describes each in detail. An option whose
+    default is ``NOT_GIVEN`` is a field of a ``GenerationConfig``, whose value it has if it is not given.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -179,18 +183,18 @@ class GenerateOptions(Options):
     adapter: str | Sequence[str | None] | None = field(
         default=None, metadata=option("The name of the LoRA adapter that the model has, or one for each prompt.")
     )
-    #: Every other keyword: options of the sampling pipeline, and what transformers accepts besides.
+    #: All other keywords: options of the sampling pipeline, and further parameters of transformers' ``generate``.
     others: Mapping[str, Any] = field(default_factory=dict)
 
     def config_fields(self) -> dict[str, Any]:
-        """The fields of a ``GenerationConfig`` that are given, by name; None is a value."""
+        """Return the given fields of a ``GenerationConfig``, by name; None is a value."""
         names = [item.name for item in fields(self) if item.default is NOT_GIVEN]
         return {name: value for name in names if (value := getattr(self, name)) is not NOT_GIVEN}
 
 
 @dataclass(frozen=True)
 class SaveOptions(Options):
-    """Of :meth:`speccompile.Speculator.save_hidden_states`, whose docstring says more of each.
+    """Options of :meth:`speccompile.Speculator.save_hidden_states`, whose docstring describes each in detail.
 
     Raises:
         InvalidOption: a value is not valid.

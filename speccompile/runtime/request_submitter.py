@@ -1,4 +1,4 @@
-"""How requests come into the engine: what they run is built, they are created, and they are queued."""
+"""Submission of requests: their executables are built, and they are created and queued."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from transformers import StoppingCriteriaList
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
 from speccompile.ranks.ranks import Ranks
+from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Driver, Request
@@ -18,16 +19,15 @@ from speccompile.runtime.request_factory import RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.turns import Turns
 from speccompile.runtime.waiting import WaitingQueue
 
 
 @dataclass(frozen=True)
 class Capacity:
-    """The load of the engine, and its room for further requests.
+    """The load of the engine, and its capacity for further requests.
 
     Args:
-        slots: all of them; ``free_slots`` of them have no owner.
+        slots: number of all slots; ``free_slots`` of them have no owner.
         waiting: requests without a slot; ``room`` more would be accepted.
     """
 
@@ -41,16 +41,16 @@ class RequestSubmitter:
     """Creates requests in any thread, after the executables that they run are built, and queues them.
 
     Args:
-        ranks: of a sharded model; one of them accepts requests.
+        ranks: ranks of a sharded model; one of them accepts requests.
         max_batch: the number of slots.
-        captured: as of :class:`~speccompile.runtime.options.StepTraits`.
+        captured: see :class:`~speccompile.runtime.options.StepTraits`.
     """
 
     def __init__(
         self,
         factory: RequestFactory,
         table: TierTable,
-        turns: Turns,
+        loop: EngineLoop,
         slots: Slots,
         waiting: WaitingQueue,
         ranks: Ranks | None,
@@ -60,7 +60,7 @@ class RequestSubmitter:
     ) -> None:
         self._factory = factory
         self._table = table
-        self._turns = turns
+        self._loop = loop
         self._slots = slots
         self._waiting = waiting
         self._ranks = ranks
@@ -68,13 +68,13 @@ class RequestSubmitter:
         self._captured = captured
 
     def submit(self, driver: Driver, ids: Sequence[int] | torch.Tensor, options: SubmitOptions) -> Request:
-        """Create a request of the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
+        """Create a request from the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
 
         Args:
             driver: steps for the request.
 
         Raises:
-            QueueFull, Closed, UserError: as there.
+            QueueFull, Closed, UserError: the errors of that method.
         """
         self._check_accepts()
         return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options))
@@ -88,7 +88,8 @@ class RequestSubmitter:
         streamer: Streamer | None,
         criteria: StoppingCriteriaList,
     ) -> Request:
-        """Create a request of checked ``params``. It is not queued yet. Arguments as of :meth:`RequestFactory.make`."""
+        """Create a request from checked ``params``, without queueing it. Arguments are those of
+        :meth:`RequestFactory.make`."""
         self._check_accepts()
         return self._factory.make(driver, self._prepare_missing, prompt, params, shown, streamer, criteria)
 
@@ -99,9 +100,9 @@ class RequestSubmitter:
             QueueFull, Closed: it is not queued, and its reserved record is free again.
         """
         try:
-            self._turns.enqueue([request])
+            self._loop.enqueue([request])
         except KeyboardInterrupt:
-            # It is queued already, but the caller never receives it.
+            # The request is already queued, but the caller never receives it.
             request.cancel()
             raise
         except BaseException:
@@ -110,23 +111,23 @@ class RequestSubmitter:
         return request
 
     def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
-        """As :meth:`RequestFactory.reserve_record`."""
+        """Call :meth:`RequestFactory.reserve_record`."""
         return self._factory.reserve_record(where, record)
 
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """As :meth:`~speccompile.runtime.engine.Engine.prepare`."""
-        with self._turns.while_building(alone=self._captured):
+        """Build executables for :meth:`~speccompile.runtime.engine.Engine.prepare`."""
+        with self._loop.while_building(exclusive=self._captured):
             self._table.prepare(kind, watched=watched)
 
     def capacity(self) -> Capacity:
-        """The current capacity. Another thread may change it at once."""
-        self._turns.end_abandoned()
-        self._turns.clean_up()
+        """Return the current capacity. Another thread may change it at once."""
+        self._loop.end_abandoned()
+        self._loop.clean_up()
         free, waiting = self._slots.free, len(self._waiting)
         return Capacity(self._max_batch, free, waiting, max(0, self._waiting.limit + free - waiting))
 
     def _check_accepts(self) -> None:
-        self._turns.check_process()
+        self._loop.check_process()
         if self._ranks is not None:
             self._ranks.check_leads()
 

@@ -1,4 +1,4 @@
-"""The result of a request, as its caller receives it."""
+"""The result of a request for its caller."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Timings:
     """Seconds since a request was submitted; None for events that did not happen before its end.
 
     Args:
-        queued: until it had a slot.
+        queued: until the request had a slot.
         first_token: until its first token.
         total: until it ended.
     """
@@ -30,20 +30,20 @@ class Result:
 
     Args:
         token_ids: the new tokens, an EOS id included.
-        text: of them, as it continues the prompt's, special tokens left out; None without a tokenizer.
+        text: their text as it continues the prompt's, without special tokens; None without a tokenizer.
         finish_reason: ``eos``, ``stop``, ``max_new_tokens``, ``max_len`` or ``cancelled``.
         stats: prompt, reused and draft tokens, acceptance.
-        logprobs: of each new token its natural log-probability by the model's own logits, before any processor (vLLM's
-            "raw"); None unless asked for, as all that follow.
-        prompt_logprobs: likewise of each prompt token, given those before it; None for the first one. Of a request that
-            was cancelled these are the tokens that had been read.
+        logprobs: natural log-probability of each new token by the model's own logits, before any processor (vLLM's
+            "raw"). Like all further fields it is only set if requested.
+        prompt_logprobs: natural log-probability of each prompt token, given those before it; None for the first one. If
+            the request was cancelled, only for tokens that had been processed.
         logits: float32 ``[new, V]``, the model's own.
         scores: float32 ``[new, V]``: logits after all processors, from which the tokens were chosen.
         top_logprobs: at each new token the likeliest tokens with their log-probabilities, the likeliest first.
-        prompt_best: at each prompt token the likeliest token there with its log-probability; None for the first one.
-            Given with ``prompt_logprobs``.
-        prompt_top_logprobs: at each prompt token the likeliest tokens, as many as ``top_logprobs`` but 1 to 20; None
-            for the first one. Given with ``prompt_logprobs``.
+        prompt_best: at each prompt token the likeliest token at that position with its log-probability; None for the
+            first one. Given with ``prompt_logprobs``.
+        prompt_top_logprobs: at each prompt token the likeliest tokens, as many as ``top_logprobs``, but at least 1 and
+            at most 20; None for the first one. Given with ``prompt_logprobs``.
     """
 
     token_ids: list[int]

@@ -1,4 +1,4 @@
-"""Copies the record of each request that has ended out of its slot."""
+"""Copies of the records of ended requests, before their slots are released."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speccompile.hidden_states.records import Record
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.request import Request, as_exception
 
-#: Finish reasons of complete sequences. A request that was cancelled or failed is not saved.
+#: Finish reasons of complete sequences. Requests that were cancelled or failed are not saved.
 WHOLE = ("eos", "stop", "max_new_tokens", "max_len")
 
 
@@ -47,7 +47,7 @@ class Saver:
     def _record(self, request: Request) -> Record:
         record_spec, prompt, new = request.params.record, request.prompt, request.new_tokens
         assert record_spec is not None
-        # The target has not read the newest token.
+        # The target has not processed the newest token.
         count = len(prompt) + len(new) - 1
         rows = self._arena[SavedRows.STATE][request.slot, :count].to("cpu", copy=True)
         final, captured = self._rows.split(rows)
@@ -56,7 +56,7 @@ class Saver:
             record_spec.id,
             torch.tensor([*prompt, *new][:count], dtype=torch.int64),
             torch.tensor(mask[:count], dtype=torch.int64),
-            # A copy, since it may be a part of ``captured``: safetensors refuses tensors that share memory.
+            # Cloned, since it may be a part of ``captured``: safetensors refuses tensors that share memory.
             final.clone(memory_format=torch.contiguous_format),
             captured.contiguous(),
             self._rows.layers,

@@ -1,4 +1,4 @@
-"""One step: prompts are read, a tier runs over the rows, its results are delivered."""
+"""One step: prompts are processed, a tier runs over the rows, its results are delivered."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.delivery import Delivery, Judgement
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
+from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
 from speccompile.runtime.policy_controller import Policies
 from speccompile.runtime.policy_inputs import done_of
 from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.segmented_drafter import SegmentedDrafter
 from speccompile.runtime.slots import Slots
@@ -35,12 +35,13 @@ class Flight:
 
     Args:
         rows: its requests.
-        tier: the one that ran.
-        outcome, records: copies, since the next run overwrites the arena; empty records of rows that return none.
+        tier: the tier that ran.
+        outcome, records: copies, since the next run overwrites the arena. Rows without extra outputs have empty
+            records.
         offered: the policy's inputs, for each row.
         started: when the run began, in seconds of ``time.perf_counter``.
-        timed: the seconds of the run, once the clock has reported them.
-        mixed: it read a prompt along.
+        timed: the seconds of the run, as soon as the clock has reported them.
+        mixed: whether it also processed a piece of a prompt.
     """
 
     rows: list[Request]
@@ -54,20 +55,21 @@ class Flight:
 
 
 class Scheduler:
-    """Runs steps, in one thread at a time (:class:`~speccompile.runtime.turns.Turns`). Every change of tier is one
-    assignment to :attr:`tier`.
+    """Runs steps, in one thread at a time (:class:`~speccompile.runtime.engine_loop.EngineLoop`). Every change of tier
+    is one assignment to :attr:`tier`.
 
     Args:
         outcomes: results of each run.
-        clock: the prompt reader's, so that measurements arrive in the order of runs.
-        late: read a step's results when the next one has been launched, so that the device never waits for the host.
-            The tier is then chosen by the results of the step before that.
-        clears_rejected: a row whose drafts made its logits NaN has its state after the sequence cleared.
-        drafter: runs what precedes a step, where the policy may stop it; None leaves it to the tier.
+        clock: the prompt reader's clock, so measurements arrive in the order of runs.
+        late: read a step's results when the next step has been launched, so the device never waits for the host. The
+            tier is then chosen by the results of the step before.
+        clears_rejected: the state after the sequence is cleared for a row whose logits became NaN by its drafts.
+        drafter: runs the segments of a drafter before a step, between which the policy may stop it; None if the tier
+            runs its drafter.
 
     Attributes:
-        tier: the one that ran last.
-        failures: steps in a row that failed as a whole.
+        tier: the tier that ran last.
+        failures: number of steps in a row that failed as a whole.
     """
 
     def __init__(
@@ -79,9 +81,9 @@ class Scheduler:
         prompts: PromptReader,
         choice: TierChoice,
         policies: Policies,
-        answers: HostAnswers,
+        host_calls: HostCalls,
         delivery: Delivery,
-        departures: Departures,
+        retirement: Retirement,
         outcomes: Outcomes,
         stats: Stats,
         clock: Clock,
@@ -97,9 +99,9 @@ class Scheduler:
         self._prompts = prompts
         self._choice = choice
         self._policies = policies
-        self._answers = answers
+        self._host_calls = host_calls
         self._delivery = delivery
-        self._departures = departures
+        self._retirement = retirement
         self._stats = stats
         self._clears_rejected = clears_rejected
         self._drafter = drafter
@@ -112,13 +114,13 @@ class Scheduler:
         self.tier = next(iter(table.tiers.values()))
 
     def run_step(self) -> list[Request]:
-        """Read prompts within the budget, then run one tier over all rows, if there are any; returns those rows.
+        """Process prompts within the budget, then run one tier over all rows, if there are any. Return these rows.
 
-        While no request's tokens are watched as they come, prompts go first: one chunk, and no tier.
+        While no caller watches the tokens of a request, prompts go first: one chunk runs, and no tier.
 
         Raises:
-            BaseException: only an interrupt, such as a ``KeyboardInterrupt``. An error of a request is raised where the
-                request is read.
+            BaseException: only an interrupt, such as a ``KeyboardInterrupt``. An error of a request is raised to its
+                readers.
         """
         try:
             if self._prompts.read():
@@ -136,24 +138,24 @@ class Scheduler:
             # The step as a whole failed, and the arena may hold a part of its results.
             self.flights.clear()
             self.failures += 1
-            self._departures.fail_all(self._in_step(), error)
+            self._retirement.fail_all(self._in_step(), error)
             return []
 
     def _in_step(self) -> list[Request]:
-        """The rows and the request whose prompt is read along, or all that have a slot if there are none of these. A
-        half-read prompt that was not in a step which failed is read on after it."""
+        """Return the rows and the request whose prompt the step also processes, or, without any of these, all requests
+        with a slot. A half-processed prompt that was not in the failed step continues after it."""
         along = self._prompts.along
         return [*self._batch.rows, *([] if along is None else [along])] or self._slots.owned
 
     def _answer_hosts(self) -> None:
-        """Write the host's answers for the rows before they run. This needs their newest tokens."""
+        """Call the host for the rows before they run. The calls need their newest tokens."""
         asking = [request for request in self._batch.rows if request.on_host]
         while asking and self.flights:
             self._collect(self.flights.popleft())
         for request in asking:
             if not request.finished:
-                self._answers.ask(request)
-        self._answers.draft(self._batch.rows)
+                self._host_calls.ask(request)
+        self._host_calls.draft(self._batch.rows)
 
     def _launch(self, rows: list[Request]) -> None:
         reader = self._prompts.along
@@ -168,7 +170,7 @@ class Scheduler:
         started, timed = time.perf_counter(), list[float]()
 
         def note_seconds(seconds: float) -> None:
-            # A drafter that is stopped changes the tier.
+            # A drafter that is stopped changes ``tier``.
             note(tier.draft_len, seconds)
             timed.append(seconds)
 
@@ -187,13 +189,14 @@ class Scheduler:
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
-    def _record(self, row: Request, places: int) -> Record:
-        """Copy what the run left in the slot of ``row`` and the next one overwrites. An error ends that row alone."""
+    def _record(self, row: Request, positions: int) -> Record:
+        """Copy the results of the run in the slot of ``row``, which the next run overwrites. An error only ends that
+        row."""
         try:
             self._slots.save_checkpoint(row)
-            return row.records.read(self._arena, row.slot, places) if row.params.outputs else {}
+            return row.records.read(self._arena, row.slot, positions) if row.params.outputs else {}
         except BaseException as error:
-            self._departures.fail_all([row], error)
+            self._retirement.fail_all([row], error)
             return {}
 
     def _collect(self, flight: Flight) -> None:
@@ -214,32 +217,32 @@ class Scheduler:
             record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
         self._stats.count_step_tokens()
-        self._departures.retire(flight.rows)
+        self._retirement.retire(flight.rows)
 
     def _learn(self, flight: Flight, columns: list[list[int]], chain: Sequence[list[int]]) -> None:
-        """Count a run, and report it to a policy that learns; ``chain`` is what became of that in a tree."""
+        """Count a run, and report it to a policy that learns. ``chain`` has the results of the chain in a tree."""
         draft_len, offered, seconds = flight.tier.draft_len, flight.offered, time.perf_counter() - flight.started
         if self.late:
-            # Others were launched since, so only the clock knows its duration.
+            # Other runs were launched since, so only the clock knows the duration.
             self._clock.report()
             (seconds,) = flight.timed
             if self._drafter is None:
-                # The results of the run before it were unknown when it was launched, and are known by now.
+                # When the run was launched, the results of the run before it were unknown. They are known by now.
                 offered = self._choice.inputs_of(flight.rows)
-        # A tree runs only where a row has one.
+        # A tree only runs if a row has one.
         proposed = isinstance(draft_len, Tree) or any(row.draft_len for row in offered)
         self._stats.count_step(draft_len, flight.tier.key.rows, proposed=proposed)
         self._stats.count_seconds(draft_len, seconds)
         if not self._policies.learns:
             return
         slots = [request.slot for request in flight.rows]
-        # The time of a prompt that was read along is not the tier's cost.
+        # The time of a prompt that was also processed is not a cost of the tier.
         milliseconds = None if flight.mixed else 1e3 * seconds
         done = done_of(draft_len, offered, slots, columns[:4], milliseconds, chain)
         self._policies.note(done, [row.draft_len for row in offered])
 
     def _retry_without_drafts(self, request: Request) -> None:
-        """No token could be chosen before its drafts: its next step has no drafts."""
+        """Let the next step of ``request`` have no drafts, since no token could be chosen before its drafts."""
         self._batch.without_drafts.add(request)
         if self._clears_rejected:
             self._arena.clear_text_state(request.slot, request.cached)

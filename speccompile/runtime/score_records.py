@@ -1,4 +1,4 @@
-"""Logits, scores and log-probabilities that a request returns besides its tokens, and their records."""
+"""Logits, scores and log-probabilities that a request returns beside its tokens, and their records."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ import torch
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 
-#: The state tensor that a step writes, by field of :class:`ExtraOutputs`.
+#: State tensors that a step writes, by field of :class:`ExtraOutputs`.
 STATE = {"logprobs": "token_logprobs", "logits": "kept_logits", "scores": "kept_scores"}
 
-#: The values of some places, by field of :class:`ExtraOutputs`: float32 ``[n]`` or ``[n, V]``.
+#: Values of some positions, by field of :class:`ExtraOutputs`: float32 ``[n]`` or ``[n, V]``.
 Record = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
 class ExtraOutputs:
-    """What a request returns besides its tokens; false if nothing.
+    """The outputs of a request beside its tokens; false without any.
 
     Args:
-        logprobs, prompt_logprobs: of its new tokens, and of its prompt tokens.
-        logits, scores: of each new token, before and after the processors.
-        top_logprobs: how many of the likeliest tokens, at each new token.
+        logprobs, prompt_logprobs: log-probabilities of its new tokens, and of its prompt tokens.
+        logits, scores: values of each new token, before and after the processors.
+        top_logprobs: number of the likeliest tokens, at each new token.
     """
 
     logprobs: bool = False
@@ -38,23 +38,27 @@ class ExtraOutputs:
 
 
 def check_kept(where: str, name: str, value: int, arena: Arena) -> None:
-    """Raises InvalidOption if an option needs a step's logits and scores and the wrap has no state for them."""
+    """Check that the wrap has state for a step's logits and scores, if an option needs them.
+
+    Raises:
+        InvalidOption: it has none.
+    """
     if value and "kept_logits" not in arena:
-        reason = "there is no room for a step's logits; wrap with scores=True"
+        reason = "the wrap has no state for a step's logits; wrap with scores=True"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)
 
 
 class Records:
-    """The records of one request. There may be more than the request has tokens, since a stop drops tokens.
+    """The records of one request. There may be more records than tokens, since a stop drops tokens.
 
     Args:
-        num_logits: logits and scores are those of so many tokens; None of all.
+        num_logits: number of tokens that logits and scores cover; None means all.
     """
 
     def __init__(self, outputs: ExtraOutputs, arena: Mapping[str, torch.Tensor], num_logits: int | None = None) -> None:
         self._num_logits = num_logits
         kept = {name: self._kept(arena, name) for name in STATE if getattr(outputs, name)}
-        # Not a view, which would keep the memory of the arena.
+        # Not views, which would keep the memory of the arena alive.
         self._parts = {name: [tensor.new_empty(0, *tensor.shape[2:])] for name, tensor in kept.items()}
         self._top = outputs.top_logprobs
         if self._top:
@@ -67,7 +71,7 @@ class Records:
         self._prompt_top: list[list[tuple[int, float]] | None] | None = [None] if outputs.prompt_logprobs else None
 
     def read(self, arena: Mapping[str, torch.Tensor], slot: int, count: int) -> Record:
-        """A copy of the records of the first ``count`` places, which the next run overwrites."""
+        """Copy the records of the first ``count`` positions, which the next run overwrites."""
         record = {name: self._kept(arena, name)[slot, :count].clone() for name in self._parts if name in STATE}
         if self._top:
             logprobs = arena["kept_logits"][slot, :count].log_softmax(-1)
@@ -79,14 +83,14 @@ class Records:
         return kept if name == "logprobs" else kept[..., : self._num_logits]
 
     def add(self, record: Record, emitted: int) -> None:
-        """Append the scores of a step's first ``emitted`` places."""
+        """Append the scores of a step's first ``emitted`` positions."""
         for name, part in record.items():
-            # A view would keep the memory of places that were not emitted.
+            # A view would keep the memory of positions that were not emitted.
             self._parts[name].append(part if len(part) == emitted else part[:emitted].clone())
 
     def read_prompt(self, arena: Mapping[str, torch.Tensor], count: int) -> None:
-        """Append the log-probabilities of the tokens after the first ``count`` places of the newest chunk, and the
-        likeliest tokens there."""
+        """Append the log-probabilities of the tokens after the first ``count`` positions of the newest chunk, and the
+        likeliest tokens at these positions."""
         assert self._prompt is not None and self._prompt_top is not None
         self._prompt += arena["chunk_logprobs"][:count].tolist()
         tokens, logprobs = (
@@ -96,22 +100,22 @@ class Records:
 
     @property
     def prompt_logprobs(self) -> list[float | None] | None:
-        """The log-probability of each prompt token that was read, given those before it; None for the first one."""
+        """The log-probability of each processed prompt token, given those before it; None for the first one."""
         return None if self._prompt is None else list(self._prompt)
 
     @property
     def prompt_best(self) -> list[tuple[int, float] | None] | None:
-        """The likeliest token at each prompt token that was read, with its log-probability; None for the first one."""
+        """The likeliest token at each processed prompt token, with its log-probability; None for the first one."""
         return None if self._prompt_top is None else [None if top is None else top[0] for top in self._prompt_top]
 
     @property
     def prompt_top_logprobs(self) -> list[list[tuple[int, float]] | None] | None:
-        """The likeliest tokens at each prompt token that was read, at least one and at most
+        """The likeliest tokens at each processed prompt token, at least one and at most
         :data:`~speccompile.graph.state.PROMPT_TOP`, with their log-probabilities; None for the first one."""
         return None if self._prompt_top is None else list(self._prompt_top)
 
     def top_logprobs(self, count: int) -> list[list[tuple[int, float]]] | None:
-        """The likeliest tokens at the first ``count`` new tokens, with their log-probabilities; None if not
+        """Return the likeliest tokens at the first ``count`` new tokens, with their log-probabilities; None if not
         requested."""
         tokens, logprobs = self._joined("top_tokens", count), self._joined("top_logprobs", count)
         if tokens is None or logprobs is None:
@@ -121,16 +125,16 @@ class Records:
         ]
 
     def logprobs(self, count: int) -> list[float] | None:
-        """Of the first ``count`` new tokens; None if not requested."""
+        """Return the log-probabilities of the first ``count`` new tokens; None if not requested."""
         joined = self._joined("logprobs", count)
         return None if joined is None else joined.tolist()
 
     def logits(self, count: int) -> torch.Tensor | None:
-        """``[count, V]``; None if not requested."""
+        """Return logits ``[count, V]``; None if not requested."""
         return self._joined("logits", count)
 
     def scores(self, count: int) -> torch.Tensor | None:
-        """``[count, V]``; None if not requested."""
+        """Return scores ``[count, V]``; None if not requested."""
         return self._joined("scores", count)
 
     def _joined(self, name: str, count: int) -> torch.Tensor | None:

@@ -1,4 +1,4 @@
-"""A split drafter that drafts in segments: between two of them the policy may stop it."""
+"""A split drafter that drafts in segments. The policy may stop it between two of them."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class SegmentedDrafter:
     """Runs the drafter of a tier, one executable after another.
 
     Args:
-        arena: with the state ``draft_chances``.
-        table: has the tiers that verify fewer drafts.
+        arena: an arena with the state ``draft_chances``.
+        table: the table with the tiers that verify fewer drafts.
     """
 
     def __init__(self, arena: Arena, table: TierTable, policies: Policies) -> None:
@@ -28,8 +28,8 @@ class SegmentedDrafter:
         self._policies = policies
 
     def run(self, name: TierName, requests: Sequence[Request], offered: list[Row]) -> tuple[Tier, list[Row]]:
-        """Draft for a tier, or for a smaller one if the policy stops. Returns the tier that verifies the drafts, and
-        ``offered`` with the scores that the policy has seen."""
+        """Draft for a tier, or for a smaller one if the policy stops. Return the tier that verifies the drafts, and
+        ``offered`` with the scores that the policy has received."""
         tier, stoppable = self._table.tiers[name], self._policies.may_stop
         for segment in tier.segments:
             segment.run_target()

@@ -1,4 +1,4 @@
-"""Which request owns which slot, and which sequences' KV the free slots still hold."""
+"""The owners of slots, and the sequences whose KV free slots still hold."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from speccompile.runtime.state_checkpoints import StateCheckpoints
 
 @dataclass(frozen=True)
 class KnownPrefix:
-    """What a slot knows of a prompt.
+    """The prefix of a prompt that a slot knows.
 
     Args:
-        length: tokens that need not be read.
-        shared: tokens whose KV is there. They are more than ``length`` where no recurrent state is known at that place.
-        from_checkpoint: a checkpoint has the recurrent state at ``length``; else it is the slot's own.
+        length: tokens that need not be processed.
+        shared: tokens with KV in the slot. They are more than ``length`` if no recurrent state is known at their end.
+        from_checkpoint: whether a checkpoint has the recurrent state at ``length``; else it is the slot's own.
     """
 
     length: int = 0
@@ -30,17 +30,17 @@ class KnownPrefix:
 class Slots:
     """Assigns slots, and reuses the KV of the longest known prefix of a prompt.
 
-    A finished request's KV stays in its slot until another request needs the slot. If a prompt shares a prefix with
-    that sequence, or with that of a running request, and has the same adapter, its slot keeps or receives a copy of the
-    prefix's KV, and prefill begins after it. A recurrent state stands near the end of its sequence: of a prefix that
-    ends before that place, the tokens up to the last checkpoint in it are reused.
+    A finished request's KV stays in its slot until another request needs the slot. A prompt may share a prefix with
+    that sequence, or with that of a running request, and have the same adapter. Its slot then keeps or receives a copy
+    of the prefix's KV, and prefill begins after it. A slot's recurrent state belongs to a position near the end of its
+    sequence. If the shared prefix ends before that position, the tokens up to the last checkpoint in it are reused.
 
     Args:
-        state_of_weights: changes when KV that was computed before is no longer the model's.
+        state_of_weights: returns a value that changes when earlier KV is no longer the model's.
         reuse: whether to look for known prefixes.
-        clear: whether attention reads places after the end of a sequence, if only to mask them.
+        clear: whether attention reads positions after the end of a sequence, even if it masks them.
         state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
-        prompts_differ: the same tokens leave another state in a prompt than after one, so that only prompts are known.
+        prompts_differ: the same tokens leave another state within a prompt than after it, so only prompts are known.
     """
 
     def __init__(
@@ -58,15 +58,15 @@ class Slots:
         self._reuse = reuse
         self._clear = clear
         self._prompts_differ = prompts_differ
-        # The last places of a known prefix, whose state depends on tokens after the prefix.
+        # Number of the last positions of a known prefix whose state depends on tokens after the prefix.
         self._lookahead = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
         self._owners: dict[int, Request] = {}
         self._checkpoints = StateCheckpoints(arena, state_checkpoints)
-        # What known_length returned since a slot got or lost its owner, by the request's number, and for which weights.
+        # Results of known_length since a slot got or lost its owner, by the request's number, and their weights.
         self._known_lengths: dict[int, int] = {}
         self._known_weights: Hashable = None
-        # Least recently used first, with the tokens whose KV each one holds.
+        # Free slots, the least recently used first, with the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
 
     @property
@@ -80,10 +80,10 @@ class Slots:
         return list(self._owners.values())
 
     def take(self, request: Request) -> None:
-        """Assign a free slot to ``request``, and write its prompt and limits into the arena. There must be one.
+        """Assign a free slot to ``request``, and write its prompt and limits into the arena. A slot must be free.
 
         Raises:
-            AdapterRemoved: its adapter is not in the buffers any more.
+            AdapterRemoved: the request's adapter is not in the buffers any more.
         """
         prompt, adapter = request.prompt, request.params.adapter
         if adapter is not None and adapter.replaced:
@@ -107,7 +107,7 @@ class Slots:
         self._write(request)
 
     def _start_state(self, source: int, slot: int, known: KnownPrefix) -> None:
-        """Let ``slot`` begin with the state of the prefix that ``source`` holds."""
+        """Copy the state of the prefix that ``source`` holds to ``slot``."""
         arena, checkpoints = self._arena, self._checkpoints
         if not known.length:
             arena.start_recurrent_state(None, slot)
@@ -153,10 +153,10 @@ class Slots:
         self._free[slot] = [] if failed else self._known_text(request)
 
     def known_length(self, request: Request) -> int:
-        """The number of tokens of a waiting request's prompt that need not be read if it gets a slot now.
+        """Return the number of tokens of a waiting request's prompt that need not be processed if it gets a slot now.
 
-        The weights are taken to be those of the newest request that got a slot: looking for a change takes longer than
-        the rest.
+        This assumes the weights of the newest request that got a slot: a search for changes would need more time than
+        all other work.
         """
         if not self._reuse or not request.params.reuse:
             return 0
@@ -166,7 +166,7 @@ class Slots:
         return self._known_lengths[request.number]
 
     def will_know(self, request: Request, reader: Request) -> bool:
-        """Whether ``request``, which waits, needs to read less when more of the prompt of ``reader`` has been read."""
+        """Whether ``request``, which waits, has fewer tokens to process after more of the prompt of ``reader``."""
         same = request.params.adapter is reader.params.adapter
         if not (self._reuse and request.params.reuse and same):
             return False
@@ -174,12 +174,12 @@ class Slots:
         return shared > max(reader.cached, self.known_length(request))
 
     def save_checkpoint(self, request: Request) -> None:
-        """Called after each step and prompt chunk of ``request``: its recurrent state is copied, if one is due."""
+        """Copy the recurrent state of ``request``, if a checkpoint is due. Called after each step and prompt chunk."""
         self._checkpoints.save(request.slot)
 
     def _longest_prefix(self, prompt: Sequence[int], weights: Hashable) -> tuple[int, KnownPrefix]:
-        """The slot that knows the longest prefix of ``prompt`` (-1 if none knows any), and what it knows. The prompt's
-        last token never belongs to it: its logits choose the first new token."""
+        """Return the slot that knows the longest prefix of ``prompt`` (-1 if none knows any), and the prefix. The last
+        token of the prompt never belongs to it: its logits choose the first new token."""
         texts = self._free | {slot: self._known_text(request) for slot, request in self._owners.items()}
         shared = {
             slot: max(0, _common_prefix(prompt, text, len(prompt) - 1) - self._lookahead)
@@ -189,7 +189,7 @@ class Slots:
         found = {slot: self._known(slot, length) for slot, length in shared.items()}
 
         def preference(slot: int) -> tuple[int, bool, bool]:
-            # Of equals a free slot, whose KV need not be copied. Of these one that holds no more, so that none is lost.
+            # Among equals a free slot, whose KV is not copied; among these one that holds no more, so none is lost.
             free, length = slot in self._free, found[slot].length
             return length, free and len(self._free[slot]) == length + self._lookahead, free
 
@@ -200,27 +200,28 @@ class Slots:
         return source, replace(found[source], shared=most)
 
     def _known_text(self, request: Request) -> list[int]:
-        """The tokens of ``request`` whose KV another prompt may have a copy of."""
+        """Return the tokens of ``request`` whose KV another prompt may copy."""
         text = request.prompt if self._prompts_differ else request.prompt + request.new_tokens
         return text[: request.cached]
 
     def _is_spoiled(self, request: Request) -> bool:
-        """Whether the KV of ``request`` has a NaN. A first token shows that it has none. A NaN at a token spoils also
-        the tokens before it that are read in the same step, whose KV other prompts could reuse: attention gives the
-        later token no weight there, and 0 times NaN is NaN."""
+        """Whether the KV of ``request`` has a NaN. A request with a first token has none. A NaN at a token also spoils
+        the tokens before it in the same step, whose KV other prompts could reuse: attention gives the later token the
+        weight 0 there, and 0 times NaN is NaN."""
         return not request.new_tokens and self._arena.text_state_has_nan(request.slot, request.cached)
 
     def _known(self, slot: int, shared: int) -> KnownPrefix:
-        """What ``slot`` knows of a prompt with which it has the KV of ``shared`` tokens in common. Its own recurrent
-        state serves from its place on: beside it are the inputs of all tokens of the sequence after that place."""
-        place = self._arena.recurrent_place(slot)
-        if place is None or 0 < place <= shared:
+        """Return the prefix that ``slot`` knows of a prompt with which it shares the KV of ``shared`` tokens. The
+        slot's own recurrent state can be used from its position on, since the slot also holds the inputs of all later
+        tokens of the sequence."""
+        position = self._arena.recurrent_place(slot)
+        if position is None or 0 < position <= shared:
             return KnownPrefix(shared)
         return KnownPrefix(self._checkpoints.latest(slot, shared), from_checkpoint=True)
 
     def _choose(self, source: int, shared: int) -> int:
-        """The source itself, if it is free and all of its sequence is a prefix of the prompt. Otherwise an empty slot
-        or the least recently used one, so that a prefix which many prompts share stays known."""
+        """Return the source itself, if it is free and its whole sequence is a prefix of the prompt. Otherwise return an
+        empty slot or the least recently used one, so a prefix that many prompts share stays known."""
         if source in self._free and shared and shared + self._lookahead == len(self._free[source]):
             return source
         empty = [slot for slot, text in self._free.items() if not text]
@@ -229,7 +230,7 @@ class Slots:
 
 
 def _common_prefix(prompt: Sequence[int], text: Sequence[int], most: int) -> int:
-    """Length of the common prefix, at most ``most``."""
+    """Return the length of the common prefix, at most ``most``."""
     low, high = 0, min(most, len(text))
     while low < high:
         # Slices compare without a loop in Python.

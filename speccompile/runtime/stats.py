@@ -1,4 +1,4 @@
-"""What speculation did, counted in draft tokens, emitted tokens and passes."""
+"""Statistics of speculation, counted in draft tokens, emitted tokens and passes."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STEP_TOKENS = (1, *(2**power for power in range(3, 15)))
 
 @dataclass
 class Histogram:
-    """How many values lie in each range that ends at one of ``bounds``, those above the last, and the sum of all."""
+    """Number of values in each range that ends at one of ``bounds``, number of those above, and sum of all values."""
 
     bounds: tuple[float, ...]
     counts: list[int] = field(init=False)
@@ -47,7 +47,8 @@ class Counters:
         self.accepted_at = [0] * self.max_draft_len
 
     def count(self, emitted: int, accepted: int, proposed: int, depth: int | None = None) -> None:
-        """One step of a row; ``depth`` of the deepest draft of a tree, whose nodes share positions, None of a chain."""
+        """Count one step of a row. ``depth`` is that of the deepest draft of a tree, whose nodes share positions; None
+        for a chain."""
         self.row_steps += 1
         self.emitted_tokens += emitted
         self.draft_tokens += proposed
@@ -58,7 +59,7 @@ class Counters:
 
     @property
     def rejected_tokens(self) -> int:
-        """Drafts that the target read for nothing."""
+        """Drafts that the target processed but did not accept."""
         return self.draft_tokens - self.accepted_tokens
 
     @property
@@ -68,20 +69,20 @@ class Counters:
 
     @property
     def per_position(self) -> list[float]:
-        """Share of the drafts offered at each position that were accepted; 0.0 where none was offered."""
+        """Share of accepted drafts among those offered at each position; 0.0 if none was offered."""
         pairs = zip(self.accepted_at, self.proposed_at, strict=True)
         return [accepted / proposed if proposed else 0.0 for accepted, proposed in pairs]
 
 
 @dataclass
 class RequestStats(Counters):
-    """One request.
+    """Counts of one request.
 
-    ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until it
-    has ended. Of its prompt's tokens, ``prefill_tokens`` were read, and the KV of ``reused_tokens`` was there already;
-    where that is all but the last, the first decode step of its own reads the last. The KV of ``reread_tokens`` was
-    there too, but no recurrent state at their end: they are among those that were read. ``drafts_by`` counts draft
-    tokens, and those of them that were accepted, by the drafter's place in ``Mode.drafter_names``.
+    ``finish_reason`` is ``eos``, ``stop``, ``max_new_tokens``, ``max_len``, ``cancelled`` or ``error``; empty until the
+    request has ended. Of its prompt's tokens, ``prefill_tokens`` were processed, and the KV of ``reused_tokens`` was
+    known. If all but the last were known, the request's own first decode step processes the last. The KV of
+    ``reread_tokens`` was also known, but no recurrent state at their end: these are counted as processed. ``drafts_by``
+    counts draft tokens and accepted draft tokens, by the drafter's index in ``Mode.drafter_names``.
     """
 
     prompt_tokens: int = 0
@@ -93,24 +94,29 @@ class RequestStats(Counters):
     drafts_by: dict[int, tuple[int, int]] = field(default_factory=dict)
 
     def count_drafts(self, source: int, accepted: int, proposed: int) -> None:
-        """One step's draft tokens, of the drafter ``source``."""
+        """Count one step's draft tokens of the drafter ``source``."""
         drafts, right = self.drafts_by.get(source, (0, 0))
         self.drafts_by[source] = drafts + proposed, right + accepted
 
 
 @dataclass
 class Stats(Counters):
-    """Everything since ``wrap`` or :meth:`reset`.
+    """Counts of all requests since ``wrap`` or :meth:`reset`.
 
     ``steps`` counts runs of a tier, each one target pass over all rows, so it equals ``target_passes`` for drafts in a
-    chain; prefill is counted apart. ``requests`` are those of the newest call of ``generate``. ``tier_steps`` counts
-    steps by draft length, ``rows_steps`` by the row count of the executable; ``tier_seconds`` are what those
-    took, launch and results. ``no_proposal_steps`` counts steps of any tier in which no row had a draft.
-    ``prompt_tokens`` are those of all prompts that have received a slot. ``prefill_tokens`` are those read in
-    ``prefill_passes`` and along with decode steps. ``reused_tokens`` and ``reread_tokens`` are those of all requests. A
-    last token that a request's own first decode step reads is in ``prompt_tokens`` only.
-    ``request_shares[j]`` are the ended requests that had a draft at position j, by the share of these that was
-    accepted: so many in each range that ends at one of :data:`SHARES`; ``request_share_sums[j]`` are these shares' sum.
+    chain. Prefill is counted separately. ``requests`` are those of the newest call of ``generate``. ``tier_steps``
+    counts steps by draft length, ``rows_steps`` by the row count of the executable. ``tier_seconds`` has the time of
+    these steps, launch and results included. ``no_proposal_steps`` counts steps of any tier in which no row had a
+    draft.
+
+    ``prompt_tokens`` counts the tokens of all prompts that have received a slot. ``prefill_tokens`` counts those that
+    were processed, in ``prefill_passes`` and along with decode steps. ``reused_tokens`` and ``reread_tokens`` are sums
+    over all requests. A last token that a request's own first decode step processes is only in ``prompt_tokens``.
+
+    ``request_shares[j]`` counts the ended requests that had a draft at position j, by the share of these drafts that
+    was accepted: the number in each range that ends at one of :data:`SHARES`. ``request_share_sums[j]`` is the sum of
+    these shares.
+
     ``step_tokens`` has the tokens of each step: emitted ones, and those of prompts since the step before.
     ``first_token_seconds`` has the time from ``submit`` to the first token of each request, ``between_tokens_seconds``
     the time before each further token. Tokens of one step arrive together and share the time since the step before.
@@ -137,7 +143,7 @@ class Stats(Counters):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        # Emitted and prompt tokens of all steps that are counted in ``step_tokens``.
+        # Emitted and prompt tokens of all steps that ``step_tokens`` has counted.
         self._counted_tokens = 0
         self.request_shares = [[0] * len(SHARES) for _ in range(self.max_draft_len)]
         self.request_share_sums = [0.0] * self.max_draft_len
@@ -152,7 +158,7 @@ class Stats(Counters):
         self.__init__(self.max_draft_len)  # type: ignore[misc]
 
     def count_step(self, draft_len: int, rows: int, *, proposed: bool) -> None:
-        """One run of a tier; ``proposed`` if any row had a draft."""
+        """Count one run of a tier; ``proposed`` if any row had a draft."""
         self.steps += 1
         self.no_proposal_steps += not proposed
         self.target_passes += 1
@@ -160,17 +166,18 @@ class Stats(Counters):
         self.rows_steps[rows] = self.rows_steps.get(rows, 0) + 1
 
     def count_step_tokens(self) -> None:
-        """The rows of a step have been counted, and the prompts that were read before it."""
+        """Count the tokens of a step, whose rows and earlier prompts have been counted."""
         tokens = self.emitted_tokens + self.prefill_tokens
         self.step_tokens.count(tokens - self._counted_tokens)
         self._counted_tokens = tokens
 
     def count_seconds(self, draft_len: int, seconds: float) -> None:
-        """The time of one run of a tier."""
+        """Add the time of one run of a tier."""
         self.tier_seconds[draft_len] = self.tier_seconds.get(draft_len, 0.0) + seconds
 
     def count_tokens(self, tokens: int, seconds: float, *, first: bool) -> None:
-        """A request got ``tokens`` new tokens, ``seconds`` after its newest one, or ``first`` ones after ``submit``."""
+        """Count ``tokens`` new tokens, which came ``seconds`` after the request's newest one, or, if they are its
+        ``first`` ones, after ``submit``."""
         if first:
             self.first_token_seconds.count(seconds)
             self.between_tokens_seconds.count(0.0, tokens - 1)
@@ -178,7 +185,7 @@ class Stats(Counters):
             self.between_tokens_seconds.count(seconds / tokens, tokens)
 
     def count_request(self, request: RequestStats) -> None:
-        """A request has ended."""
+        """Count a request that has ended."""
         self.ended_requests += 1
         for position, (share, proposed) in enumerate(zip(request.per_position, request.proposed_at, strict=True)):
             if proposed:
@@ -186,6 +193,6 @@ class Stats(Counters):
                 self.request_share_sums[position] += share
 
     def count_prefill(self, tokens: int) -> None:
-        """One run over ``tokens`` prompt tokens."""
+        """Count one run over ``tokens`` prompt tokens."""
         self.prefill_passes += 1
         self.prefill_tokens += tokens

@@ -1,4 +1,4 @@
-"""The target model as requests need it: is it still the one that was wrapped, and where does its text end?"""
+"""The target model for requests: checks whether it has changed since ``wrap``, and its settings."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, Pla
 from speccompile.graph.state import Layout
 from speccompile.graph_capture.guards import ModelGuard
 from speccompile.graph_capture.held_tensors import HeldTensors
-from speccompile.graph_capture.model_info import tensor_places
+from speccompile.graph_capture.model_info import tensor_holders
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
@@ -25,14 +25,14 @@ from speccompile.sampling.pipeline import registered_processors
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.user import UserProcessor
 
-#: Options that say of every token which ones are allowed.
+#: Options that allow or forbid each token.
 GUIDED = ("guide", "prefix_allowed_tokens_fn", *CALLED_ON_HOST)
-#: New tokens of a submitted request that says nothing, where the model's generation_config does not either.
+#: New tokens of a submitted request if neither it nor the model's generation_config sets their number.
 NEW_TOKENS = 128
-#: Values of each weight that a change is looked for in.
+#: Number of values of each weight that are compared to detect a change.
 SAMPLES = 4
 
-#: Fields of a config that name a token whose embedding is replaced.
+#: Fields of a config that name a token whose embedding the model replaces.
 PLACEHOLDER = re.compile("(image|img|video|audio|speech|vision)(_context)?_token_(id|index)")
 
 State = tuple[object, ...]
@@ -43,14 +43,14 @@ class Target:
     """The wrapped model and the weights that its executables are bound to.
 
     Args:
-        weights: by the path of the model's own parameter or buffer.
+        weights: weights by the path of the model's own parameter or buffer.
         constants: other tensors that the executables read; modules and hooks of the model may hold them.
-        packs: copies of some of them, that the executables read in their place.
-        layout: of the arena, with V and the names of state tensors.
-        rule: how drafts are accepted.
-        processors: the user's own, in every step.
-        drafter: weights of the mode's own network, which may be the target's; packs and KV follow them, too.
-        calls_host: a step may call the host.
+        packs: copies of some weights, which the executables read instead.
+        layout: layout of the arena, with V and the names of state tensors.
+        rule: the rule that accepts drafts.
+        processors: the user's own processors, in every step.
+        drafter: weights of the mode's own network, which may be the target's; packs and KV depend on them, too.
+        calls_host: whether a step may call the host.
     """
 
     def __init__(
@@ -72,39 +72,39 @@ class Target:
         self._rule = rule
         self._calls_host = calls_host
         self._layout = layout
-        places = tensor_places(model)
-        self._weights = [(path, *places[path], weight, weight.data_ptr()) for path, weight in weights.items()]
+        holders = tensor_holders(model)
+        self._weights = [(path, *holders[path], weight, weight.data_ptr()) for path, weight in weights.items()]
         self._held = HeldTensors(model, [*weights.values(), *constants], self._guard.hooks())
         self._watched, self._drafter = WatchedTensors([*weights.values(), *constants]), WatchedTensors(drafter)
         self.packs = packs
         _alive.add(self)
-        # The drafter's state after a change that leaves all KV in use, and what it stands for.
+        # The drafter's state after a change that leaves all KV in use, and the state that it counts as.
         self._changed_drafter: tuple[State, State] | None = None
         self._packed_state = self._read_state()
 
     @property
     def addresses(self) -> set[int]:
-        """Where the weights lie that the executables read, those of the drafter among them."""
+        """Addresses of the weights that the executables read, with those of the drafter."""
         return {address for *_, address in self._weights} | self._drafter.addresses
 
     def release(self) -> None:
-        """The executables have ended: their weights may move."""
+        """Allow the weights to move, since the executables have ended."""
         _alive.discard(self)
 
     @property
     def settings(self) -> Settings:
-        """What holds for requests that bring no generation_config."""
+        """The settings of requests without a generation_config."""
         return Settings(self.model.generation_config)
 
     def check(self, settings: Settings | None = None) -> None:
-        """Called before every request: some 0.6 ms for a model of 400 modules.
+        """Check that the model is unchanged. This runs before every request, some 0.6 ms for a model of 400 modules.
 
         Args:
-            settings: of the request, if they are checked; None checks the model's own.
+            settings: settings of the request, if they have been checked; None checks the model's own.
 
         Raises:
-            ModelInTraining, ModelChanged, WeightsReplaced: its text is not that of the wrapped model any more.
-            InvalidOption: its generation_config asks for what is not supported.
+            ModelInTraining, ModelChanged, WeightsReplaced: the model's text would differ from the wrapped model's.
+            InvalidOption: its generation_config has an option that is not supported.
         """
         if self.model.training:
             raise ModelInTraining(model=type(self.model).__name__)
@@ -120,10 +120,10 @@ class Target:
         self.state_of_weights()
 
     def state_of_weights(self) -> tuple[object, ...]:
-        """Differs from before when weights were changed in place, so that KV from before is no longer theirs.
+        """Return a value that differs after a change of weights in place. Earlier KV is then no longer the model's.
 
-        Counts torch's own marks of a change, and looks at some values of each weight, since a change through ``.data``
-        (as a merge of adapters does) leaves no mark. Packed copies follow.
+        It has torch's own marks of changes, and some values of each weight, since a change through ``.data`` (as in a
+        merge of adapters) leaves no mark. Packed copies are updated.
         """
         state = self._read_state()
         if state != self._packed_state:
@@ -132,8 +132,8 @@ class Target:
         return state
 
     def change_drafter(self, change: Callable[[], None]) -> None:
-        """Call ``change``, which changes weights of the drafter and their packs, between two steps. Unlike after other
-        changes, KV stays in use: the target's is not concerned, and a drafter's makes no difference to the text."""
+        """Call ``change``, which changes weights of the drafter and their packs, between two steps. KV stays in use:
+        the target's does not depend on the drafter, and the drafter's does not affect the text."""
         before = self._read_state()[1]
         change()
         self._changed_drafter = self._drafter.state(), before
@@ -145,7 +145,7 @@ class Target:
         return self._watched.state(), drafter
 
     def eos(self, given: EosTokens, settings: Settings | None = None) -> list[int]:
-        """The given EOS ids; for None, those of the generation_config, except ids outside of the vocabulary.
+        """Return the given EOS ids. For None, return those of the generation_config that are in the vocabulary.
 
         Raises:
             InvalidInput, TooManyEosTokens: they are not token ids of the model.
@@ -167,7 +167,7 @@ class Target:
         settings: Settings | None = None,
         default: int = NEW_TOKENS,
     ) -> int:
-        """The given ``max_new_tokens``; for None, that of the generation_config, or else ``default``.
+        """Return the given ``max_new_tokens``; for None, that of the generation_config, or else ``default``.
 
         Raises:
             InvalidOption: it is not a whole number of at least 1.
@@ -177,7 +177,7 @@ class Target:
         if given is None and config.max_new_tokens is None and config.max_length is not None:
             room = read_count(settings.source("max_length"), "max_length", config.max_length) - prompt_length
             if room < 1:
-                reason = f"the prompt has {prompt_length} tokens already; give max_new_tokens"
+                reason = f"the prompt already has {prompt_length} tokens; give max_new_tokens"
                 raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
             return room
         value = config.max_new_tokens if given is None else given
@@ -193,7 +193,7 @@ class Target:
         eos: list[int],
         settings: Settings | None = None,
     ) -> Sampling | None:
-        """A request's options, checked; those that it does not give are the generation_config's."""
+        """Return a request's checked options. Options that it does not have are those of the generation_config."""
         settings = settings or self.settings
         sampling = read_sampling(
             where,
@@ -230,14 +230,15 @@ class Target:
         return Sampling({}) if sampling is None and self.processors else sampling
 
     def check_prompt(self, prompt: list[int]) -> None:
-        """
+        """Check that steps can continue ``prompt``.
+
         Raises:
             PlaceholderToken: it has a token that stands for an image or other input that is not text.
-            InvalidInput: it is shorter than what a processor looks back.
+            InvalidInput: it is shorter than a processor requires.
         """
         placeholders = placeholder_tokens(self.model.config)
         if found := placeholders.keys() & set(prompt):
-            position = next(place for place, token in enumerate(prompt) if token in found)
+            position = next(index for index, token in enumerate(prompt) if token in found)
             token = prompt[position]
             raise PlaceholderToken(position=position, token=token, name=placeholders[token])
         for processor in self.processors:
@@ -246,17 +247,17 @@ class Target:
                 raise InvalidInput(name="the prompt", reason=f"{reason}{processor.least}")
 
 
-#: Those that speculators of this process have, until these are closed.
+#: Targets of the open speculators of this process.
 _alive: weakref.WeakSet[Target] = weakref.WeakSet()
 
 
 def addresses_in_use() -> set[int]:
-    """Where the weights lie that executables of open speculators read."""
+    """Return the addresses of weights that executables of open speculators read."""
     return {address for target in list(_alive) for address in target.addresses}
 
 
 def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
-    """Token ids in whose place a model puts embeddings of images, video or audio, with the config's name of each.
+    """Return token ids that a model replaces by embeddings of images, video or audio, with the config's name of each.
 
     Tokens that mark where such input begins and ends (``vision_start_token_id``) are ordinary tokens.
     """
@@ -268,7 +269,7 @@ def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
 
 
 class WatchedTensors:
-    """Tensors in which a change of values is looked for."""
+    """Tensors whose values are watched for changes."""
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
@@ -277,23 +278,23 @@ class WatchedTensors:
 
     @property
     def addresses(self) -> set[int]:
-        """Where the tensors lie."""
+        """Addresses of the tensors."""
         return {tensor.data_ptr() for tensor in self._tensors}
 
     def state(self) -> State:
-        """Torch's own marks of a change, and some values of each."""
+        """Return torch's own marks of changes, and some values of each tensor."""
         marks = sum(0 if tensor.is_inference() else tensor._version for tensor in self._tensors)
         return marks, *(bytes(torch.cat(samples).view(torch.uint8).tolist()) for samples in self._samples)
 
 
 def _sample(weight: torch.Tensor) -> torch.Tensor:
-    """A view of some values, spread over the weight."""
+    """Return a view of some values, spread over the weight."""
     count = min(SAMPLES, weight.numel())
     return weight.as_strided((count,), (weight.numel() // count,))
 
 
 def _has_dense_storage(weight: torch.Tensor) -> bool:
-    # A subclass (quantised weights) lies in memory as it likes.
+    # A subclass (quantised weights) may have any layout in memory.
     return type(weight) is torch.Tensor and weight.is_contiguous() and weight.numel() > 0
 
 
@@ -302,8 +303,8 @@ def _dtypes(tensors: list[torch.Tensor]) -> set[torch.dtype]:
 
 
 def _is_rebuilt(now: torch.Tensor, before: torch.Tensor) -> bool:
-    """Whether a buffer begins with the values from before: XGLM's forward builds a longer table of positions when a
-    text needs one."""
+    """Whether a buffer begins with the earlier values: XGLM's forward builds a longer table of positions when a
+    sequence needs one."""
     if isinstance(now, nn.Parameter) or (now.dtype, now.dim()) != (before.dtype, before.dim()):
         return False
     return torch.equal(now[tuple(slice(size) for size in before.shape)].to(before.device), before)

@@ -1,4 +1,4 @@
-"""The text of one request as it comes, for ``for`` and ``async for``."""
+"""The text of one request while it arrives, for ``for`` and ``async for``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from speccompile.runtime.token_stream import TokenStream
 class TextStream:
     """The text of one request's new tokens, in pieces that join to :attr:`~speccompile.runtime.result.Result.text`.
 
-    A piece is yielded once all bytes of its characters are there, and never is empty. Readers, errors and streams that
-    are left early: as of :class:`~speccompile.runtime.token_stream.TokenStream`.
+    A piece is yielded as soon as all bytes of its characters have arrived, and is never empty. Readers, errors and
+    streams that are left early behave as in :class:`~speccompile.runtime.token_stream.TokenStream`.
 
     Args:
         prompt: the tokens that the text continues.

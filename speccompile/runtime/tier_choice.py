@@ -1,4 +1,4 @@
-"""Which tier the next step runs."""
+"""The choice of the tier for the next step."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from speccompile.runtime.tier_table import TierTable
 
 
 class TierChoice:
-    """Chooses the next tier:
+    """Chooses the next tier. It has:
 
     - the draft length of the policy, or the smallest one that serves all drafts of the rows. A ready drafter limits
       these by its proposals, a request by ``num_draft_tokens``;
     - the smallest row count that holds all rows;
-    - the least kind that serves all rows.
+    - the lowest kind that serves all rows.
     """
 
     def __init__(self, arena: Arena, batch: Batch, table: TierTable, policies: Policies, traits: StepTraits) -> None:
@@ -34,11 +34,11 @@ class TierChoice:
         self._traits = traits
 
     def policy_inputs(self) -> list[Row]:
-        """For each row, how many drafts the next step could verify."""
+        """Return, for each row, the number of drafts that the next step could verify."""
         return self.inputs_of(self._batch.rows)
 
     def inputs_of(self, rows: Sequence[Request]) -> list[Row]:
-        """The same of ``rows``."""
+        """Return, for each of ``rows``, the number of drafts that the next step could verify."""
         traits = self._traits
         scores = self._policies.learns
         return policy_rows(
@@ -52,14 +52,14 @@ class TierChoice:
         )
 
     def draft_len(self, offered: list[Row], unread: int) -> int:
-        """The draft length of the next step.
+        """Return the draft length of the next step.
 
         Args:
-            offered: of :meth:`policy_inputs`.
+            offered: the result of :meth:`policy_inputs`.
             unread: runs whose results have not been read.
         """
         draft_len = self._policies.choose(offered, unread)
-        # Every row's context is longer than the network reads.
+        # In this case every row's context is longer than the network can read.
         beyond = self._traits.reach is not None and not any(row.draft_len for row in offered)
         if self._batch.without_drafts or beyond:
             return 0
@@ -69,23 +69,23 @@ class TierChoice:
         return min(size for size in self._table.chains if size >= min(draft_len, most))
 
     def _any_tree(self) -> bool:
-        """Whether some row wants drafts, and has a tree of them or is about to."""
+        """Whether some row accepts drafts, and has a tree of them or will have one."""
         wanting = [request for request in self._batch.rows if request.params.num_draft_tokens != 0]
         if not self._traits.ready or self._traits.network_on_demand:
             return bool(wanting)
         return any(request.proposal.nodes for request in wanting)
 
     def name(self, draft_len: int) -> TierName:
-        """The name of the tier of that draft length for the current rows."""
+        """Return the name of the tier of that draft length for the current rows."""
         live = len(self._batch.rows)
         return draft_len, min(rows for rows in self._table.row_counts if rows >= live), self._batch.kind
 
     def next_tier(self) -> Tier:
-        """The tier that a step would run now, if all results were read."""
+        """Return the tier that a step would run now, if all results had been read."""
         return self._table.tiers[self.name(self.draft_len(self.policy_inputs(), 0))]
 
     def _most_requested(self) -> int:
-        """The largest ``num_draft_tokens`` of the rows; a request without one has no limit of its own."""
+        """Return the largest ``num_draft_tokens`` of the rows. A request without one accepts the longest."""
         longest = self._table.chains[-1]
         limits = (request.params.num_draft_tokens for request in self._batch.rows)
         return max((longest if limit is None else limit for limit in limits), default=0)

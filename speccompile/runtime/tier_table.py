@@ -1,4 +1,4 @@
-"""The executables of an engine: those built with the wrap, and those of further kinds, built on demand."""
+"""The executables of an engine: those built with the wrap, and further kinds, built on demand."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from speccompile.utils.build_lock import one_build
 
 
 class TierTable:
-    """Tiers, mixed tiers and prompt chunks by name. Another thread may add kinds while a step runs: a table is
-    replaced, never changed.
+    """Tiers, mixed tiers and prompt chunks by name. Another thread may add kinds while a step runs, so a table is
+    replaced and never changed.
 
     Args:
-        executables: of the kind that plain requests run.
-        make: builds those of another kind.
-        make_mixed: builds the mixed tiers of a kind.
+        executables: executables of the kind that plain requests run.
+        build: builds the executables of another kind.
+        build_mixed: builds the mixed tiers of a kind.
 
     Attributes:
-        tiers, mixed_tiers: by draft length, row count and kind.
+        tiers, mixed_tiers: tiers by draft length, row count and kind.
         prefill: prompt chunks, by width and kind.
-        draft_lens, row_counts: of the tiers, ascending; chains are those of them that are draft lengths.
+        draft_lens, row_counts: values of the tiers, ascending. ``chains`` has the draft lengths that are not trees.
         deepest: most draft tokens that a step can accept.
     """
 
     def __init__(
         self,
         executables: Executables,
-        make: Callable[[Kind], Executables],
-        make_mixed: Callable[[Kind], Mapping[TierName, Tier]],
+        build: Callable[[Kind], Executables],
+        build_mixed: Callable[[Kind], Mapping[TierName, Tier]],
     ) -> None:
         self.tiers: dict[TierName, Tier] = dict(sorted(executables.tiers.items()))
         self.mixed_tiers: dict[TierName, Tier] = {}
@@ -39,7 +39,7 @@ class TierTable:
         self.chains = chains(self.draft_lens)
         self.deepest = max(map(depth_of, self.draft_lens))
         self.row_counts = tuple(sorted({rows for _, rows, _ in self.tiers}))
-        self._make, self._make_mixed = make, make_mixed
+        self._build, self._build_mixed = build, build_mixed
         self._mixed_kinds: set[Kind] = set()
 
     def prepared(self, kind: Kind, *, watched: bool) -> bool:
@@ -49,15 +49,15 @@ class TierTable:
 
     @one_build()
     def prepare(self, kind: Kind, *, watched: bool = False) -> None:
-        """Build the missing executables of a kind. Arguments as of :meth:`prepared`."""
+        """Build the missing executables of a kind. Arguments are those of :meth:`prepared`."""
         if not any(of == kind for *_, of in self.tiers):
-            built = self._make(kind)
+            built = self._build(kind)
             self.prefill = {**self.prefill, **built.prefill}
             self.tiers = {**self.tiers, **built.tiers}
         if watched and kind not in self._mixed_kinds:
-            self.mixed_tiers = {**self.mixed_tiers, **self._make_mixed(kind)}
+            self.mixed_tiers = {**self.mixed_tiers, **self._build_mixed(kind)}
             self._mixed_kinds.add(kind)
 
     def mixes(self, kind: Kind) -> bool:
-        """Whether prompts can be read along with steps of that kind."""
+        """Whether steps of that kind can also process prompts."""
         return any(of == kind for *_, of in self.mixed_tiers)

@@ -1,4 +1,4 @@
-"""The time that runs take on their device, measured without waiting for them."""
+"""Durations of runs on their device, measured without waiting for them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ Note = Callable[[float], object]
 
 
 class Clock(Protocol):
-    """Measures how long a run takes on its device."""
+    """Measures the duration of a run on its device."""
 
     def time(self, note: Note) -> contextlib.AbstractContextManager[None]:
-        """Call ``note`` with the duration of what runs in this context: at its end, or when a later run begins."""
+        """Call ``note`` with the duration of the work in this context: at its end, or when a later run begins."""
 
     def report(self) -> None:
         """Call the ``note`` of every run that has ended by now."""
 
 
 class HostClock:
-    """For devices where a run has ended when it returns."""
+    """A clock for devices where a run has ended when it returns."""
 
     @contextlib.contextmanager
     def time(self, note: Note) -> Iterator[None]:
@@ -36,18 +36,18 @@ class HostClock:
         note(time.perf_counter() - started)
 
     def report(self) -> None:
-        """Nothing is left: a run was reported at its end."""
+        """Do nothing: every run is reported at its end."""
 
 
 class EventClock:
-    """For a GPU: the time between two events of the stream, which is that of the run and not that of its launch.
+    """A clock for a GPU. It measures the time between two events of the stream: that of the run, not of its launch.
 
     Args:
-        make: creates an event with timing, such as ``torch.cuda.Event``.
+        create: creates an event with timing, such as ``torch.cuda.Event``.
     """
 
-    def __init__(self, make: Callable[[], Any]) -> None:
-        self._make = make
+    def __init__(self, create: Callable[[], Any]) -> None:
+        self._create = create
         self._free: list[Any] = []
         self._running: deque[tuple[Any, Any, Note]] = deque()
 
@@ -61,7 +61,7 @@ class EventClock:
         self._running.append((begin, end, note))
 
     def _event(self) -> Any:
-        return self._free.pop() if self._free else self._make()
+        return self._free.pop() if self._free else self._create()
 
     def report(self) -> None:
         """Call the ``note`` of every run that has ended by now."""
@@ -72,7 +72,7 @@ class EventClock:
 
 
 def clock_of(device: torch.device) -> Clock:
-    """The clock of a device: the host's where runs end before the call returns, else events."""
+    """Return the clock of a device: the host's if runs end before the call returns, else events."""
     if not traits_of(device).asynchronous:
         return HostClock()
     return EventClock(lambda: torch.cuda.Event(enable_timing=True))

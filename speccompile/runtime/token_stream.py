@@ -1,4 +1,4 @@
-"""The tokens of one request as they come, for ``for`` and ``async for``."""
+"""The tokens of one request while they arrive, for ``for`` and ``async for``."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 class TokenStream:
     """The new tokens of one request, for any number of readers, each from the first token on.
 
-    A reader gets what was emitted before the request ended, and then :class:`~speccompile.errors.RequestFailed` if it
-    failed.
+    A reader receives the tokens that were emitted before the request ended, and then
+    :class:`~speccompile.errors.RequestFailed` if it failed.
 
-    A stream that is abandoned cancels its request: its loop is left by ``break`` or an exception, its task is
-    cancelled, or it is garbage-collected without having been read. While another stream is read, or another thread
-    waits for the result, the request goes on. To look at the first tokens only, read ``request.new_tokens``.
+    A stream that is abandoned cancels its request. It is abandoned if its loop is left by ``break`` or an exception, if
+    its task is cancelled, or if it is garbage-collected without having been read. The request continues while another
+    stream is read, or another thread waits for the result. Use ``request.new_tokens`` to read only the first tokens.
     """
 
     def __init__(self, request: Request) -> None:
@@ -30,7 +30,7 @@ class TokenStream:
         request.readers.add(reader)
         try:
             while True:
-                # Before the tokens are looked at: what it ended with is there by then.
+                # Read before the tokens: all tokens of an ended request exist by then.
                 finished = request.finished
                 for token in request.new_tokens[seen:]:
                     seen += 1

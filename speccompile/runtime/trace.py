@@ -1,6 +1,6 @@
-"""A trace: what each step of a run was offered, accepted and took, as JSON lines.
+"""Traces: the offered drafts, the accepted drafts and the duration of each step of a run, as JSON lines.
 
-The first line has the tiers and what they cost; every other line is one step, one entry a row.
+The first line has the tiers and their costs. Every other line is one step, with one entry for each row.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ FORMAT = 1
 
 
 class Recorder:
-    """Writes a trace while a run goes on. It may be closed by another thread than the one that steps; what cannot be
-    written is not a fault of the run, and is reported when it is closed.
+    """Writes a trace while a run continues. Another thread than the one that steps may close it. A failed write does
+    not fail the run, and is raised at the end.
 
     Args:
-        path: of a file that is overwritten.
-        draft_lens: of the tiers.
-        costs: of the tiers, if they were timed.
-        ready: the drafter had proposed before a tier was chosen.
+        path: path of a file, which is overwritten.
+        draft_lens: draft lengths of the tiers.
+        costs: costs of the tiers, if they were timed.
+        ready: whether the drafter proposes before a tier is chosen.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
 
     def __init__(
         self, path: str | os.PathLike[str], draft_lens: Sequence[int], costs: CostTable | None, *, ready: bool
     ) -> None:
-        self._file: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  open as long as the run goes on
+        self._file: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  open until the run ends
         self._lock = threading.Lock()
         self._failed: OSError | None = None
         known = None if costs is None else costs.as_json()
         self._line({"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready})
 
     def add(self, done: Done, offered: Sequence[int]) -> None:
-        """One step; ``offered`` is the number of drafts of each row, also where the tier verifies fewer."""
+        """Write one step. ``offered`` is the number of drafts of each row, also if the tier verifies fewer."""
         line: dict[str, Any] = {
             "k": done.draft_len,
             "requests": done.requests,
@@ -63,7 +63,11 @@ class Recorder:
                 self._failed = error
 
     def close(self) -> None:
-        """Raises OSError if a step could not be written."""
+        """Close the file.
+
+        Raises:
+            OSError: a step could not be written.
+        """
         with self._lock:
             try:
                 self._file.close()

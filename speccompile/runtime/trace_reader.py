@@ -1,4 +1,4 @@
-"""Reads the traces that :mod:`speccompile.runtime.trace` writes."""
+"""Reading of the traces that :mod:`speccompile.runtime.trace` writes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from speccompile.runtime.trace import FORMAT
 
 
 @dataclass(frozen=True)
-class Trace:
+class RecordedRun:
     """A recorded run.
 
     Args:
         offered: for each step and row, the number of drafts.
-        costs: of its tiers, if they were timed.
+        costs: costs of its tiers, if they were timed.
     """
 
     draft_lens: tuple[int, ...]
@@ -32,8 +32,8 @@ class Trace:
 
     @property
     def censored(self) -> float:
-        """Share of rows and steps whose verified drafts were all accepted although the drafter had more. The outcome of
-        these further drafts is unknown, and they count as wrong. A run of the largest tier has none."""
+        """Share of rows and steps whose verified drafts were all accepted although the drafter had more. The fate of
+        these further drafts is unknown, and they count as wrong. A run of the largest tier has no such steps."""
         censored = total = 0
         for done, offered in zip(self.steps, self.offered, strict=True):
             for accepted, proposed, available in zip(done.accepted, done.proposed, offered, strict=True):
@@ -42,14 +42,14 @@ class Trace:
         return censored / total if total else 0.0
 
 
-def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> Trace:
-    """Read what a :class:`~speccompile.runtime.trace.Recorder` wrote.
+def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None = None) -> RecordedRun:
+    """Read the file of a :class:`~speccompile.runtime.trace.Recorder`.
 
     Args:
-        draft_lens: the tiers that it is to be replayed with; None are its own.
+        draft_lens: the tiers with which it will be replayed; None means its own.
 
     Raises:
-        InvalidTrace: it cannot be read, or it was recorded with a smaller largest tier.
+        InvalidTrace: the file cannot be read, or was recorded with a smaller largest tier.
     """
     path = Path(path)
 
@@ -60,7 +60,7 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
         lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
         head = lines[0]
         if head["format"] != FORMAT:
-            raise refuse(f"it is of format {head['format']}, and {FORMAT} is read here")
+            raise refuse(f"it is of format {head['format']}, and only {FORMAT} is read")
         own = tuple(int(draft_len) for draft_len in head["draft_lens"])
         if own[:1] != (0,) or list(own) != sorted(set(own)):
             raise ValueError(f"its tiers {list(own)} do not rise from 0")
@@ -79,9 +79,9 @@ def read_trace(path: str | os.PathLike[str], draft_lens: Collection[int] | None 
     if draft_lens is not None and max(draft_lens) > max(own):
         raise refuse(
             f"it was recorded with tiers {list(own)}, and has no drafts after the first {max(own)}; "
-            f"the largest tier asked for is {max(draft_lens)}"
+            f"the largest requested tier is {max(draft_lens)}"
         )
-    return Trace(own, steps, offered, ready, costs)
+    return RecordedRun(own, steps, offered, ready, costs)
 
 
 def _step(line: dict[str, Any], draft_lens: Collection[int]) -> Done:

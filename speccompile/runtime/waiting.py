@@ -9,11 +9,12 @@ from speccompile.runtime.request import Request
 
 
 class WaitingQueue:
-    """Bounded, in the order of submission. Any thread may use it.
+    """A bounded queue in the order of submission. Any thread may use it.
 
     Attributes:
         limit: most requests that wait.
-        client_limit: most requests of one client that wait; None is no limit. Requests without a client have none.
+        client_limit: most requests of one client that wait; None means no limit. It does not apply to requests without
+            a client.
     """
 
     def __init__(self, limit: int) -> None:
@@ -27,15 +28,15 @@ class WaitingQueue:
 
     @property
     def requests(self) -> list[Request]:
-        """Those that wait, in order."""
+        """The waiting requests, in order."""
         with self._lock:
             return list(self._requests)
 
     def push(self, requests: list[Request], free_slots: int) -> None:
-        """All of them, or none. Those that will have one of the free slots are not counted.
+        """Queue all of ``requests``, or none. Those that will get one of the free slots are not counted.
 
         Args:
-            requests: of one client.
+            requests: requests of one client.
 
         Raises:
             QueueFull: the queue is full, or this client's share of it is.
@@ -52,19 +53,19 @@ class WaitingQueue:
             self._requests += requests
 
     def remove(self, request: Request) -> bool:
-        """Take out ``request``; false if it does not wait."""
+        """Remove ``request``. Return False if it does not wait."""
         with self._lock:
             count = len(self._requests)
             self._requests = [waiting for waiting in self._requests if waiting is not request]
             return len(self._requests) < count
 
     def after_fork(self) -> list[Request]:
-        """In a forked child, with a lock that no other thread holds: what waits."""
+        """Replace the lock in a forked child, and return the waiting requests."""
         self._lock = threading.Lock()
         return self.requests
 
     def drain(self) -> list[Request]:
-        """Take out all."""
+        """Remove all requests, and return them."""
         with self._lock:
             taken, self._requests = self._requests, []
             return taken

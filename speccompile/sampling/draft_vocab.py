@@ -36,12 +36,3 @@ def check_d2t(d2t: torch.Tensor, vocab: int) -> None:
 def target_ids(d2t: torch.Tensor) -> torch.Tensor:
     """The target's ids of all draft tokens, int64 ``[Vd]``."""
     return torch.arange(d2t.shape[0], device=d2t.device) + d2t
-
-
-def in_target_vocab(draft_probs: torch.Tensor, d2t: torch.Tensor, vocab: int) -> torch.Tensor:
-    """q over the target's vocabulary ``[..., V]``, of q over the drafter's ``[..., Vd]``.
-
-    What the drafter cannot draw has q = 0: under rules that look at q, the target draws it when a draft is refused.
-    """
-    mass = draft_probs.new_zeros((*draft_probs.shape[:-1], vocab))
-    return mass.index_copy(-1, target_ids(d2t), draft_probs)

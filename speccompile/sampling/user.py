@@ -79,7 +79,7 @@ def texts_in_front(context: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Trace:
+class ProcessorTrace:
     """What tracing a processor found.
 
     Args:
@@ -96,7 +96,7 @@ class Trace:
     sequences: tuple[torch.Tensor, ...]
 
 
-def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -> Trace:
+def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -> ProcessorTrace:
     """Trace ``processor`` over fakes of ``input_ids`` ``[R, P]`` and ``scores`` ``[R, V]``, R and P symbolic.
 
     A branch that it takes by P is taken as for the given P.
@@ -119,7 +119,7 @@ def trace(processor: Processor, input_ids: torch.Tensor, scores: torch.Tensor) -
     sequences = tuple(tensor for tensor in held if tensor.dtype in (torch.int32, torch.int64))
     for tensor in sequences:
         numbers.update(tensor.unique().tolist())
-    return Trace(
+    return ProcessorTrace(
         traced,
         held,
         frozenset(int(number) for guard in sizes.guards for number in guard.expr.atoms() if number.is_Integer),

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from speccompile.errors import InvalidOption, UnsupportedProcessor, UserError, error_line
-from speccompile.sampling.user import Processor, Trace, UserProcessor, texts_in_front, trace
+from speccompile.sampling.user import Processor, ProcessorTrace, UserProcessor, texts_in_front, trace
 from speccompile.utils.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 #: Rows of a call, and the longest context that a processor may require.
@@ -114,7 +114,7 @@ class _Check:
                 advice = "A row is its own request, and its text must not depend on its neighbours"
                 raise self._refusal("what it returns for a row depends on the other rows", advice)
 
-    def _trace(self) -> Trace:
+    def _trace(self) -> ProcessorTrace:
         attributes = _attributes(self.processor)
         before, saved = _snapshots(self.processor), dict(attributes)
         # Equal sizes would be taken for the same one.
@@ -138,7 +138,7 @@ class _Check:
             raise self._refusal(f"a call changes its {changed}, and a graph keeps nothing for the next call", AS_OPS)
         return traced
 
-    def _texts(self, traced: Trace, least: int) -> Iterator[torch.Tensor]:
+    def _texts(self, traced: ProcessorTrace, least: int) -> Iterator[torch.Tensor]:
         """Contexts ``[P]``: random ones, and those made of what the processor looks for, which could be seen in the
         padding."""
         named = [number + step for number in traced.lengths for step in (-1, 0, 1)]
@@ -157,7 +157,7 @@ class _Check:
             if least <= len(text) <= self.max_len:
                 yield text.to(self.device)
 
-    def _compare(self, traced: Trace, text: torch.Tensor) -> None:
+    def _compare(self, traced: ProcessorTrace, text: torch.Tensor) -> None:
         """The trace over rows as the graph has them, among others, with the processor over the text alone."""
         other = self._ids(1, self.max_len)[0]
         context = torch.zeros(ROWS, self.places, dtype=torch.int64, device=self.device)

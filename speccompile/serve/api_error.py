@@ -1,4 +1,4 @@
-"""Errors as the OpenAI API reports them, and which of them the package's own errors become."""
+"""Errors of the OpenAI API, and their derivation from the package's errors."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from speccompile.errors import (
 )
 from speccompile.errors.base import LONGEST_VALUE, clipped
 
-#: Fields of the API, by the engine's name of what they set. All others have the same name.
+#: Field of the API by the engine's name of the option. Other options have the same name in both.
 _FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "ignore_eos"}
 _PROMPT_ERRORS = (EmptyPrompt, PromptTooLong, PlaceholderToken, TokenOutOfVocabulary)
-#: Seconds after which a client that found the queue full may try again.
+#: Seconds after which a client may try again when the queue is full.
 RETRY_SECONDS = 1
-#: Characters of a message: a list of all fields is 700.
+#: Largest number of characters of a message. A list of all fields has about 700.
 _LONGEST_MESSAGE = 1500
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """An error response.
 
     Args:
-        message: what is wrong, and what to do. A long one is cut: it may quote what the client wrote.
+        message: what is wrong, and what to do. A long one is truncated, since it may quote the client.
         status: of HTTP.
-        param: the field that is wrong, as the client wrote it: ``messages[0].role``. A long one is cut.
+        param: the wrong field, as the client wrote it: ``messages[0].role``. A long one is truncated.
         code: a word for programs.
     """
 
@@ -51,47 +51,50 @@ class ApiError(Exception):
 
     @property
     def kind(self) -> str:
-        """OpenAI's ``type``."""
+        """OpenAI's ``type`` of the error."""
         named = {401: "authentication_error", 404: "not_found_error", 429: "rate_limit_error"}
         return named.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
 
     def body(self) -> dict[str, Any]:
-        """The JSON of the answer."""
+        """JSON of the response."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     def response(self, headers: Mapping[str, str] | None = None) -> JSONResponse:
-        """The answer, with the headers of its status."""
+        """The response, with the headers of its status."""
         own = {429: {"Retry-After": str(RETRY_SECONDS)}, 401: {"WWW-Authenticate": "Bearer"}}.get(self.status, {})
         return JSONResponse(self.body(), self.status, {**own, **(headers or {})})
 
 
 def drop_frames(error: BaseException) -> None:
-    """Forget where ``error``, and what it was raised for, come from. Those frames hold the body of the request, often
-    in a cycle, which only Python's collector of garbage frees, and rarely: hundreds of megabytes would wait for it."""
+    """Remove the frames of ``error`` and of the errors before it.
+
+    The frames hold the body of the request, often in a cycle that only Python's garbage collector frees. It runs
+    rarely, and hundreds of megabytes could accumulate.
+    """
     found: BaseException | None = error
     while found is not None:
-        # Frames of Jinja refer to each other beside the error.
+        # Frames of Jinja are in a cycle of their references, separate from the error.
         traceback.clear_frames(found.__traceback__)
         context, found.__traceback__, found.__context__ = found.__context__, None, None
         found = context
 
 
 def closed_error() -> ApiError:
-    """The answer of a server that ends."""
+    """Error for a client of a server that shuts down."""
     return ApiError("the server is shutting down", status=503, code="closed")
 
 
 def engine_error(error: Exception, prompt_field: str, guide_field: str | None = None) -> ApiError:
-    """What a client receives when ``submit`` raises ``error``. What is not a fault of the request is not described.
+    """Error for a client when ``submit`` raises ``error``. Faults that are not the request's are not described.
 
     Args:
-        prompt_field: the field that the prompt was in.
-        guide_field: the field that the guide was made of.
+        prompt_field: field that the prompt comes from.
+        guide_field: field that the guide comes from.
     """
     if isinstance(error, ClientQueueFull):
         message = (
-            "as many of your requests wait as one client may have; send fewer at a time, or start the server with a "
-            "larger --max-waiting or --max-client-share"
+            "your requests in the queue have reached the limit of one client; send fewer at a time, or start the "
+            "server with a larger --max-waiting or --max-client-share"
         )
         return ApiError(message, status=429, code="client_queue_full")
     if isinstance(error, QueueFull):
@@ -105,7 +108,7 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
         return ApiError(f"{guide_field}: {clipped(str(error.fields['reason']))}", param=guide_field)
     if isinstance(error, InvalidOption | InvalidInput):
         name = str(error.fields["name"])
-        # The engine calls a prompt that is not token ids by its number.
+        # The engine names a prompt that is not token ids by its number.
         renamed = {"guide": guide_field, "prompt 0": prompt_field}
         param = renamed.get(name, _FIELDS.get(name, name))
         return ApiError(f"{param}: {error.fields['reason']}", param=param)
@@ -115,6 +118,6 @@ def engine_error(error: Exception, prompt_field: str, guide_field: str | None = 
 
 
 def _for_clients(message: str) -> str:
-    """Without advice about ``wrap``, which a client cannot call, and without the number of a row."""
+    """Remove advice about ``wrap``, which a client cannot call, and the number of a row."""
     message = re.sub(r"prompt \d+ (has|holds|is)", r"the prompt \1", message)
     return re.sub(r", or wrap with a larger max_len", "", message)

@@ -1,4 +1,4 @@
-"""API keys: the check of each request, and the client that it belongs to."""
+"""Check of API keys, and the client that a request belongs to."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from speccompile.serve.api_error import ApiError
 from speccompile.serve.client_names import client_names
 from speccompile.serve.request_log import current
 
-#: Paths that need no key: load balancers and Prometheus have none, as in vLLM, and the page asks for it.
+#: Paths without a key: load balancers and Prometheus have no key, as in vLLM, and the page lets its user enter one.
 _OPEN_PATHS = ("/", "/health", "/metrics", "/ping")
 _OPEN_FOLDER = "/page/"
 
 
 class CheckKey:
-    """ASGI middleware: refuses requests without a key, and notes the client of others.
+    """ASGI middleware that refuses requests without a valid key, and records the client of the others.
 
     Args:
-        keys: requests must have one of them; empty if they need none.
+        keys: valid keys; empty if requests need no key.
     """
 
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
@@ -41,9 +41,9 @@ class CheckKey:
         return not self._keys or scope["path"] in _OPEN_PATHS or scope["path"].startswith(_OPEN_FOLDER)
 
     def _key_of(self, scope: Scope) -> int | None:
-        """The place of the key that the request has; None if that is no key."""
+        """Index of the request's key; None if the key is missing or wrong."""
         given = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = given.partition(b" ")
-        # In a time that does not depend on where they differ.
+        # The time of the comparison must not depend on the position of the first difference.
         found = [hmac.compare_digest(key, known) for known in self._keys]
         return found.index(True) if any(found) and scheme.lower() == b"bearer" else None

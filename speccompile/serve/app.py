@@ -1,4 +1,4 @@
-"""The application: routes, errors, start and end."""
+"""The application: routes, error handlers, start and end."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 from speccompile.serve.unread import CloseUnread
 
 PAGE = Path(__file__).parent / "page"
-#: Methods of what is read. The server that sends an answer to HEAD leaves out its body.
+#: Methods of routes without a body. The server leaves out the body of an answer to HEAD.
 _READ = ["GET", "HEAD"]
-#: The page loads nothing from elsewhere, and no other site may show it in a frame.
+#: The page loads nothing from other sites, and they may not embed it in a frame.
 _PAGE_HEADERS = {"Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'"}
 
 
 def create_app(service: Service, host: str | None = None) -> ASGIApp:
-    """The application that serves ``service``, and closes it in the end.
+    """Create the application that serves ``service``, and closes it in the end.
 
     Args:
-        host: the address that it is served at, which is a name of it; None if it is not known.
+        host: the address of the server, which is one of its names; None if it is not known.
     """
     options, bodies = service.options, BodyReader(service.options)
 
@@ -71,7 +71,7 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
         served = CheckHost(served, [*own, *options.allowed_hosts], options.allowed_origins)
     served = CheckKey(served, options.keys)
     if options.allowed_origins:
-        # Around the check of the key: browsers ask without it whether a page may send it.
+        # CORS is outside of the check of the key: preflight requests of browsers have no key.
         served = CORSMiddleware(
             served,
             allow_origins=options.allowed_origins,
@@ -87,7 +87,7 @@ def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
 
     def model_object(name: str) -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": created, "owned_by": "speccompile"}
-        # As in vLLM, an adapter names the model that it adapts.
+        # As in vLLM, an adapter has the name of the base model.
         return model if name == service.name else model | {"parent": service.name}
 
     @app.api_route("/v1/models", methods=_READ)
@@ -133,13 +133,13 @@ def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    # The second name, and its POST, are SageMaker's.
+    # /ping, and its POST, are SageMaker's.
     @app.api_route("/health", methods=_READ)
     @app.api_route("/ping", methods=[*_READ, "POST"])
     async def health() -> Response:
         if service.is_alive:
             return JSONResponse({"status": "ok"})
-        return JSONResponse({"status": "the engine does not run any more"}, 503)
+        return JSONResponse({"status": "the engine has stopped"}, 503)
 
     @app.api_route("/version", methods=_READ)
     async def version() -> dict[str, str]:
@@ -171,7 +171,7 @@ def _add_errors(app: FastAPI) -> None:
     @app.exception_handler(ClientDisconnect)
     @app.exception_handler(ClientLeft)
     async def of_client(_: Request, error: Exception) -> Response:
-        # It left before its body was read.
+        # The client left before its body was read.
         return Response(status_code=CLIENT_LEFT)
 
     @app.exception_handler(HTTPException)
@@ -182,5 +182,5 @@ def _add_errors(app: FastAPI) -> None:
 
     @app.exception_handler(Exception)
     async def of_server(_: Request, error: Exception) -> Response:
-        # It is raised again after the answer, and the server logs it.
+        # The error is raised again after the answer, and the server logs it.
         return ApiError("the server failed; its log has the reason", status=500).response()

@@ -1,4 +1,4 @@
-"""What the fields of all requests have in common."""
+"""Base class and types of request fields."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speccompile.serve.ignored import log_ignored
 
 
 def _stop_lists_at_the_first_error(schema: Any) -> None:
-    """In all parts of a pydantic schema."""
+    """Let each list in a pydantic schema stop at its first wrong item."""
     if isinstance(schema, dict):
         if schema.get("type") == "list":
             schema["fail_fast"] = True
@@ -24,15 +24,16 @@ def _stop_lists_at_the_first_error(schema: Any) -> None:
 
 
 class Fields(BaseModel):
-    """Fields of one object. Others are refused, no value is converted, and null is as if the field were left out.
+    """Fields of one object. Unknown fields are refused, values are not converted, and null is a missing field.
 
-    The number of errors of a body does not grow with it: a list stops at its first wrong item, and of unknown names the
-    first one is reported.
+    The number of errors is bounded for any body: a list stops at its first wrong item, and only the first unknown name
+    is reported.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    #: For objects that ignore other fields: what these are, and why they have no effect. The first of them is logged.
+    #: For objects that ignore unknown fields: a description of these, and the reason why they have no effect, for the
+    #: log.
     ignores: ClassVar[tuple[str, str] | None] = None
 
     @classmethod
@@ -59,40 +60,41 @@ class Fields(BaseModel):
 
 
 def similar_field(name: str, kind: type[BaseModel]) -> str | None:
-    """The field of ``kind`` that may have been meant by ``name``."""
-    # The time of a comparison grows with the square of the length.
+    """Find a field of ``kind`` that the client may have meant by ``name``."""
+    # The comparison is quadratic in the length.
     close = difflib.get_close_matches(name[:64], kind.model_fields, n=1)
     return close[0] if close else None
 
 
 def wrong(param: str, reason: str) -> PydanticCustomError:
-    """The value of ``param`` is not valid beside another field's."""
+    """Create the error of a value of ``param`` that is not valid together with another field."""
     return PydanticCustomError("fields_disagree", "{reason}", {"param": param, "reason": reason})
 
 
 def _whole(value: Any) -> Any:
-    """JSON has one type of numbers: 6.0 is the number 6."""
+    """Convert 6.0 to 6: JSON has one type of numbers."""
     whole = int(value) if isinstance(value, float) and value.is_integer() else value
     if isinstance(whole, int) and not -(2**63) <= whole < 2**63:
-        raise ValueError("it has to be a number of 64 bits")
+        raise ValueError("it must be a number of 64 bits")
     return whole
 
 
 def whole_items(value: Any) -> Any:
-    """Apply :func:`_whole` to each item of a list, which may have millions; integers of any size pass."""
+    """Apply :func:`_whole` to the items of a list, which may have millions. A list of only integers is returned as it
+    is."""
     if not isinstance(value, list):
         return value
     return [int(item) if type(item) is float and item.is_integer() else item for item in value]
 
 
 def _token_limit(value: Any) -> Any:
-    """-1 is no limit, as in llama.cpp."""
+    """Convert -1, which means no limit as in llama.cpp, to None."""
     return None if value == -1 else _whole(value)
 
 
-#: A whole number, which may be written with a fraction of zero.
+#: A whole number. 6.0 is accepted, too.
 Whole = Annotated[int, BeforeValidator(_whole)]
-#: Token ids, which may be written with a fraction of zero.
+#: Token ids. 6.0 is accepted, too.
 TokenIds = Annotated[list[int], BeforeValidator(whole_items)]
-#: Most new tokens. None, or -1 in JSON, is as many as fit.
+#: Largest number of new tokens. None, or -1 in JSON, is the number that fits.
 TokenLimit = Annotated[int | None, BeforeValidator(_token_limit)]

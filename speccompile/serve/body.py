@@ -1,4 +1,4 @@
-"""Reads the JSON body of a request within limits, and checks it against a model of its fields."""
+"""Reads the JSON body of a request within limits, and validates it by a model of its fields."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from speccompile.serve.refused import check_refused
 
 Body = TypeVar("Body", bound=BaseModel)
 
-#: Objects, lists and names in a body. While they are parsed the interpreter is held, and Python's collector of garbage
+#: Largest number of objects, lists and names in a body. Parsing holds the interpreter, and Python's garbage collector
 #: visits each of them several times.
 MOST_PARTS = 131_072
-#: Bytes of a body that is parsed in the event loop: in a few milliseconds.
+#: Largest size in bytes of a body that is parsed in the event loop, which needs a few milliseconds.
 _SHORT = 32_768
-#: Bodies of the largest size that may be read and parsed at a time.
+#: Number of bodies of the largest size that may be read and parsed at the same time.
 _MOST_LARGE = 16
 
 
 class BodyReader:
-    """Reads and checks bodies. Long ones are parsed one at a time in a separate thread: the event loop continues, and
-    at most one of them holds the interpreter.
+    """Reads and validates bodies. Long ones are parsed one at a time in a separate thread. The event loop continues,
+    and at most one of them holds the interpreter.
 
     Args:
         options: the limits.
@@ -42,18 +42,18 @@ class BodyReader:
     def __init__(self, options: ServeOptions) -> None:
         self._options = options
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speccompile-bodies")
-        # Bytes of all bodies that are being read or parsed.
+        # Total bytes of the bodies that are being read or parsed.
         self._held = 0
 
     async def read(self, request: Request, kind: type[Body]) -> Body:
-        """The body of ``request`` as ``kind``.
+        """Read the body of ``request`` as a ``kind``.
 
         Raises:
-            ApiError: it is too large, too slow, no JSON, too deep, or a field is unknown or wrong.
+            ApiError: the body is too large, too slow, not JSON or too deep, or a field is unknown or wrong.
             ClientLeft: the client left while its body waited to be parsed.
         """
         if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
-            raise ApiError("the body has to be JSON: send the header Content-Type: application/json", status=415)
+            raise ApiError("the body must be JSON: send the header Content-Type: application/json", status=415)
         options, size = self._options, 0
 
         def hold(count: int) -> None:
@@ -76,21 +76,21 @@ class BodyReader:
         return await loop.run_in_executor(self._thread, lambda: checked(parse(data, self._options.max_depth), kind))
 
     def close(self) -> None:
-        """End the thread when the body that it parses is done."""
+        """End the thread after the body that it parses."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
 
 async def read_bytes(
     request: Request, most: int, seconds: float, hold: Callable[[int], None] = lambda count: None
 ) -> bytes:
-    """The body, of at most ``most`` bytes. The rest of a larger one is not read.
+    """Read the body, of at most ``most`` bytes. The rest of a larger one is not read.
 
     Args:
-        seconds: in which it must arrive.
+        seconds: time within which the body must arrive.
         hold: called with the size of each part.
 
     Raises:
-        ApiError: it is larger, or has not arrived in time.
+        ApiError: the body is larger, or has not arrived in time.
     """
     too_large = ApiError(f"the body is larger than {most} bytes", status=413, code="body_too_large")
     if int(request.headers.get("content-length", 0)) > most:
@@ -110,11 +110,11 @@ async def read_bytes(
 
 
 def parse(data: bytes, max_depth: int) -> dict[str, Any]:
-    """A JSON object.
+    """Parse a JSON object.
 
     Raises:
         ApiError: ``data`` is something else, nests deeper than ``max_depth``, has more than :data:`MOST_PARTS`
-            objects, lists and names, or has a string that is no Unicode text.
+            objects, lists and names, or has a string that is not valid Unicode.
     """
     too_deep = ApiError(f"the body nests deeper than {max_depth} levels")
     if _parts(data) > MOST_PARTS:
@@ -130,28 +130,28 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
     except ValueError as error:
         raise ApiError(f"the body is not JSON: {error}") from None
     if not isinstance(body, dict):
-        raise ApiError("the body has to be a JSON object")
+        raise ApiError("the body must be a JSON object")
     level: list[Any] = [body]
     for _ in range(max_depth):
         values = [item.values() if isinstance(item, dict) else item for item in level]
         level = [item for part in values for item in part if isinstance(item, dict | list)]
     if level:
         raise too_deep
-    # Only escapes can write a lone surrogate: the bytes are UTF-8.
+    # The bytes are valid UTF-8, so a lone surrogate can only come from an escape.
     if re.search(rb"\\u[dD][89a-fA-F]", data) and (found := _lone_surrogate(body)):
-        place, character = found
-        param = _path(tuple(reversed(place)), body)
+        location, character = found
+        param = _path(tuple(reversed(location)), body)
         message = f"{param}: character {character} is half of a surrogate pair, which is not a character"
         raise ApiError(message, param=param, code="invalid_value")
     return body
 
 
 def _parts(data: bytes) -> int:
-    """The number of objects, lists and names, without building them."""
+    """Count objects, lists and names without building them."""
     marks = (b"[", b"{", b":")
     count = sum(data.count(mark) for mark in marks)
     if count <= MOST_PARTS:
-        # Those in strings do not matter.
+        # The count is within the limit even with the characters in strings.
         return count
     outside = data.replace(rb"\\", b"").replace(rb"\"", b"").split(b'"')[::2]
     rest = b"".join(outside)
@@ -159,8 +159,8 @@ def _parts(data: bytes) -> int:
 
 
 def _lone_surrogate(value: Any) -> tuple[list[int | str], int] | None:
-    """The place of the first string in ``value`` that has a lone surrogate, from the string outwards, and the number of
-    the character."""
+    """Find the first string in ``value`` with a lone surrogate. Returns its path, innermost part first, and the index
+    of the character."""
     if isinstance(value, str):
         try:
             value.encode()
@@ -181,10 +181,10 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def checked(body: Mapping[str, Any], kind: type[Body]) -> Body:
-    """``body`` as ``kind``.
+    """Validate ``body`` as a ``kind``.
 
     Raises:
-        ApiError: names the first field that is unknown or wrong.
+        ApiError: a field is unknown or wrong. The error names the first one.
     """
     given = check_refused(body, kind)
     try:
@@ -197,33 +197,33 @@ def _of_validation(error: ValidationError, kind: type[BaseModel], body: Mapping[
     found = error.errors(include_url=False)
     unknown = [item for item in found if item["type"] == "extra_forbidden"]
     first = (unknown or found)[0]
-    place, context = first["loc"], first.get("ctx", {})
-    param = _path(place, body)
+    location, context = first["loc"], first.get("ctx", {})
+    param = _path(location, body)
     if "param" in context:
         param = _joined(param, context["param"])
     if unknown:
-        return ApiError(f"{param}: unknown field{_known(place, kind)}", param=param, code="unknown_field")
+        return ApiError(f"{param}: unknown field{_known(location, kind)}", param=param, code="unknown_field")
     if first["type"] == "missing":
-        param = _joined(param, str(place[-1]))
+        param = _joined(param, str(location[-1]))
         return ApiError(f"{param}: the field is missing", param=param, code="missing_field")
     reason = first["msg"].removeprefix("Value error, ")
     got = "" if "param" in context else f"; got {shown(first['input'])}"
     return ApiError(f"{param}: {reason}{got}", param=param, code="invalid_value")
 
 
-def _known(place: tuple[int | str, ...], kind: type[BaseModel]) -> str:
-    """The field that may have been meant by an unknown one of the body, else all fields."""
-    if len(place) > 1:
+def _known(location: tuple[int | str, ...], kind: type[BaseModel]) -> str:
+    """Hint at a similar field for an unknown field of the body, or list all fields."""
+    if len(location) > 1:
         return ""
-    similar = similar_field(str(place[0]), kind)
+    similar = similar_field(str(location[0]), kind)
     return f"; did you mean {similar}?" if similar else f"; these are known: {', '.join(sorted(kind.model_fields))}"
 
 
-def _path(place: tuple[int | str, ...], value: Any) -> str:
-    """``messages[0].role``, for the place of an error in ``value``, as far as a message has room for it. A place may
-    also have names that pydantic gives to the members of a union; no part of ``value`` has them."""
+def _path(location: tuple[int | str, ...], value: Any) -> str:
+    """Path of an error in ``value``, such as ``messages[0].role``, clipped for a message. Names that pydantic gives to
+    the members of a union are not in ``value`` and are left out."""
     path = ""
-    for part in place:
+    for part in location:
         if isinstance(value, dict) and str(part) in value:
             path = f"{path}[{part}]" if isinstance(part, int) else _joined(path, part)
             value = value[str(part)]
@@ -233,8 +233,8 @@ def _path(place: tuple[int | str, ...], value: Any) -> str:
 
 
 def _joined(path: str, name: str) -> str:
-    """The field ``name`` of what is at ``path``. A name that is not an identifier is written as JSON, a long one is
-    cut."""
+    """Append the field ``name`` to ``path``. A name that is not an identifier is written as JSON. A long one is
+    truncated."""
     is_plain = name.isidentifier()
     shown_name = clipped(name) if is_plain else json.dumps(clipped(name))
     if not path:

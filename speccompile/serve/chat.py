@@ -1,4 +1,4 @@
-"""``/v1/chat/completions``."""
+"""Endpoint ``/v1/chat/completions``."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ from speccompile.serve.usage import speculation_of, usage_of
 
 
 async def chat(service: Service, body: ChatBody) -> Response:
-    """The response to ``body``.
+    """Generate the response to ``body``.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is not valid, or fails.
     """
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
@@ -56,7 +56,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
 
 @dataclass
 class _Choice:
-    """One choice, in the making."""
+    """State of one choice while it is generated."""
 
     reader: CallReader | None
     text: str = ""
@@ -66,7 +66,7 @@ class _Choice:
     new_tokens: int = 0
 
     def read(self, piece: Piece) -> tuple[str, list[ChoiceDeltaToolCall]]:
-        """What ``piece`` adds: text, and parts of calls."""
+        """Convert ``piece`` to the new text and the new parts of calls."""
         self.new_tokens = piece.tokens.stop
         if self.reader is None:
             found: list[Item] = [piece.text]
@@ -84,7 +84,7 @@ class _Choice:
 
 
 class _Answer:
-    """One response, in the making."""
+    """State of one response while it is generated."""
 
     def __init__(
         self, service: Service, body: ChatBody, grammar: ToolGrammar | None, continuations: Sequence[Continuation]
@@ -102,7 +102,7 @@ class _Answer:
     async def whole(self) -> JSONResponse:
         async for continuation, piece in merged(self._continuations):
             self._read(continuation, piece)
-        # Many choices with log-probabilities are megabytes.
+        # Many choices with log-probabilities have megabytes.
         response: JSONResponse = await self._service.in_thread(self._response)
         return response
 
@@ -143,44 +143,44 @@ class _Answer:
         message: dict[str, Any] = {"role": "assistant", "content": choice.text or (None if is_call else "")}
         if calls:
             message["tool_calls"] = calls
-        places = range(len(continuation.request.new_tokens))
+        positions = range(len(continuation.request.new_tokens))
         return Choice.model_construct(
             index=continuation.index,
             message=ChatCompletionMessage.model_construct(**message),
             finish_reason=choice.finish_reason,
-            logprobs=self._logprobs(continuation, places),
-            **self._sources(continuation, places),
+            logprobs=self._logprobs(continuation, positions),
+            **self._sources(continuation, positions),
         )
 
     def _chunk(
         self,
         continuation: Continuation,
         delta: ChoiceDelta,
-        places: range = range(0),
+        positions: range = range(0),
         reason: str | None = None,
     ) -> str:
         choice = ChunkChoice.model_construct(
             index=continuation.index,
             delta=delta,
             finish_reason=reason,
-            logprobs=self._logprobs(continuation, places),
-            **self._sources(continuation, places),
+            logprobs=self._logprobs(continuation, positions),
+            **self._sources(continuation, positions),
         )
         chunk = ChatCompletionChunk.model_construct(
             **self._head, object="chat.completion.chunk", choices=[choice], usage=self._usage_so_far()
         )
         return event(chunk)
 
-    def _logprobs(self, continuation: Continuation, places: range) -> ChoiceLogprobs | None:
-        if not self._body.logprobs or not places:
+    def _logprobs(self, continuation: Continuation, positions: range) -> ChoiceLogprobs | None:
+        if not self._body.logprobs or not positions:
             return None
-        content = chat_logprobs(continuation.logprobs(places), self._service.vocabulary)
+        content = chat_logprobs(continuation.logprobs(positions), self._service.vocabulary)
         return ChoiceLogprobs(content=content, refusal=None)
 
-    def _sources(self, continuation: Continuation, places: range) -> dict[str, Any]:
-        if not self._body.return_token_sources or not places:
+    def _sources(self, continuation: Continuation, positions: range) -> dict[str, Any]:
+        if not self._body.return_token_sources or not positions:
             return {}
-        return {"token_sources": token_sources(self._service, continuation.request, places)}
+        return {"token_sources": token_sources(self._service, continuation.request, positions)}
 
     def _usage(self) -> Any:
         requests = [item.request for item in self._continuations]

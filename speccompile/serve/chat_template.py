@@ -1,4 +1,4 @@
-"""What the chat template of a tokenizer writes of tools, calls and results, found by rendering small conversations."""
+"""Detects how a tokenizer's chat template writes tools, calls and results, by rendering small conversations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speccompile.utils.mistral_common import is_mistral_common
 _TOOL, _CALL, _RESULT, _SYSTEM = "tool7Qx4", "call7Qx4", "result7Qx4", "system7Qx4"
 _USER = {"role": "user", "content": "a"}
 _TOOLS = [{"type": "function", "function": {"name": _TOOL, "description": "a", "parameters": {"type": "object"}}}]
-#: Some templates want ids of nine characters.
+#: Some templates require ids of nine characters.
 _ID = "abcdefghi"
 _CALLING = {
     "role": "assistant",
@@ -28,45 +28,46 @@ _ANSWERING = {"role": "tool", "tool_call_id": _ID, "name": "a", "content": _RESU
 
 @dataclass(frozen=True)
 class WrittenCalls:
-    """Whether a template writes calls of assistants, and their results."""
+    """Whether a template writes calls of assistants, and whether it writes their results."""
 
     calls: bool
     results: bool
 
 
 def writes_tools(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the template writes the request's tools into the prompt.
+    """Return whether the template writes the request's tools into the prompt.
 
     Raises:
-        ApiError: mistral-common writes them.
+        ApiError: the tokenizer is mistral-common's, which writes them without a template.
     """
     if is_mistral_common(tokenizer):
-        reason = "how mistral-common writes calls is not known here; serve a checkpoint with tokenizer.json"
+        reason = "the format of mistral-common's calls is not known here; serve a checkpoint with tokenizer.json"
         raise ApiError(f"tools: {reason}", param="tools")
     return _TOOL in _rendered(tokenizer, [_USER], _TOOLS)
 
 
 def writes_system(tokenizer: PreTrainedTokenizerBase) -> bool:
-    """Whether the template has system messages."""
+    """Return whether the template writes system messages."""
     return _SYSTEM in _rendered(tokenizer, [{"role": "system", "content": _SYSTEM}, _USER])
 
 
 def written_calls(tokenizer: PreTrainedTokenizerBase, *, tools: bool) -> WrittenCalls:
-    """
+    """Return whether the template writes calls and results.
+
     Args:
-        tools: the request has tools, for which some tokenizers have a separate template.
+        tools: whether the request has tools. Some tokenizers have a separate template for these.
     """
     text = _rendered(tokenizer, [_USER, _CALLING, _ANSWERING], _TOOLS if tools else None)
-    # A template that does not know calls may write any role, but its model does not know results either.
+    # A template without calls may accept any role, but its model was not trained on results.
     return WrittenCalls(_CALL in text, _CALL in text and _RESULT in text)
 
 
 def call_syntax(tokenizer: PreTrainedTokenizerBase) -> CallSyntax:
-    """How calls are written: as the template shows them, or in the default form if it does not write tools."""
+    """Syntax of calls: that of the template, or the default one if the template does not write tools."""
     template: Any = tokenizer.chat_template
     if not writes_tools(tokenizer):
         return DEFAULT_SYNTAX
-    # Some tokenizers have several templates by name.
+    # Some tokenizers have several templates, by name.
     return syntax_of(template if isinstance(template, str) else "".join(template.values()))
 
 
@@ -75,7 +76,7 @@ def _rendered(
     conversation: Sequence[dict[str, Any]],
     tools: list[dict[str, Any]] | None = None,
 ) -> str:
-    """The text of a conversation; empty where the template refuses it, or fails on it, as it would on a request's."""
+    """Render a conversation; empty if the template refuses it or fails, as it would in a request."""
     try:
         return str(tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False))  # type: ignore[arg-type]
     except Exception:

@@ -1,4 +1,4 @@
-"""``/v1/completions``."""
+"""Endpoint ``/v1/completions``."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ from speccompile.serve.usage import speculation_of, usage_of
 
 
 async def complete(service: Service, body: CompletionBody) -> Response:
-    """The response to ``body``.
+    """Generate the response to ``body``.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is not valid, or fails.
     """
     service.check_model(body.model)
     service.check_choices(len(body.prompt), body)
     form = infill_form(service.tokenizer) if body.suffix else None
-    # One call each: the prompts of a client that leaves are not tokenized, and those of other clients come in between.
+    # One call per prompt: other clients' prompts run in between, and the rest is skipped if the client leaves.
     prompts = [await service.in_thread(_prompt, service, body, form, index) for index in range(len(body.prompt))]
     source = await service.in_thread(source_of, body)
     guide = None if source is None else await compiled(service, *source)
     outputs = OutputOptions(
-        # A prompt is read by a request that writes at least one token.
+        # To read a prompt the engine must generate at least one token.
         max_new_tokens=None if body.max_tokens is None else max(1, body.max_tokens),
         logprobs=body.logprobs is not None,
         prompt_logprobs=body.echo and body.logprobs is not None,
@@ -80,10 +80,10 @@ def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -
 
 
 class _Answer:
-    """One response, in the making.
+    """State of one response while it is generated.
 
     Args:
-        echoes: of each prompt; empty if prompts are not repeated.
+        echoes: one for each prompt; empty without ``echo``.
     """
 
     def __init__(
@@ -107,7 +107,7 @@ class _Answer:
             )
             for item in continuations
         ]
-        #: New tokens that the client has received.
+        #: Numbers of new tokens that the client has received.
         self._new_tokens = [0] * len(continuations)
 
     async def whole(self) -> JSONResponse:
@@ -118,15 +118,15 @@ class _Answer:
                 texts[continuation.index] += piece.text
                 self._new_tokens[continuation.index] = piece.tokens.stop
             reasons[continuation.index] = piece.finish_reason or reasons[continuation.index]
-        # Many choices with log-probabilities are megabytes.
+        # Many choices with log-probabilities have megabytes.
         response: JSONResponse = await self._service.in_thread(self._response, texts, reasons)
         return response
 
     def _response(self, texts: Sequence[str], reasons: Sequence[str]) -> JSONResponse:
         choices = []
         for continuation, text, reason in zip(self._continuations, texts, reasons, strict=True):
-            places = range(self._new_tokens[continuation.index])
-            choices.append(self._choice(continuation, text, reason, places, is_first=True))
+            positions = range(self._new_tokens[continuation.index])
+            choices.append(self._choice(continuation, text, reason, positions, is_first=True))
         completion = Completion.model_construct(**self._head, choices=choices, usage=self._usage())
         return JSONResponse(as_json(completion) | {"metrics": self._metrics()})
 
@@ -135,15 +135,15 @@ class _Answer:
         begun: set[int] = set()
         async for continuation, piece in merged(self._continuations):
             is_first = continuation.index not in begun
-            text, places = (piece.text, piece.tokens) if self._body.max_tokens != 0 else ("", range(0))
-            self._new_tokens[continuation.index] = places.stop
+            text, positions = (piece.text, piece.tokens) if self._body.max_tokens != 0 else ("", range(0))
+            self._new_tokens[continuation.index] = positions.stop
             if is_first:
                 text = self._echo(continuation) + text
                 begun.add(continuation.index)
             reason = piece.finish_reason
-            if not (text or places or reason):
+            if not (text or positions or reason):
                 continue
-            choice = self._choice(continuation, text, reason, places, is_first=is_first)
+            choice = self._choice(continuation, text, reason, positions, is_first=is_first)
             so_far = self._usage() if options is not None and options.continuous_usage_stats else None
             yield event(Completion.model_construct(**self._head, choices=[choice], usage=so_far))
         if options is not None and options.include_usage:
@@ -152,23 +152,23 @@ class _Answer:
         yield DONE
 
     def _choice(
-        self, continuation: Continuation, text: str, reason: str | None, places: range, *, is_first: bool
+        self, continuation: Continuation, text: str, reason: str | None, positions: range, *, is_first: bool
     ) -> CompletionChoice:
         extra: dict[str, Any] = {}
         if self._body.return_token_sources:
-            extra["token_sources"] = token_sources(self._service, continuation.request, places)
+            extra["token_sources"] = token_sources(self._service, continuation.request, positions)
         return CompletionChoice.model_construct(
             index=continuation.index,
             text=text,
             finish_reason=reason,
-            logprobs=self._logprobs_of(continuation, places, is_first=is_first),
+            logprobs=self._logprobs_of(continuation, positions, is_first=is_first),
             **extra,
         )
 
-    def _logprobs_of(self, continuation: Continuation, places: range, *, is_first: bool) -> Logprobs | None:
+    def _logprobs_of(self, continuation: Continuation, positions: range, *, is_first: bool) -> Logprobs | None:
         if self._body.logprobs is None:
             return None
-        entries = continuation.logprobs(places)
+        entries = continuation.logprobs(positions)
         offsets = self._offsets[continuation.index].add([entry.token for entry in entries])
         if self._echoes and is_first:
             entries = continuation.prompt_logprobs() + entries

@@ -1,4 +1,4 @@
-"""HTTP over a connection: uvicorn's, with limits on the head of a request, which uvicorn does not have."""
+"""HTTP protocol of a connection: uvicorn's, with limits on the head of a request, which uvicorn lacks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.request_log import new_request_id
 
-#: Bytes of a head, of what follows the last chunk of a body, and of what is between two chunks.
+#: Largest number of bytes of a head, of the trailer of a body, and between two chunks of a body.
 MOST_HEAD_BYTES = 65_536
-#: Parts of a body that may be of any size. More of them must have this many bytes on average: a chunk of one byte costs
-#: as much time as one of thousands.
+#: Number of parts of a body that may be of any size. More parts must have this many bytes on average: a chunk of one
+#: byte needs as much time as a chunk of thousands.
 MOST_SMALL_PARTS, _PART_BYTES = 4096, 256
 _TOO_LARGE = f"the head of the request is larger than {MOST_HEAD_BYTES} bytes"
 
@@ -24,21 +24,21 @@ log = logging.getLogger("speccompile.serve")
 
 
 class LimitedConnection(HttpToolsProtocol):
-    """Closes a connection whose request has a head that is too large or is not complete in time, or a body in very many
-    small chunks.
+    """Connection that is closed if the head of a request is too large or too slow, or if a body has very many small
+    chunks.
 
     Args:
-        head_seconds: in which a head must arrive, from the beginning of the connection or from its first byte.
-        arguments, keywords: uvicorn's.
+        head_seconds: time within which a head must arrive, from the start of the connection or from its first byte.
+        arguments, keywords: arguments of uvicorn's class.
     """
 
     def __init__(self, *arguments: Any, head_seconds: float, **keywords: Any) -> None:
         super().__init__(*arguments, **keywords)
         self._head_seconds = head_seconds
         self._timer: asyncio.TimerHandle | None = None
-        # Bytes of which the parser has made nothing yet.
+        # Received bytes that the parser has not reported yet.
         self._pending = 0
-        # Of the body: parts, and bytes.
+        # Number of parts of the body, and their bytes.
         self._parts, self._bytes = 0, 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
@@ -63,12 +63,12 @@ class LimitedConnection(HttpToolsProtocol):
             self._start_timer()
 
     def send_400_response(self, msg: str) -> None:
-        """The answer to what is not a request of HTTP, in place of uvicorn's; ``msg`` is its description."""
+        """Answer data that is not a valid HTTP request. Replaces uvicorn's method; ``msg`` describes the error."""
         self._refuse(ApiError(msg, code="invalid_http"))
         self.transport.close()
 
     def _refuse(self, error: ApiError) -> None:
-        """Answer and log a request that the application does not receive."""
+        """Answer and log a request without passing it to the application."""
         request_id, response = new_request_id(), error.response({"connection": "close"})
         headers = [*response.raw_headers, (b"x-request-id", request_id.encode())]
         lines = [f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}".encode()]
@@ -86,7 +86,7 @@ class LimitedConnection(HttpToolsProtocol):
         self._parts += 1
         self._bytes += len(body)
         if self._parts > MOST_SMALL_PARTS and self._parts * _PART_BYTES > self._bytes:
-            # The answer has status 400, and the connection is closed.
+            # The parser error leads to status 400, and the connection is closed.
             raise httptools.HttpParserError("the chunks of the body are too small")
         super().on_body(body)
 

@@ -1,4 +1,4 @@
-"""One choice of a response: a request of the engine, and its text as it may be shown."""
+"""One choice of a response: a request of the engine with its visible text."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from speccompile.serve.text import AnswerText
 
 log = logging.getLogger("speccompile.serve")
 
-#: The API's ``finish_reason``, by that of the engine.
+#: ``finish_reason`` of the API, by that of the engine.
 FINISH_REASONS = {"eos": "stop", "stop": "stop", "max_new_tokens": "length", "max_len": "length"}
 
 
 @dataclass(frozen=True)
 class Piece:
-    """What one step added.
+    """New text and tokens of one step.
 
     Args:
-        text: may be empty, where a part of a character or of a stop string has arrived.
-        tokens: the new tokens, by their places ``[start, end)``.
-        finish_reason: of the last piece, in the API's words.
+        text: may be empty, if only a part of a character or of a stop string has arrived.
+        tokens: indices ``[start, end)`` of the new tokens.
+        finish_reason: of the last piece, a value of the API.
     """
 
     text: str
@@ -35,7 +35,7 @@ class Piece:
 
 
 class Continuation:
-    """Reads a request. If its reader leaves before the end, the request is cancelled."""
+    """Reader of a request. If it is closed before the end, the request is cancelled."""
 
     def __init__(self, index: int, request: Request, text: AnswerText) -> None:
         self.index = index
@@ -43,7 +43,8 @@ class Continuation:
         self._text = text
 
     async def pieces(self) -> AsyncGenerator[Piece, None]:
-        """
+        """Yield the new text of each step.
+
         Raises:
             ApiError: the request failed, or was cancelled by the engine.
         """
@@ -60,18 +61,18 @@ class Continuation:
         yield Piece(self._text.end(), range(seen, seen), FINISH_REASONS[request.finish_reason])
 
     def _shown(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Without the token that ends the text, which is no part of it. It may have a text: a request names any."""
+        """Remove the token that ended the text. It may have a text, since a request can name any token."""
         return tokens[:-1] if tokens[-1] in self.request.params.eos else tokens
 
-    def logprobs(self, places: range) -> list[TokenLogprob]:
-        """Of the new tokens at ``places``, for a request that records them."""
+    def logprobs(self, positions: range) -> list[TokenLogprob]:
+        """Log-probabilities of the new tokens at ``positions``, for a request that records them."""
         records, tokens = self.request.records, self.request.new_tokens
-        logprobs, tops = records.logprobs(places.stop), records.top_logprobs(places.stop)
+        logprobs, tops = records.logprobs(positions.stop), records.top_logprobs(positions.stop)
         assert logprobs is not None
-        return [TokenLogprob(tokens[i], logprobs[i], () if tops is None else tops[i]) for i in places]
+        return [TokenLogprob(tokens[i], logprobs[i], () if tops is None else tops[i]) for i in positions]
 
     def prompt_logprobs(self) -> list[TokenLogprob]:
-        """Of the prompt, once its first new token is there."""
+        """Log-probabilities of the prompt, available with the first new token."""
         logprobs, tops = self.request.records.prompt_logprobs, self.request.records.prompt_top_logprobs
         assert logprobs is not None and tops is not None
         return [
@@ -81,7 +82,7 @@ class Continuation:
 
 
 async def _steps(request: Request) -> AsyncGenerator[list[int], None]:
-    """The new tokens of each step.
+    """Yield the new tokens of each step.
 
     Raises:
         ApiError: the request failed.

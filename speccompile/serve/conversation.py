@@ -1,5 +1,5 @@
-"""Conversations as chat templates accept them. Tools, calls and results that a template does not write become text of
-the messages, in a default form.
+"""Conversations in the form of chat templates. Tools, calls and results that a template does not write become text of
+messages in a default form.
 
 Source: calls and results are written as for Hermes' models (github.com/NousResearch/Hermes-Function-Calling).
 """
@@ -18,7 +18,7 @@ from speccompile.serve.message_fields import Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import CallSyntax
 
-#: Short, since it is in every prompt. The example of a call is not JSON, so that a model does not copy it.
+#: Short, since it is part of every prompt. The example is not valid JSON, so models do not copy it.
 _TOOLS_TEXT = """You can call these functions:
 {functions}
 To call one, write:
@@ -32,14 +32,14 @@ Conversation = list[dict[str, Any]]
 def conversation_of(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool] | None
 ) -> tuple[Conversation, list[dict[str, Any]] | None]:
-    """The messages and tools that the chat template of ``tokenizer`` is given."""
+    """Messages and tools as arguments of the chat template of ``tokenizer``."""
     if any(message.model_extra for message in messages):
         log_ignored("a field of a message that the API does not have", "only chat templates read it")
     conversation = [_as_dict(message) for message in messages]
     schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()] or None
     if any(message.tool_calls or message.role == "tool" for message in messages):
         written = written_calls(tokenizer, tools=schemas is not None)
-        # Results are named by their calls, which are read first.
+        # Calls are processed before results, which have the names of their calls.
         if not written.results:
             conversation = _with_results(conversation)
         if not written.calls:
@@ -50,27 +50,27 @@ def conversation_of(
 
 
 def _as_dict(message: Message) -> dict[str, Any]:
-    """Without what is None. Templates know the older name of developers."""
+    """Convert a message, without missing fields. The role of developers becomes ``system``, which templates know."""
     shown = message.model_dump(exclude_none=True)
     return shown | {"role": "system"} if message.role == "developer" else shown
 
 
 def _with_tools(conversation: Conversation, schemas: Sequence[dict[str, Any]], *, system: bool) -> Conversation:
-    """``conversation`` with ``schemas`` in its system message, or without ``system`` in the first one of a user."""
+    """Insert ``schemas`` into the system message, or without ``system`` into the first message of a user."""
     functions = "\n".join(json.dumps(schema["function"], ensure_ascii=False) for schema in schemas)
     text = _TOOLS_TEXT.format(functions=functions)
     role = "system" if system else "user"
-    place = next((place for place, message in enumerate(conversation) if message["role"] == role), None)
-    if place is None or (system and place > 0):
+    index = next((index for index, message in enumerate(conversation) if message["role"] == role), None)
+    if index is None or (system and index > 0):
         return [{"role": role, "content": text}, *conversation]
-    message = conversation[place]
+    message = conversation[index]
     contents = (message["content"], text) if system else (text, message["content"])
     changed = message | {"content": "\n\n".join(filter(None, contents))}
-    return [*conversation[:place], changed, *conversation[place + 1 :]]
+    return [*conversation[:index], changed, *conversation[index + 1 :]]
 
 
 def _with_calls(conversation: Conversation, syntax: CallSyntax) -> Conversation:
-    """``conversation`` with the calls of assistants in their contents."""
+    """Move the calls of assistants into the contents of their messages."""
     found = []
     for message in conversation:
         kept = dict(message)
@@ -82,7 +82,7 @@ def _with_calls(conversation: Conversation, syntax: CallSyntax) -> Conversation:
 
 
 def _with_results(conversation: Conversation) -> Conversation:
-    """``conversation`` with results of calls as messages of the user, one for all results of a message's calls."""
+    """Convert results of calls to messages of the user, one for all results of a message's calls."""
     found: Conversation = []
     names: dict[str, str] = {}
     is_result = False

@@ -1,4 +1,4 @@
-"""What the server counts of its requests, under vLLM's names. The engine's counts are in its statistics."""
+"""Counts of the server's requests under vLLM's names. The engine's statistics are separate."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from prometheus_client import CollectorRegistry, Histogram
 
 from speccompile.runtime.request import Request
 
-#: vLLM's ``finished_reason``, by the engine's. A request that has not ended was left by its client.
+#: vLLM's ``finished_reason``, by the engine's reason. A request without a reason was left by its client.
 _REASONS = {"eos": "stop", "stop": "stop", "max_new_tokens": "length", "max_len": "length", "error": "error"}
 #: Upper bounds of the histograms: seconds of a request, seconds of a token, tokens, choices.
 _SECONDS = (0.1, 0.3, 0.5, 0.8, 1, 1.5, 2, 2.5, 5, 10, 15, 20, 30, 40, 50, 60, 120, 240, 480, 960, 1920, 7680)
 _TOKEN_SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1, 2.5, 5, 10)
 _TOKENS = tuple(digit * 10**power for power in range(6) for digit in (1, 2, 5))
 _CHOICES = (1, 2, 5, 10, 20)
-#: By name: what the histogram is of, and its bounds.
+#: Description and bounds of each histogram.
 _HISTOGRAMS = {
     "e2e_request_latency_seconds": ("Seconds from the submission of a choice to its end.", _SECONDS),
     "request_queue_time_seconds": ("Seconds that a choice waited for a slot.", _SECONDS),
@@ -34,10 +34,10 @@ _HISTOGRAMS = {
 
 
 class Counts:
-    """Since the start. ``responses`` are by status, and ``finished`` are choices by vLLM's ``finished_reason``.
+    """Counts since the start. ``responses`` are by status, ``finished`` are choices by vLLM's ``finished_reason``.
 
     Args:
-        labels: of all metrics, by name.
+        labels: labels of all metrics, by name.
     """
 
     def __init__(self, labels: dict[str, str]) -> None:
@@ -50,7 +50,7 @@ class Counts:
         }
 
     def count(self, status: int, requests: Sequence[Request]) -> None:
-        """A response has ended; ``requests`` are its choices."""
+        """Count a response that has ended; ``requests`` are its choices."""
         self.responses[status] += 1
         for request in requests:
             self._count_choice(request)

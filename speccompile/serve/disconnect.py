@@ -1,4 +1,4 @@
-"""Work for a client ends when the client leaves."""
+"""Cancels the work for a client that leaves."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from starlette.types import Receive, Scope, Send
 Answer = TypeVar("Answer")
 
 
-#: The status of a response that has no reader, for the log: nginx's.
+#: Status in the log for a response without a reader, as in nginx.
 CLIENT_LEFT = 499
 
 
 class ClientLeft(Exception):
-    """There is no client to answer any more."""
+    """The client has left."""
 
 
 async def while_connected(receive: Receive, work: Coroutine[Any, Any, Answer]) -> Answer:
-    """The result of ``work``, which is cancelled when the client leaves. The body has been read.
+    """Return the result of ``work``, which is cancelled if the client leaves. The body must have been read.
 
     Raises:
         ClientLeft: the client has left.
@@ -46,10 +46,10 @@ async def _left(receive: Receive) -> None:
 
 
 async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Response]) -> Response:
-    """The response of ``work``; a client that has left does not receive it.
+    """Return the response of ``work``. The client may have left, and then does not receive it.
 
     Raises:
-        Exception: of ``work``.
+        Exception: an exception of ``work``.
     """
     try:
         return await while_connected(request.receive, work)
@@ -58,8 +58,8 @@ async def answer_while_connected(request: Request, work: Coroutine[Any, Any, Res
 
 
 class PartedResponse(Response):
-    """A body that comes in parts from an async generator, which is closed when the client leaves. (Starlette's own
-    streaming response closes it when the garbage collector finds it.)"""
+    """Body in parts from an async generator, which is closed when the client leaves. (Starlette's streaming response
+    leaves that to the garbage collector.)"""
 
     def __init__(self, parts: AsyncGenerator[bytes | str, None], status: int = 200) -> None:
         super().__init__(status_code=status)
@@ -70,7 +70,7 @@ class PartedResponse(Response):
         try:
             await while_connected(receive, self._send(send))
         except (ClientLeft, OSError):
-            # An OSError is how a server reports that nothing can be sent.
+            # A server raises OSError if nothing can be sent.
             return
 
     async def _send(self, send: Send) -> None:

@@ -1,4 +1,4 @@
-"""The fields of completions and chats."""
+"""Fields of completions and chats."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speccompile.serve.sampling_fields import Sampling, StreamOptions
 from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
-#: As in the OpenAI API, which has 5 for completions and 20 for chats.
+#: Limit of the OpenAI API: 5 for completions and 20 for chats. Here 20 for both.
 MOST_TOP_LOGPROBS = 20
 
 
 def _prompt(value: Any) -> Any:
-    """One or several prompts, texts or token ids, as a list of prompts."""
+    """Convert one or several prompts (texts or token ids) to a list of prompts."""
     value = whole_items(value)
     prompts = [value] if isinstance(value, str) or _is_ids(value) else value
     wrong = "it must be a text, a list of token ids, or a list of texts or of lists of token ids"
@@ -36,7 +36,7 @@ def _is_ids(value: Any) -> bool:
 class ChunkOptions(StreamOptions):
     """``stream_options`` of completions and chats."""
 
-    # vLLM's name: each chunk has the usage up to it.
+    # Of vLLM: each chunk has the usage so far.
     continuous_usage_stats: bool = False
 
 
@@ -50,7 +50,8 @@ class JsonSchema(Fields):
 
 
 class ResponseFormat(Fields):
-    """``json_schema``, ``json_object``, ``text``, or ``grammar``, whose fields are those of the API's custom tools."""
+    """A format: ``json_schema``, ``json_object``, ``text``, or ``grammar`` with the fields of the API's custom
+    tools."""
 
     type: Literal["text", "json_object", "json_schema", "grammar"]
     json_schema: JsonSchema | None = None
@@ -83,10 +84,10 @@ class Generation(Sampling):
 
 
 class CompletionBody(Generation):
-    """Of ``/v1/completions``."""
+    """Fields of ``/v1/completions``."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt)]
-    # The OpenAI API's default. Without a new token a prompt is scored alone.
+    # Default of the OpenAI API. With 0 a prompt is only scored.
     max_tokens: TokenLimit = Field(16, ge=0)
     suffix: str = ""
     echo: bool = False
@@ -105,7 +106,7 @@ class CompletionBody(Generation):
 
 
 class ChatBody(Generation, TemplateFields):
-    """Of ``/v1/chat/completions``."""
+    """Fields of ``/v1/chat/completions``."""
 
     token_limits = ("max_completion_tokens", "max_tokens")
 

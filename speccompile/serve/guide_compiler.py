@@ -1,4 +1,4 @@
-"""Guides for requests: compiled once, off the engine's thread and those of other requests, within limits."""
+"""Compiles guides for requests once, within limits, outside of the threads of the engine and of other requests."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from speccompile.serve.guide_process import READY, GuideSource
 from speccompile.serve.options import ServeOptions
 
 _KEPT_GUIDES = 64
-#: Guides that may wait for the one that is being compiled.
+#: Largest number of guides that wait while another one is compiled.
 _MOST_WAITING = 16
 _START_SECONDS = 120
-#: Python's fork server imports the main script of the server into the process.
+#: Explanation for Python's fork server, which imports the main script of the server into the process.
 _NOT_STARTED = (
     "the process that compiles it does not start; a script that builds a server must do so under "
     '`if __name__ == "__main__":`'
 )
-#: Starts a process by forking one that has imported what it needs: in milliseconds, and from any thread.
+#: Forks a process that has imported the package, which is fast and possible from any thread.
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class GuideCompiler:
-    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides wait for nothing. A
-    second process is ready to replace the first one.
+    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides are returned at once. A
+    spare process is ready to replace the first one.
 
     Args:
         options: the limits.
@@ -46,14 +46,14 @@ class GuideCompiler:
         self._lock = threading.Lock()
         self._kept: OrderedDict[GuideSource, Guide] = OrderedDict()
         self._running: _Process | None = None
-        # Replaces the one that runs, when a limit or its own compiler ends that: no request waits for a start.
+        # Replaces the process that a limit or a crash has ended. Then no request waits for a start.
         self._spare: _Process | None = None
 
     def guide(self, source: GuideSource) -> Future[Guide]:
-        """The guide of ``source``. A future that is cancelled before its turn is not compiled.
+        """Return the guide of ``source``. A future that is cancelled before its compilation begins is skipped.
 
-        The future raises :class:`InvalidGuide` if the guide cannot be followed or a limit ended its compilation, and
-        :class:`SpecCompileError` if the tokenizer cannot have guides.
+        The future raises :class:`InvalidGuide` if the guide is not valid or a limit ended its compilation. It raises
+        :class:`SpecCompileError` if the tokenizer does not support guides.
 
         Raises:
             QueueFull: too many guides wait.
@@ -72,11 +72,11 @@ class GuideCompiler:
         return future
 
     def start(self) -> None:
-        """Start the process, if it does not run yet."""
+        """Start the process, unless it runs."""
         self._thread.submit(self._ready_process).result()
 
     def close(self) -> None:
-        """End the process, also in the middle of a compilation."""
+        """End the process, even during a compilation."""
         self._thread.shutdown(wait=False, cancel_futures=True)
         for process in (self._running, self._spare):
             if process is not None:
@@ -97,7 +97,7 @@ class GuideCompiler:
             return self._kept.get(source)
 
     def _compile_once(self, source: GuideSource) -> Guide:
-        # An earlier one in the queue may have been the same.
+        # An earlier source in the queue may have been equal.
         guide = self._known(source)
         if guide is None:
             guide = self._compile(source)
@@ -113,20 +113,20 @@ class GuideCompiler:
             process.connection.send_bytes(pickle.dumps(source))
             if not process.connection.poll(seconds):
                 self._replace()
-                reason = f"compiling it takes longer than {seconds} s; make it simpler"
+                reason = f"compiling it takes longer than {seconds} s; simplify it"
                 raise InvalidGuide(what=source.text, reason=reason)
             answer: Guide | SpecCompileError = pickle.loads(process.connection.recv_bytes())
         except (EOFError, ConnectionError):
-            # outlines-core ends its process where it finds no memory.
+            # outlines-core aborts its process when memory is exhausted.
             self._replace()
-            reason = f"compiling it needs more than {self._options.max_guide_megabytes} MiB; make it simpler"
+            reason = f"compiling it needs more than {self._options.max_guide_megabytes} MiB; simplify it"
             raise InvalidGuide(what=source.text, reason=reason) from None
         if isinstance(answer, SpecCompileError):
             raise answer
         return answer
 
     def _ready_process(self) -> _Process:
-        """The process that runs. Starts it and the spare one, if they do not run."""
+        """Return the running process. Starts it, and the spare one, if necessary."""
         if self._running is None or not self._running.process.is_alive():
             self._replace()
         assert self._running is not None
@@ -134,7 +134,7 @@ class GuideCompiler:
         return self._running
 
     def _replace(self) -> None:
-        """Stop the process that runs, and continue with the spare one, which has another one as its spare."""
+        """Stop the process, and continue with the spare one. A new spare one is started."""
         if self._running is not None:
             self._running.stop()
         spare = self._spare
@@ -147,10 +147,10 @@ class GuideCompiler:
 
 
 class _Process:
-    """A process that compiles guides. It may not be ready yet.
+    """Process that compiles guides. It may not be ready yet.
 
     Args:
-        limits: of ``guide_process.run``.
+        limits: further arguments of ``guide_process.run``.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, *limits: int) -> None:
@@ -162,7 +162,7 @@ class _Process:
         self._is_ready = False
 
     def wait_until_ready(self) -> None:
-        """Raises InvalidGuide if it does not start."""
+        """Wait for the process. Raises InvalidGuide if it does not start."""
         if self._is_ready:
             return
         with contextlib.suppress(EOFError, ConnectionError):
@@ -172,7 +172,7 @@ class _Process:
             raise InvalidGuide(what="schemas and patterns", reason=_NOT_STARTED)
 
     def stop(self) -> None:
-        """End it, also in the middle of a compilation."""
+        """End the process, even during a compilation."""
         self.connection.close()
         self.process.kill()
         self.process.join()

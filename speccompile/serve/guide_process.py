@@ -1,4 +1,4 @@
-"""Compiles guides in its own process: neither a time limit nor a memory limit can be put on a thread."""
+"""Compiles guides in a separate process, since a thread cannot have a limit of time or of memory."""
 
 from __future__ import annotations
 
@@ -19,22 +19,23 @@ from speccompile.serve.tool_grammar import ToolGrammar
 
 log = logging.getLogger("speccompile.serve")
 
-#: What the process sends when it has started.
+#: First message of the process, sent when it has started.
 READY = b"ready"
 
 
 @dataclass(frozen=True)
 class GuideSource:
-    """What a guide is made of: a JSON schema as JSON text, a regular expression, or a :class:`ToolGrammar` as text."""
+    """Source of a guide: a JSON schema as JSON text, a regular expression, or a :class:`ToolGrammar` as text."""
 
     kind: Literal["json_schema", "regex", "tools"]
     text: str
 
 
 def compile_guide(source: GuideSource, tokenizer: PreTrainedTokenizerBase, max_states: int) -> Guide:
-    """
+    """Compile a guide.
+
     Raises:
-        InvalidGuide: it cannot be followed, or has more than ``max_states`` states.
+        InvalidGuide: the source is not valid, or the guide has more than ``max_states`` states.
     """
     if source.kind == "json_schema":
         guide = json_schema_guide(source.text, tokenizer)
@@ -42,20 +43,20 @@ def compile_guide(source: GuideSource, tokenizer: PreTrainedTokenizerBase, max_s
         pattern = ToolGrammar.of_text(source.text).regex() if source.kind == "tools" else source.text
         guide = regex_guide(pattern, tokenizer)
     if guide.states > max_states:
-        reason = f"its automaton has {guide.states} states, and the server allows {max_states}; make it simpler"
+        reason = f"its automaton has {guide.states} states, and the server allows {max_states}; simplify it"
         raise InvalidGuide(what=source.text, reason=reason)
     return guide
 
 
 def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: int, megabytes: int) -> None:
-    """The process: compiles what it receives until the connection is closed.
+    """Compile received sources until the connection is closed. This is the main function of the process.
 
     Args:
-        megabytes: most memory besides what it has at its start.
+        megabytes: largest memory beyond that at the start.
     """
-    # Ctrl-C reaches all processes of a terminal; the server ends this one.
+    # Ctrl-C reaches all processes of a terminal. Only the server may end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    # The first guide builds what all guides of a tokenizer share. One that cannot have guides says so to each request.
+    # Build the data that all guides of a tokenizer share. If that fails, each request receives the error.
     with contextlib.suppress(SpecCompileError):
         compile_guide(GuideSource("regex", "a"), tokenizer, max_states)
     _limit_memory(megabytes)
@@ -75,7 +76,7 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: 
                 what=source.text, reason=f"compiling it needs too much memory ({type(error).__name__})"
             )
         except Exception as error:
-            # The process is worth more than one guide: the next one would wait for a new process.
+            # The process survives any error: a new one would delay the next guide.
             log.exception("a guide could not be compiled")
             answer = InvalidGuide(what=source.text, reason=f"it cannot be compiled ({error_line(error)})")
         connection.send_bytes(pickle.dumps(answer))

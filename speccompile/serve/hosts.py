@@ -1,7 +1,7 @@
-"""Which names and which sites a server without an API key answers to.
+"""Names and sites that a server without an API key accepts.
 
-A browser lets a page read the answers of its own site. DNS rebinding makes the name of a page lead to this server. Then
-only the header ``Host`` tells the page's requests from those of the server's users.
+A browser lets a page read answers from the page's site. DNS rebinding maps the name of a page to this server. Then only
+the header ``Host`` distinguishes the page's requests from those of the server's users.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from speccompile.errors import shown
 from speccompile.serve.api_error import ApiError
 
 ANY = "*"
-#: Endings of names that no public DNS server answers for.
+#: Endings of names that public DNS servers never resolve.
 _PRIVATE_ENDINGS = (".localhost", ".internal")
 _MACHINE_NAMES = (socket.gethostname().lower(), f"{socket.gethostname().lower()}.local")
 
 
 class CheckHost:
-    """ASGI middleware: refuses a Host that is not the server's, and an Origin that is another site.
+    """ASGI middleware that refuses a Host other than the server's, and an Origin of another site.
 
     Args:
         hosts: further names of the server: ``chat.example.com``, ``*.example.com``, or ``*`` for all.
-        origins: further sites: ``https://chat.example.com``, or ``*`` for all.
+        origins: further allowed sites: ``https://chat.example.com``, or ``*`` for all.
     """
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str], origins: Sequence[str]) -> None:
@@ -65,13 +65,13 @@ class CheckHost:
         )
 
     def _is_from(self, origin: str, hosts: Sequence[str]) -> bool:
-        # A page of the server itself has the server's name and port. A proxy may have changed the scheme.
+        # A page of the server has the server's name and port. A proxy may have changed the scheme.
         _, _, own = origin.partition("://")
         return own in hosts or origin in self._origins or ANY in self._origins
 
 
 def is_private_name(name: str) -> bool:
-    """Whether no public DNS server has ``name``: an address, a name without a dot, or one of this machine."""
+    """Return whether ``name`` is unknown to public DNS: an address, a name without a dot, or a name of this machine."""
     try:
         ipaddress.ip_address(name)
     except ValueError:
@@ -84,7 +84,7 @@ def _values(scope: Scope, header: bytes) -> list[str]:
 
 
 def _name(host: str) -> str | None:
-    """The name or address in a Host; None if there is none."""
+    """Name or address in a Host header, or None."""
     try:
         name = urlsplit(f"//{host}").hostname
     except ValueError:

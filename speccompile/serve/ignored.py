@@ -1,4 +1,4 @@
-"""Fields of requests that clients send by default and that have no effect here. None of them changes an answer."""
+"""Fields that clients send by default and that have no effect here. They would not change an answer."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _STATELESS = "the server stores nothing"
 _CACHE = "prompts with a known beginning reuse its KV without it"
 _TEMPLATE = "it is a variable of chat templates"
 
-#: Why a field has no effect, by name. Where an endpoint has a field of that name, it is followed there.
+#: Reason why a field has no effect, by name. An endpoint that defines a field of that name applies it.
 IGNORED: dict[str, str] = {
     "metadata": _STATELESS,
     "prompt_cache_key": _CACHE,
@@ -29,5 +29,5 @@ IGNORED: dict[str, str] = {
 
 @functools.cache
 def log_ignored(field: str, reason: str) -> None:
-    """Log once that ``field`` has no effect. Both must be from a fixed list, since every pair is kept."""
+    """Log once that ``field`` has no effect. Both arguments must be from a fixed list, since every pair is stored."""
     log.warning("%s is ignored, since %s", field, reason)

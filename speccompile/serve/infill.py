@@ -1,4 +1,4 @@
-"""Prompts that ask for the text between two others, by the special tokens of models that were trained for it."""
+"""Prompts for the text between two given texts, with the special tokens of models that were trained for it."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from speccompile.serve.api_error import ApiError
 
 @dataclass(frozen=True)
 class InfillForm:
-    """How a family of models writes such a prompt.
+    """Format of such a prompt for a family of models.
 
     Args:
-        template: of ``{prefix}`` and ``{suffix}``.
-        tokens: those of the template, all of which the tokenizer must have.
-        ends: further tokens that end an answer, where the tokenizer has them.
+        template: with ``{prefix}`` and ``{suffix}``.
+        tokens: tokens of the template. The tokenizer must have all of them.
+        ends: further tokens that end an answer, if the tokenizer has them.
     """
 
     template: str
@@ -24,7 +24,7 @@ class InfillForm:
     ends: tuple[str, ...] = ()
 
 
-#: The first whose tokens a tokenizer has is the tokenizer's.
+#: Formats by precedence. The tokenizer's format is the first one whose tokens it has.
 INFILL_FORMS = (
     # Qwen2.5-Coder, CodeGemma.
     InfillForm(
@@ -55,10 +55,10 @@ INFILL_FORMS = (
 
 
 def infill_form(tokenizer: PreTrainedTokenizerBase) -> InfillForm:
-    """The form that ``tokenizer`` has the tokens of.
+    """Return the format whose tokens ``tokenizer`` has.
 
     Raises:
-        ApiError: there is none.
+        ApiError: the tokenizer has the tokens of no format.
     """
     for form in INFILL_FORMS:
         if all(_id_of(tokenizer, token) is not None for token in form.tokens):
@@ -68,28 +68,28 @@ def infill_form(tokenizer: PreTrainedTokenizerBase) -> InfillForm:
 
 
 def infill_prompt(form: InfillForm, prefix: str, suffix: str) -> str:
-    """The text of a prompt for what is between ``prefix`` and ``suffix``."""
+    """Prompt for the text between ``prefix`` and ``suffix``."""
     return form.template.format(prefix=prefix, suffix=suffix)
 
 
 def check_infill_ids(tokenizer: PreTrainedTokenizerBase, form: InfillForm, ids: list[int]) -> None:
-    """
+    """Check that ``ids``, of a prompt in ``form``, have all tokens of the format.
+
     Raises:
-        ApiError: ``ids``, of a prompt in ``form``, lack a token of the form: the tokenizer (mistral-common) reads no
-            special tokens from a text.
+        ApiError: a token is missing, since the tokenizer (mistral-common) does not parse special tokens in a text.
     """
     written = [token for token in form.tokens if token.strip("▁") in form.template]
     if any(_id_of(tokenizer, token) not in ids for token in written):
-        message = "suffix: not supported, since the tokenizer reads no special tokens from a text"
+        message = "suffix: not supported, since the tokenizer does not parse special tokens in a text"
         raise ApiError(message, param="suffix", code="unsupported_field")
 
 
 def infill_ends(tokenizer: PreTrainedTokenizerBase, form: InfillForm) -> list[int]:
-    """The tokens that end an answer, beside the model's own."""
+    """Tokens that end an answer, in addition to the model's own."""
     return [found for token in form.ends if (found := _id_of(tokenizer, token)) is not None]
 
 
 def _id_of(tokenizer: PreTrainedTokenizerBase, token: str) -> int | None:
-    # The id of the unknown token stands for tokens that are not there.
+    # Unknown tokens are converted to the id of the unknown token.
     found = tokenizer.convert_tokens_to_ids(token)
     return found if isinstance(found, int) and tokenizer.convert_ids_to_tokens(found) == token else None

@@ -1,19 +1,19 @@
-"""The regular expression of JSON objects without a schema, for ``response_format`` ``json_object``."""
+"""Regular expression of JSON objects without a schema, for ``response_format`` ``json_object``."""
 
 from __future__ import annotations
 
 from speccompile.guides.json_regex import CHARACTER, any_of
 
-#: Levels of objects and arrays. A finite automaton counts them by copies of itself: each level has about three times
-#: the states of the one inside of it, and a fourth one takes longer to compile than the default limit.
+#: Levels of objects and arrays. An automaton has a copy for each level: each level has about three times the states of
+#: the level inside of it. With a fourth one the compilation would exceed the default time limit.
 DEPTH = 3
 _STRING = f'"{CHARACTER}*"'
 _NUMBER = r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?"
 
 
 def json_object_regex(depth: int = DEPTH) -> str:
-    """Objects with any members, in which objects and arrays nest up to ``depth`` levels, the outer one included. Spaces
-    are optional after commas and colons, and nowhere else; numbers have no exponent."""
+    """Expression for objects with any members, in which objects and arrays nest up to ``depth`` levels, the outermost
+    included. Spaces are optional only after commas and colons. Numbers have no exponent."""
     value = any_of([_STRING, _NUMBER, "true", "false", "null"])
     for _ in range(depth - 1):
         value = any_of([value, _object(value), rf"\[{_list(value)}\]"])
@@ -25,5 +25,5 @@ def _object(value: str) -> str:
 
 
 def _list(item: str) -> str:
-    # Both copies of the item are read together, so that the automaton has one. Of "item(, item)*" it has two.
+    # In this form the automaton has one copy of the item. "item(, item)*" would have two.
     return f"(?:(?:{item}, ?)*{item})?"

@@ -1,4 +1,4 @@
-"""``/live``: what the engine does now, for the page."""
+"""Endpoint ``/live``: current state of the engine, for the page."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from speccompile.serve.service import Service
 
 
 def live_state(service: Service) -> dict[str, Any]:
-    """Counters, from which the page computes rates, the newest tier, and the slots."""
+    """Counters, from which the page computes rates; the newest tier; and the slots."""
     engine, stats = service.engine, service.spec.stats
     capacity = engine.capacity()
     slots: list[dict[str, int] | None] = [None] * capacity.slots

@@ -1,4 +1,4 @@
-"""Log-probabilities in the shapes of completions and of chats."""
+"""Log-probabilities in the formats of completions and of chats."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from speccompile.serve.vocabulary import Vocabulary
 
 @dataclass(frozen=True)
 class TokenLogprob:
-    """A token's log-probability, None for the first one of a prompt, and those of the likeliest tokens in its place."""
+    """Log-probability of a token (None for the first of a prompt), and those of the likeliest tokens at its
+    position."""
 
     token: int
     logprob: float | None
@@ -22,7 +23,7 @@ class TokenLogprob:
 
 
 def chat_logprobs(entries: Sequence[TokenLogprob], vocabulary: Vocabulary) -> list[ChatCompletionTokenLogprob]:
-    """Log-probabilities as chats have them."""
+    """Log-probabilities in the format of chats."""
 
     def shown(token: int, logprob: float) -> TopLogprob:
         return TopLogprob(
@@ -38,12 +39,12 @@ def chat_logprobs(entries: Sequence[TokenLogprob], vocabulary: Vocabulary) -> li
 
 
 class TextOffsets:
-    """Offsets of tokens in a text: the number of characters before each. Tokens that are parts of one character have
-    the same offset.
+    """Offsets of tokens in a text: the number of characters before each. Tokens that belong to one character have the
+    same offset.
 
     Args:
-        detokenizer: of these tokens.
-        start: characters before them.
+        detokenizer: for these tokens.
+        start: number of characters before them.
     """
 
     def __init__(self, vocabulary: Vocabulary, detokenizer: Detokenizer, start: int) -> None:
@@ -52,11 +53,11 @@ class TextOffsets:
         self._length = start
 
     def add(self, tokens: Sequence[int]) -> list[int]:
-        """Of the next tokens."""
+        """Offsets of the next tokens."""
         offsets = []
         for token in tokens:
             piece, own = self._detokenizer.add([token]), self._vocabulary.text_of(token)
-            # Bytes of no character before the token come with it.
+            # The piece may begin with an incomplete character of earlier tokens.
             before = len(piece) - len(own) if piece.endswith(own) else 0
             offsets.append(self._length + before)
             self._length += len(piece)
@@ -64,13 +65,13 @@ class TextOffsets:
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob], offsets: Sequence[int], vocabulary: Vocabulary, wanted: int
+    entries: Sequence[TokenLogprob], offsets: Sequence[int], vocabulary: Vocabulary, count: int
 ) -> Logprobs:
-    """Log-probabilities as completions have them.
+    """Log-probabilities in the format of completions.
 
     Args:
-        offsets: the tokens' places in the text.
-        wanted: how many of the likeliest tokens; the token itself is among them, as one more if necessary.
+        offsets: offsets of the tokens in the text.
+        count: number of likeliest tokens. The token itself is included, as an additional one if necessary.
     """
 
     def top(entry: TokenLogprob) -> dict[str, float] | None:
@@ -79,15 +80,15 @@ def completion_logprobs(
         pairs = dict(entry.top) | {entry.token: entry.logprob}
         return {vocabulary.text_of(token): _finite(logprob) for token, logprob in pairs.items()}
 
-    # The first token of a prompt has neither, as in the OpenAI API; its types do not know that.
+    # The first token of a prompt has no log-probability, as in the OpenAI API, but the types do not allow None.
     return Logprobs.model_construct(
         tokens=[vocabulary.text_of(entry.token) for entry in entries],
         text_offset=list(offsets),
         token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
-        top_logprobs=[top(entry) for entry in entries] if wanted else None,
+        top_logprobs=[top(entry) for entry in entries] if count else None,
     )
 
 
 def _finite(logprob: float) -> float:
-    """JSON has no infinity: vLLM's smallest log-probability."""
+    """Replace infinity, which JSON lacks, by vLLM's smallest log-probability."""
     return max(logprob, -9999.0)

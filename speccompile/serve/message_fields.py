@@ -1,4 +1,4 @@
-"""The fields of a chat's messages, in the spellings that clients send."""
+"""Fields of a chat's messages, in the forms that clients send."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from speccompile.serve.base_fields import Fields, wrong
 from speccompile.serve.ignored import log_ignored
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
-#: Those of the API.
+#: Fields of the API.
 _PART_FIELDS = {"type", "text", "refusal", "annotations", "logprobs"}
 
 
 class OpenFields(Fields):
-    """Fields of one object to which clients add their own. A chat template can read these; nothing else does."""
+    """Fields of one object to which clients add other fields. Only a chat template can read these."""
 
     model_config = ConfigDict(extra="allow")
 
 
 def joined_parts(value: Any) -> Any:
-    """A text, also where it is given in parts, which are joined with a newline. Other fields of a part, such as
-    ``cache_control``, have no effect."""
+    """Convert a text in parts to one text, joined with newlines. Other fields of a part, such as ``cache_control``,
+    have no effect."""
     if value is None or isinstance(value, str):
         return value
     if not isinstance(value, list):
-        raise ValueError("it has to be a text, or a list of parts of type text")
+        raise ValueError("it must be a text, or a list of parts of type text")
     return "\n".join(_text_of_part(part) for part in value)
 
 
@@ -38,7 +38,7 @@ def _text_of_part(part: Any) -> str:
     kind = part.get("type") if isinstance(part, dict) else None
     text = part.get("refusal" if kind == "refusal" else "text") if kind in (*_TEXT_PARTS, "refusal") else None
     if not isinstance(text, str):
-        raise ValueError('a part has to be {"type": "text", "text": ...}, since the model reads text alone')
+        raise ValueError('a part must be {"type": "text", "text": ...}, since the model reads only text')
     if part.keys() - _PART_FIELDS:
         log_ignored("cache_control, or another field of a text part,", "only the text is read")
     return text
@@ -48,7 +48,8 @@ Content = Annotated[str, BeforeValidator(joined_parts)]
 
 
 def _arguments(value: Any) -> Any:
-    """The object of a call's arguments. Of a JSON text that ``max_tokens`` has cut it is the part that was written."""
+    """Parse a call's arguments to an object. Of a JSON text that ``max_tokens`` truncated, use the part that is
+    there."""
     if not isinstance(value, str):
         return value
     text = value.strip()
@@ -59,7 +60,7 @@ def _arguments(value: Any) -> Any:
     except (ValueError, RecursionError):
         parsed, end = _cut_json(text), len(text)
     if not isinstance(parsed, dict) or end < len(text):
-        raise ValueError("it has to be an object, or the JSON text of one, which may be cut at its end")
+        raise ValueError("it must be an object, or the JSON text of one, which may be cut at its end")
     return parsed
 
 
@@ -70,7 +71,7 @@ def _cut_json(text: str) -> Any:
         return None
 
 
-#: Arguments of a call. Clients also send an empty text for none, and the beginning of a text that was cut.
+#: Arguments of a call. Clients also send an empty text, or a truncated one.
 CallArguments = Annotated[dict[str, Any], BeforeValidator(_arguments)]
 
 
@@ -82,7 +83,7 @@ class CalledFunction(OpenFields):
 
 
 class ToolCall(OpenFields):
-    """A call that the model made earlier in the conversation."""
+    """A call of the model earlier in the conversation."""
 
     id: str | None = None
     function: CalledFunction
@@ -98,14 +99,14 @@ class Message(OpenFields):
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
     refusal: str | None = None
-    # An answer in sound, which its client refers to by an id.
+    # A spoken answer, which the client refers to by an id.
     audio: None = None
     reasoning_content: str | None = None
 
     @model_validator(mode="before")
     @classmethod
     def _in_one_spelling(cls, given: Any) -> Any:
-        """Older and other names of the same: ``function_call``, the role ``function``, ``reasoning``."""
+        """Convert older and alternative names: ``function_call``, the role ``function``, ``reasoning``."""
         if not isinstance(given, dict):
             return given
         message = dict(given)

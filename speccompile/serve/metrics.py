@@ -1,4 +1,4 @@
-"""``/metrics``: the engine's own metrics, and beside them those that dashboards of vLLM read."""
+"""Endpoint ``/metrics``: the engine's metrics, and those that dashboards of vLLM read."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from speccompile.runtime.request import Request
 from speccompile.runtime.stats import Histogram
 from speccompile.serve.service import Service
 
-#: Counters of what never happens here.
+#: Counters that are always 0 here.
 _NEVER = {
-    "corrupted_requests": "Requests that went on with NaN in their logits: none, since they end.",
+    "corrupted_requests": "Requests that continued with NaN in their logits: none, since they end.",
     "external_prefix_cache_hits": "Prompt tokens with KV from elsewhere: none.",
-    "external_prefix_cache_queries": "Prompt tokens of which KV was looked for elsewhere: none.",
+    "external_prefix_cache_queries": "Prompt tokens whose KV was requested elsewhere: none.",
     "mm_cache_hits": "Images and the like that were known: none, since the model reads text only.",
     "mm_cache_queries": "Images and the like: none, since the model reads text only.",
     "num_preemptions": "Requests that lost their slot: none.",
@@ -35,7 +35,7 @@ def metrics_text(service: Service) -> str:
 
 
 class _VllmNames(Collector):
-    """vLLM's names for what the engine counts too, with vLLM's labels, and the server's own counts."""
+    """The engine's counts under vLLM's names and labels, and the server's counts."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -44,7 +44,7 @@ class _VllmNames(Collector):
     def collect(self) -> Iterator[Any]:
         stats, engine = self._service.spec.stats, self._service.engine
         capacity, running = engine.capacity(), len(engine.running)
-        # Of each request the first token comes from its prompt, or a step; all are timed.
+        # The first token of a request comes from its prompt or a step. Both histograms together count all tokens.
         new = sum(stats.between_tokens_seconds.counts) + sum(stats.first_token_seconds.counts)
         reused = stats.reused_tokens
         yield self._gauge("num_requests_running", "Requests that have a slot.", running)
@@ -53,7 +53,7 @@ class _VllmNames(Collector):
         yield self._gauges("num_requests_waiting_by_reason", "Requests that wait, by reason.", "reason", reasons)
         states = {"awake": 1, "weights_offloaded": 0, "discard_all": 0}
         yield self._gauges("engine_sleep_state", "1 for awake, which the engine always is.", "sleep_state", states)
-        # The second name of these is that of older versions, which dashboards still have.
+        # The second name is that of older versions of vLLM, which dashboards still use.
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
             yield self._gauge(name, "Share of the slots that have a request.", running / capacity.slots)
         for prefix in ("", "gpu_"):
@@ -118,7 +118,7 @@ class _VllmNames(Collector):
         return family
 
     def _cache_config(self, slots: int) -> GaugeMetricFamily:
-        """A slot is a block of as many tokens as a sequence may have."""
+        """KV cache in vLLM's terms. A slot is one block with as many tokens as a sequence may have."""
         labels = {
             "block_size": str(self._service.max_len),
             "num_gpu_blocks": str(slots),
@@ -130,7 +130,7 @@ class _VllmNames(Collector):
         return family
 
     def _adapters(self) -> GaugeMetricFamily:
-        """As in vLLM, the value is the time, and the labels have the names."""
+        """Adapters in use. As in vLLM, the value is the time, and the labels have the names."""
         engine = self._service.engine
         labels = {
             "max_lora": str(len(self._service.spec.adapters)),

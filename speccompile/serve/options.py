@@ -1,4 +1,4 @@
-"""The options of ``speccompile serve``. Nothing here imports torch: the command line checks them before that."""
+"""Options of ``speccompile serve``. This module does not import torch, so the command line can check them first."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _origins(where: str, name: str, value: Any) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class ServeOptions(Options):
-    """Of ``speccompile serve``, and of :func:`speccompile.serve.app.create_app`.
+    """Options of ``speccompile serve``, and of :func:`speccompile.serve.app.create_app`.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -99,10 +99,10 @@ class ServeOptions(Options):
         default=20, metadata=option("Most seconds in which a schema or pattern is compiled.", WholeNumber(1))
     )
     max_guide_megabytes: int = field(
-        default=2048, metadata=option("Most memory that compiling a schema or pattern takes, in MiB.", WholeNumber(64))
+        default=2048, metadata=option("Most memory to compile a schema or pattern, in MiB.", WholeNumber(64))
     )
     shutdown_seconds: int = field(
-        default=30, metadata=option("How long running requests may go on after SIGTERM or Ctrl-C.", WholeNumber(0))
+        default=30, metadata=option("How long running requests may continue after SIGTERM or Ctrl-C.", WholeNumber(0))
     )
     keep_alive_seconds: int = field(
         default=75, metadata=option("How long a connection may be idle before the server closes it.", WholeNumber(1))

@@ -25,21 +25,21 @@ from speccompile.utils.mistral_common import is_mistral_common, writes_chats
 
 log = logging.getLogger("speccompile.serve")
 
-#: Arguments of the call that renders a template: they are no variables of a template.
+#: Arguments of the call that renders a template. They cannot be variables of a template.
 _ARGUMENTS = inspect.signature(PreTrainedTokenizerBase.apply_chat_template).parameters.keys() - {"documents", "kwargs"}
 
 
 def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) -> list[int]:
-    """Of a text; with ``special`` what the tokenizer puts around texts (a BOS token) is there too."""
+    """Token ids of a text. With ``special``, tokens that the tokenizer adds to texts (such as BOS) are included."""
     return list(tokenizer(text, add_special_tokens=special)["input_ids"])
 
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt as a completion repeats it, and the places of its tokens in that text.
+    """A prompt that a completion repeats, and the offsets of its tokens in that text.
 
     Args:
-        offsets: characters before each token.
+        offsets: number of characters before each token.
     """
 
     text: str
@@ -54,19 +54,19 @@ def echo_of(
     *,
     special: bool,
 ) -> Echo:
-    """The echo of ``prompt``, whose token ids are ``ids``. A text is repeated as it was sent. What the tokenizer puts
-    around a text, and a BOS token before ids, is not part of it; ``special`` as of :func:`text_ids`."""
+    """Echo of ``prompt``, whose token ids are ``ids``. A text is repeated as it was sent. Tokens that the tokenizer
+    adds to a text, and a BOS token before ids, are left out. ``special``: see :func:`text_ids`."""
     if isinstance(prompt, str):
         own = text_ids(tokenizer, prompt, special=False) if special else ids
-        places = range(len(ids) - len(own) + 1)
-        first = next((place for place in places if ids[place : place + len(own)] == own), 0)
+        starts = range(len(ids) - len(own) + 1)
+        first = next((start for start in starts if ids[start : start + len(own)] == own), 0)
         text, end = prompt, first + len(own)
     else:
         first, end = int(ids[0] == tokenizer.bos_token_id), len(ids)
         text = str(tokenizer.decode(ids[first:]))
     inside = TextOffsets(vocabulary, Detokenizer(tokenizer, skip_special_tokens=False), 0).add(ids[first:end])
     offsets = [0] * first + inside + [len(text)] * (len(ids) - end)
-    # A tokenizer that normalises a text may have more characters than it was given.
+    # A tokenizer that normalises a text may return more characters than the text has.
     return Echo(text, [min(offset, len(text)) for offset in offsets])
 
 
@@ -76,13 +76,14 @@ def chat_ids(
     tools: Sequence[Tool] | None,
     given: TemplateFields,
 ) -> list[int]:
-    """Of a conversation, by the tokenizer's chat template. What it does not write of tools is text of the messages.
+    """Token ids of a conversation, by the tokenizer's chat template. Tools that it does not write become text of
+    messages.
 
     Args:
-        given: what the request gives to the template beside messages and tools.
+        given: variables of the request for the template, in addition to messages and tools.
 
     Raises:
-        ApiError: there is no template, or it refuses the conversation.
+        ApiError: there is no chat template, or it refuses the conversation.
     """
     if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
@@ -99,15 +100,15 @@ def chat_ids(
             **variables,
         )
     except TemplateError as error:
-        # Templates raise it themselves, for roles that do not alternate and the like.
+        # Templates raise this error themselves, for example if roles do not alternate.
         message = f"messages: the chat template refuses them: {error.message or type(error).__name__}"
         raise ApiError(message, param="messages") from None
     except Exception as error:
         if is_mistral_common(tokenizer):
-            # It checks roles, fields and names of calls.
+            # mistral-common checks roles, fields and names of calls.
             message = f"messages: the model's tokenizer refuses them: {str(error)[:200]}"
             raise ApiError(message, param="messages") from None
-        # A template is the model's own program, and may fail on what it does not expect.
+        # A template is a program of the model, and may fail on unexpected input.
         log.exception("the chat template failed")
         message = f"messages: the chat template fails on them ({type(error).__name__})"
         raise ApiError(message, param="messages") from None
@@ -117,10 +118,10 @@ def chat_ids(
 
 
 def _variables(given: TemplateFields) -> dict[str, Any]:
-    """Of the template, by name.
+    """Variables of the template, by name.
 
     Raises:
-        ApiError: one has the name of an argument of the call.
+        ApiError: a variable has the name of an argument of the call.
     """
     variables = {name: value for _, named in given.template_variables() for name, value in named.items()}
     for name in variables.keys() & {*_ARGUMENTS, "messages"}:
@@ -130,7 +131,7 @@ def _variables(given: TemplateFields) -> dict[str, Any]:
 
 
 def _log_unused(template: str, given: TemplateFields) -> None:
-    """Log the fields of whose variables ``template`` has none."""
+    """Log each field none of whose variables occurs in ``template``."""
     for field, named in given.template_variables():
         if not any(re.search(rf"\b{re.escape(name)}\b", template) for name in named):
             log_ignored(field, "the chat template has no such variable")

@@ -1,5 +1,5 @@
-"""Fields that the server knows and an endpoint cannot follow: those of the OpenAI API and of vLLM that no endpoint has,
-and those of other endpoints. A value that asks for nothing passes."""
+"""Fields that the server knows and an endpoint does not support: fields of the OpenAI API and of vLLM, and fields of
+other endpoints. A value that would have no effect is accepted."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.responses_fields import ResponsesBody
 
-_TEXT_ONLY = "the model reads and writes text alone"
+_TEXT_ONLY = "the model reads and writes only text"
 _STATELESS = "the server stores nothing"
 _TOOLS = "it is the API before tools; use tools and tool_choice"
 _ONLY_CHATS = "a completion calls no tools; use /v1/chat/completions"
 _BEAMS = "beams are not searched"
 _TOKENS = "tokens are returned as texts; use logprobs or return_token_sources"
 
-#: Endpoints whose fields others know.
+#: Endpoints whose fields are named in errors of other endpoints.
 _ENDPOINTS: dict[str, type[Fields]] = {
     "/v1/completions": CompletionBody,
     "/v1/chat/completions": ChatBody,
     "/v1/responses": ResponsesBody,
 }
 
-#: By field: values that ask for nothing, besides null, and why others are refused.
+#: By field: values without an effect, in addition to null, and the reason why other values are refused.
 REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "access_programs": ((), "there are no such programs"),
     "add_special_tokens": ((False,), "the chat template writes them"),
@@ -61,7 +61,7 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "return_token_ids": ((False,), _TOKENS),
     "return_tokens_as_token_ids": ((False,), _TOKENS),
     "spaces_between_special_tokens": ((True,), "texts are those of the tokenizer"),
-    "thinking_token_budget": ((-1,), "a reasoning has no limit beside max_tokens"),
+    "thinking_token_budget": ((-1,), "a reasoning has no limit but max_tokens"),
     "tool_choice": (("auto", "none"), _ONLY_CHATS),
     "use_beam_search": ((False,), _BEAMS),
     "web_search_options": ((), "the server searches nothing"),
@@ -69,10 +69,10 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
 
 
 def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, Any]:
-    """``body`` without fields that are refused, ignored or null.
+    """Remove fields of ``body`` that are ignored, null, or refused but without effect.
 
     Raises:
-        ApiError: a field that the endpoint of ``kind`` cannot follow asks for something.
+        ApiError: a field that the endpoint of ``kind`` does not support would have an effect.
     """
     kept = {}
     for name, value in body.items():
@@ -100,7 +100,7 @@ def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, A
 
 
 def _is_same(value: Any, other: Any) -> bool:
-    """Whether two JSON values are the same: 1 is 1.0, and is not true."""
+    """Return whether two JSON values are equal: 1 equals 1.0, but not true."""
     return bool(value == other) and isinstance(value, bool) is isinstance(other, bool)
 
 

@@ -1,4 +1,4 @@
-"""One log line a request, and its id."""
+"""One log line per request, and the id of a request."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from speccompile.serve.disconnect import CLIENT_LEFT
 
 log = logging.getLogger("speccompile.serve")
 
-#: Polled by the page, dashboards and load balancers.
+#: Paths that the page, dashboards and load balancers poll.
 _POLLED = ("/", "/health", "/live", "/metrics", "/ping")
 _PAGE_FILES = "/page/"
-#: Ids of requests that clients may give; others are replaced.
+#: Ids that clients may set. Other ids are replaced.
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._:/+=@-]{1,128}")
 
 
 @dataclass
 class Note:
-    """What a request made the engine do, for its line; ``id`` is also in the answer."""
+    """Data for the log line of a request. ``id`` is also in the answer."""
 
     id: str
     requests: Sequence[Request] = ()
@@ -41,14 +41,14 @@ class Note:
     started: float = field(default_factory=time.perf_counter)
 
     def line(self, method: str, path: str, status: int) -> str:
-        """The log's line of a request."""
-        # Quoted: a path may have line breaks.
+        """Log line of a request."""
+        # Quoted, since a path may have line breaks.
         parts = [
             f"{method} {clipped(quote(clipped(path), safe='/:'))} {status}",
             f"{time.perf_counter() - self.started:.3f} s",
         ]
         if self.error is not None:
-            # Messages may quote what a user wrote.
+            # Only code and field: messages may quote what a user wrote.
             parts.append(f"{self.error.code or self.error.kind} {self.error.param or ''}".rstrip())
         if self.user is not None:
             parts.append(f"user {shown(self.user)}")
@@ -63,7 +63,7 @@ class Note:
         return ", ".join(parts)
 
 
-#: Of the request that the current task answers.
+#: Note of the request that the current task answers.
 current: ContextVar[Note] = ContextVar("note")
 
 
@@ -92,7 +92,7 @@ class RequestLog:
             await self._app(scope, receive, noted)
         finally:
             current.reset(token)
-            # The work for a response ends with it, also if its stream never began.
+            # The requests end with the response, even if its stream never began.
             for request in note.requests:
                 request.cancel()
             self._counts.count(status, note.requests)
@@ -101,11 +101,11 @@ class RequestLog:
 
 
 def _request_id(scope: Scope) -> str:
-    """The client's, in the header ``x-request-id``, else a new one."""
+    """Id from the client's header ``x-request-id``, or else a new one."""
     given = next((value for name, value in scope["headers"] if name == b"x-request-id"), b"")
     return given.decode() if _REQUEST_ID.fullmatch(given) else new_request_id()
 
 
 def new_request_id() -> str:
-    """A fresh id of a request."""
+    """Create a new request id."""
     return f"req_{uuid.uuid4().hex}"

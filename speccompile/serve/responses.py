@@ -1,5 +1,5 @@
-"""``/v1/responses``, for texts and calls of functions. Nothing is stored, so a conversation is sent as a whole each
-time."""
+"""Endpoint ``/v1/responses``, for texts and function calls. The server stores nothing, so each request has the whole
+conversation."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ _FIELDS = {
 
 
 async def respond(service: Service, body: ResponsesBody) -> Response:
-    """The response to ``body``.
+    """Generate the response to ``body``.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the request is not valid, or fails.
     """
     chat = await service.in_thread(body.as_chat)
     service.check_model(chat.model)
@@ -78,25 +78,25 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
-def _renamed(error: ApiError, places: Sequence[int]) -> ApiError:
-    """``error`` with the field as this endpoint calls it.
+def _renamed(error: ApiError, indices: Sequence[int]) -> ApiError:
+    """Convert the field of ``error`` from the name in chats to that of this endpoint.
 
     Args:
-        places: of the chat's tools in those of the response.
+        indices: index in the response's tools of each tool of the chat.
     """
     param = error.param or ""
     name = _FIELDS.get(param, param)
     if name.startswith("tool_choice."):
         name = re.sub(r"\.(function|allowed_tools)\b", "", name)
     elif found := re.match(r"tools\[(\d+)\]", name):
-        name = f"tools[{places[int(found[1])]}]{name[found.end() :].removeprefix('.function')}"
+        name = f"tools[{indices[int(found[1])]}]{name[found.end() :].removeprefix('.function')}"
     if name == param:
         return error
     return ApiError(error.message.replace(param, name, 1), status=error.status, param=name, code=error.code)
 
 
 class _Answer:
-    """One response, in the making."""
+    """State of one response while it is generated."""
 
     def __init__(
         self, service: Service, body: ResponsesBody, reader: CallReader | None, continuation: Continuation
@@ -114,7 +114,7 @@ class _Answer:
     async def whole(self) -> JSONResponse:
         async for _ in self._written():
             pass
-        # Log-probabilities of a whole answer are megabytes.
+        # Log-probabilities of a whole answer have megabytes.
         response: JSONResponse = await self._service.in_thread(self._whole)
         return response
 
@@ -130,7 +130,7 @@ class _Answer:
         yield await self._event_of_part((last, self._status, {"response": self._response()}))
 
     async def _written(self) -> AsyncGenerator[Event, None]:
-        """The events of the output, which is complete after them."""
+        """Yield the events of the output, which is complete afterwards."""
         async for _, piece in merged([self._continuation]):
             logprobs = self._logprobs(piece)
             found: list[Item] = [piece.text] if piece.text or logprobs else []
@@ -151,7 +151,7 @@ class _Answer:
         return chat_logprobs(self._continuation.logprobs(piece.tokens), self._service.vocabulary)
 
     async def _event_of_part(self, item: Event) -> str:
-        """The event; the last ones have all log-probabilities."""
+        """Format an event. The last events have all log-probabilities."""
         if not self._body.logprobs:
             return self._event(*item)
         shown: str = await self._service.in_thread(self._event, *item)
@@ -163,7 +163,7 @@ class _Answer:
         return f"event: response.{name}\n{event(data)}"
 
     def _response(self) -> Any:
-        """As it is now: without output until the text has ended."""
+        """The response at this time. It has no output until the text has ended."""
         body, has_ended = self._body, self._status != "in_progress"
         incomplete = IncompleteDetails(reason="max_output_tokens") if self._status == "incomplete" else None
         fields = {"name", "description", "parameters", "strict"}

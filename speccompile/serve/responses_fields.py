@@ -1,4 +1,4 @@
-"""The fields of ``/v1/responses`` that the engine can follow: those of texts and of function calls."""
+"""Fields of ``/v1/responses`` that the engine supports: those of texts and of function calls."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from speccompile.serve.responses_tools import AnyTool, FunctionTool, ToolChoice
 from speccompile.serve.sampling_fields import Sampling
 from speccompile.serve.template_fields import TemplateFields
 
-#: The value of ``include`` for log-probabilities.
+#: Value of ``include`` for log-probabilities.
 _LOGPROBS = "message.output_text.logprobs"
-#: Why a field has no effect.
+#: Reasons why fields have no effect.
 _WITHOUT_EFFECT = {
     "store": "the server stores nothing",
     "max_tool_calls": "the server runs no tools",
@@ -42,11 +42,11 @@ class TextFormat(Fields):
     @model_validator(mode="after")
     def _has_schema(self) -> TextFormat:
         if (self.type == "json_schema") != (self.schema_ is not None):
-            raise wrong("schema", "it has to be given with type json_schema, and with no other")
+            raise wrong("schema", "it must be given with type json_schema, and with no other")
         return self
 
     def as_chat(self) -> ResponseFormat:
-        """The same format of a chat."""
+        """The equivalent format of a chat."""
         schema = None if self.schema_ is None else JsonSchema(name=self.name or "answer", schema=self.schema_)
         return ResponseFormat(type=self.type, json_schema=schema)
 
@@ -59,7 +59,7 @@ class TextOptions(Fields):
 
 
 class ResponsesBody(Sampling, TemplateFields):
-    """Of ``/v1/responses``."""
+    """Fields of ``/v1/responses``."""
 
     token_limits = ("max_output_tokens",)
 
@@ -73,7 +73,7 @@ class ResponsesBody(Sampling, TemplateFields):
     include: list[str] = Field(default_factory=list)
     top_logprobs: Whole = Field(0, ge=0, le=MOST_TOP_LOGPROBS)
     metadata: dict[str, Any] | None = None
-    # Without effect.
+    # No effect.
     store: bool = False
     truncation: Literal["auto", "disabled"] = "disabled"
     max_tool_calls: Whole | None = Field(None, ge=0)
@@ -117,16 +117,16 @@ class ResponsesBody(Sampling, TemplateFields):
 
     @property
     def logprobs(self) -> bool:
-        """Whether texts come with the log-probabilities of their tokens."""
+        """Whether texts have the log-probabilities of their tokens."""
         return _LOGPROBS in self.include
 
     @property
     def functions(self) -> dict[int, FunctionTool]:
-        """The tools that can be called, by their places in ``tools``."""
-        return {place: tool for place, tool in enumerate(self.tools) if isinstance(tool, FunctionTool)}
+        """Functions that the model may call, by their index in ``tools``."""
+        return {index: tool for index, tool in enumerate(self.tools) if isinstance(tool, FunctionTool)}
 
     def as_chat(self) -> ChatBody:
-        """The same as a request for a chat. All values have been checked."""
+        """The equivalent request for a chat. All values have been validated."""
         shared = {name: getattr(self, name) for name in (*Sampling.model_fields, *TemplateFields.model_fields)}
         text, choice = self.text or TextOptions(), self.tool_choice
         shared["verbosity"] = text.verbosity or self.verbosity

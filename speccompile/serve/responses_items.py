@@ -1,4 +1,4 @@
-"""The input items of ``/v1/responses``, and the conversation that they are."""
+"""Input items of ``/v1/responses``, and their conversion to a conversation."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccompile.serve.message_fields import CallArguments, CalledFunction, Cont
 
 
 class InputMessage(OpenFields):
-    """A message, or one of an earlier answer's ``output``."""
+    """A message, possibly from the ``output`` of an earlier answer."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -19,7 +19,7 @@ class InputMessage(OpenFields):
 
 
 class FunctionCall(OpenFields):
-    """A call of an earlier answer's ``output``."""
+    """A call from the ``output`` of an earlier answer."""
 
     type: Literal["function_call"]
     call_id: str
@@ -40,7 +40,7 @@ class _ReasoningText(OpenFields):
 
 
 class ReasoningItem(OpenFields):
-    """What a model wrote before its answer. An encrypted one can only be read by the server that wrote it."""
+    """Reasoning before an answer. Only the server that wrote an encrypted one can read it."""
 
     type: Literal["reasoning"]
     summary: list[_ReasoningText] = Field(default_factory=list)
@@ -48,12 +48,12 @@ class ReasoningItem(OpenFields):
 
     @property
     def text(self) -> str:
-        """The text, or else its summary."""
+        """Text of the item, or else its summary."""
         return "\n".join(part.text for part in self.content or self.summary)
 
 
 def _kind(value: Any) -> str:
-    """The ``type`` of an item; messages may leave it out."""
+    """``type`` of an item. It is optional for messages."""
     kind = value.get("type") if isinstance(value, dict) else ""
     return "message" if kind is None else kind if isinstance(kind, str) else ""
 
@@ -72,7 +72,7 @@ InputItem = Annotated[
 
 
 def messages_of(instructions: str | None, items: Sequence[InputItem]) -> list[Message]:
-    """The conversation. What a model answered at one time is one message: reasoning, text and calls."""
+    """Build the conversation. The reasoning, text and calls of one answer form one message."""
     messages = [] if instructions is None else [Message(role="system", content=instructions)]
     reasoning: str | None = None
     for item in items:
@@ -86,7 +86,7 @@ def messages_of(instructions: str | None, items: Sequence[InputItem]) -> list[Me
         elif item.role == "assistant":
             messages.append(Message(role="assistant", content=item.content, reasoning_content=reasoning))
         elif item.role != "user" and len(messages) == 1 and messages[0].role == "system":
-            # Templates have one message of the system, and it is the first.
+            # Templates have at most one system message, which is the first.
             messages[0].content = _joined("\n\n", messages[0].content, item.content) or ""
         else:
             role: Literal["user", "system"] = "user" if item.role == "user" else "system"

@@ -1,4 +1,4 @@
-"""The tools of ``/v1/responses``, and the choice between them."""
+"""Tools of ``/v1/responses``, and the choice between them."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FunctionTool(ToolFields):
     strict: bool | None = None
 
     def as_chat(self) -> Tool:
-        """The same tool of a chat."""
+        """The equivalent tool of a chat."""
         function = Function(
             name=self.name, description=self.description, parameters=self.parameters, strict=self.strict
         )
@@ -36,14 +36,14 @@ class FunctionTool(ToolFields):
 
 
 def _no_custom(kind: str) -> str:
-    """Raises an error for a custom tool, which the client would run."""
+    """Raise ValueError for a custom tool, which the client would run."""
     if kind == "custom":
         raise ValueError("custom tools are not supported; use a function with one parameter of type string")
     return kind
 
 
 class OtherTool(OpenFields):
-    """A tool that is no function, such as a web search. The model is not shown it."""
+    """A tool that is not a function, such as a web search. It is not shown to the model."""
 
     type: Annotated[str, AfterValidator(_no_custom)]
 
@@ -56,25 +56,25 @@ AnyTool = Annotated[Annotated[FunctionTool, Tag("function")] | Annotated[OtherTo
 
 
 class NamedFunction(Fields):
-    """The function that must be called."""
+    """Choice of the function that must be called."""
 
     type: Literal["function"]
     name: str
 
     def as_chat(self) -> NamedToolChoice:
-        """The same choice of a chat."""
+        """The equivalent choice of a chat."""
         return NamedToolChoice.model_validate({"type": "function", "function": {"name": self.name}})
 
 
 class AllowedFunctions(Fields):
-    """Some of the tools."""
+    """Choice of some of the tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[NamedFunction] = Field(min_length=1)
 
     def as_chat(self) -> AllowedToolChoice:
-        """The same choice of a chat."""
+        """The equivalent choice of a chat."""
         tools = [{"type": "function", "function": {"name": tool.name}} for tool in self.tools]
         allowed = {"mode": self.mode, "tools": tools}
         return AllowedToolChoice.model_validate({"type": "allowed_tools", "allowed_tools": allowed})

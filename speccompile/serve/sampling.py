@@ -1,4 +1,4 @@
-"""The arguments of ``Engine.submit`` for the fields of a request."""
+"""Arguments of ``Engine.submit`` from the fields of a request."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from speccompile.graph.state import EOS_CAPACITY
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.fields import Generation
 
-#: Seeds of the engine; those of the API may be negative.
+#: Number of the engine's seeds. Those of the API may be negative.
 _SEEDS = 2**63
-#: Options of the sampling pipeline that have the name of their field.
+#: Options of the sampling pipeline that have the same name as their field.
 _SAME_NAMES = ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias")
-#: What holds where neither the request nor the model's generation_config says anything, as in vLLM. transformers itself
-#: would keep the 50 likeliest tokens.
+#: Values if neither the request nor the model's generation_config sets one, as in vLLM. transformers would keep only
+#: the 50 likeliest tokens.
 _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typical_p": 1.0}
-#: Temperatures below it are greedy, as in vLLM.
+#: Temperatures below this value are greedy, as in vLLM.
 _LEAST_TEMPERATURE = 1e-5
 
 
 def sampling_arguments(body: Generation, config: GenerationConfig) -> dict[str, Any]:
-    """How tokens are chosen. ``config`` is the model's own, whose values hold for fields that are left out."""
+    """Arguments for the choice of tokens. ``config``, the model's own, has the values of fields that are left out."""
     arguments = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     drawing: dict[str, Any] = {}
     for name, default in _DEFAULTS.items():
         given, own = getattr(body, name), getattr(config, name)
         drawing[name] = given if given is not None else own if own is not None else default
-    # vLLM has -1 for all tokens.
+    # In vLLM, -1 keeps all tokens.
     drawing["top_k"] = max(drawing["top_k"], 0)
-    # With a mass of 0 only the likeliest token is left.
+    # A mass of 0 keeps only the likeliest token.
     if drawing["temperature"] < _LEAST_TEMPERATURE or drawing["top_k"] == 1 or drawing["top_p"] == 0:
         arguments["do_sample"] = False
     else:
@@ -44,11 +44,11 @@ def sampling_arguments(body: Generation, config: GenerationConfig) -> dict[str, 
 def eos_arguments(
     ends: Sequence[int], config: GenerationConfig, vocab_size: int, *, ignore_eos: bool
 ) -> dict[str, Any]:
-    """The argument of ``submit`` for the tokens that end a text: the model's own, unless they are ignored, and
-    ``ends``. Empty if those are the model's own.
+    """Argument for the tokens that end a text: the model's own, unless they are ignored, and ``ends``. Empty if these
+    are only the model's own.
 
     Raises:
-        ApiError: they are too many, or not token ids.
+        ApiError: there are too many tokens, or they are not token ids.
     """
     if not ends:
         return {"eos_token_id": []} if ignore_eos else {}
@@ -66,5 +66,5 @@ def eos_arguments(
 
 
 def seed_of(body: Generation, index: int) -> int | None:
-    """Of the choice ``index``: choices of one request draw different tokens, the first one as with ``n=1``."""
+    """Seed of the choice ``index``. Choices of a request differ, and the first one equals that of ``n=1``."""
     return None if body.seed is None else (body.seed + index) % _SEEDS

@@ -1,4 +1,4 @@
-"""The fields that completions, chats and responses share: how tokens are chosen, and where an answer ends."""
+"""Fields that completions, chats and responses share: the choice of tokens, and the end of an answer."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from speccompile.serve.base_fields import Fields, Whole, wrong
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.message_fields import Content
 
-#: Stop strings of a request, and their characters together: each new piece of text is compared with all of them.
+#: Limits of the number of stop strings and of their characters together: each piece of text is compared with all.
 MOST_STOPS, MOST_STOP_CHARACTERS = 128, 8192
 MOST_BIAS = 100
 
@@ -18,7 +18,7 @@ MOST_BIAS = 100
 def _stops(value: Any) -> Any:
     texts = [value] if isinstance(value, str) else value
     if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
-        raise ValueError("it has to be a text, or a list of texts")
+        raise ValueError("it must be a text, or a list of texts")
     # Clients send an empty text for none.
     texts = list(dict.fromkeys(filter(None, texts)))
     if len(texts) > MOST_STOPS or sum(map(len, texts)) > MOST_STOP_CHARACTERS:
@@ -27,10 +27,10 @@ def _stops(value: Any) -> Any:
 
 
 def _bias(value: Any) -> Any:
-    """JSON has texts as names."""
+    """Convert names to token ids, since names in JSON are texts."""
     if not isinstance(value, dict) or not all(name.isascii() and name.isdecimal() for name in value):
-        raise ValueError("it has to map token ids to numbers")
-    # Of many wrong values the first one is reported.
+        raise ValueError("it must map token ids to numbers")
+    # Of several wrong values, the first one is reported.
     bad = next((item for item in value.items() if not _is_bias(item[1])), None)
     return {int(name): bias for name, bias in (value.items() if bad is None else [bad])}
 
@@ -43,7 +43,7 @@ def _is_bias(value: Any) -> bool:
 
 
 class StructuredOutputs(Fields):
-    """vLLM's name for what a text follows; exactly one of its fields."""
+    """vLLM's field for the structure of a text. Exactly one of its fields is set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1)
@@ -57,8 +57,8 @@ class StructuredOutputs(Fields):
         return self
 
 
-class Prediction(Fields):
-    """The text that the answer is expected to have."""
+class PredictionContent(Fields):
+    """Expected text of the answer."""
 
     type: Literal["content"]
     content: Content
@@ -67,7 +67,7 @@ class Prediction(Fields):
 class StreamOptions(Fields):
     """``stream_options``."""
 
-    # The last event of a response always has the usage.
+    # The last event of a response always has the usage, so this has no effect there.
     include_usage: bool = False
     include_obfuscation: bool = False
 
@@ -79,9 +79,9 @@ class StreamOptions(Fields):
 
 
 class Sampling(Fields):
-    """Fields of all requests that generate: those of the OpenAI API, and vLLM's extra names."""
+    """Fields of all requests that generate text: those of the OpenAI API, and additional ones of vLLM."""
 
-    #: The endpoint's names of the most new tokens.
+    #: Names of the endpoint's fields for the largest number of new tokens.
     token_limits: ClassVar[tuple[str, ...]]
 
     model: str | None = None
@@ -95,14 +95,14 @@ class Sampling(Fields):
     stream: bool = False
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, max_length=256)
-    # The API's newer name of the user.
+    # Newer name of ``user`` in the API.
     safety_identifier: str | None = Field(None, max_length=256)
-    prediction: Prediction | None = None
-    # vLLM's names.
+    prediction: PredictionContent | None = None
+    # Fields of vLLM.
     top_k: Whole | None = Field(None, ge=-1)
     min_p: float | None = Field(None, ge=0, le=1)
     repetition_penalty: float | None = Field(None, gt=0, le=100)
-    # transformers' name.
+    # Field of transformers.
     typical_p: float | None = Field(None, gt=0, le=1)
     min_tokens: Whole | None = Field(None, ge=0)
     ignore_eos: bool = False
@@ -112,12 +112,12 @@ class Sampling(Fields):
     guided_regex: str | None = Field(None, min_length=1)
     structured_outputs: StructuredOutputs | None = None
     priority: Whole = Field(0, gt=-(2**63))
-    # The engine's name.
+    # Option of the engine.
     num_draft_tokens: Whole | None = Field(None, ge=0)
 
     @property
     def own_form(self) -> str | None:
-        """The endpoint's own field of what the answer must follow; None if the answer is free."""
+        """Field of the endpoint with the structure of the answer; None if the answer is unconstrained."""
         return None
 
     @model_validator(mode="after")

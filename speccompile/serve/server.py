@@ -1,4 +1,4 @@
-"""Runs the application behind a socket, until a signal."""
+"""Runs the application on a socket until a signal arrives."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from speccompile.serve.service import Service
 
 log = logging.getLogger("speccompile.serve")
 
-#: Seconds after the end of the running requests in which the others are cancelled, and the process ends.
+#: Seconds after the limit of running requests until all are cancelled, and then until the process ends.
 _CANCEL_SECONDS, _EXIT_SECONDS = 1, 3
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches an address."""
+    """Return whether only this machine can reach ``host``."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -38,11 +38,11 @@ def is_loopback(host: str) -> bool:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server. When it ends, it ends the requests of ``service`` itself, so that they have answers.
+    """uvicorn's server. At its end it ends the requests of ``service``, and each receives an answer.
 
     Args:
-        host: the address that the server is reached at.
-        config: of uvicorn.
+        host: address of the server.
+        config: options of uvicorn.
     """
 
     def __init__(self, service: Service, *, host: str = "127.0.0.1", **config: Any) -> None:
@@ -56,7 +56,7 @@ class HttpServer(uvicorn.Server):
                 http=connection,
                 ws="none",
                 log_config=None,
-                # There is one line a request already.
+                # The request log has a line for each request.
                 access_log=False,
                 server_header=False,
                 timeout_graceful_shutdown=self._seconds + _CANCEL_SECONDS,
@@ -67,7 +67,7 @@ class HttpServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if not self.should_exit:
-            # A thread that hangs would otherwise keep the process.
+            # A thread that hangs would otherwise keep the process alive.
             exit_later = threading.Timer(self._seconds + _EXIT_SECONDS, _exit)
             exit_later.daemon = True
             exit_later.start()
@@ -89,8 +89,8 @@ def _exit() -> None:
 
 
 def run_server(service: Service, host: str, port: int) -> None:
-    """Serve until SIGTERM or Ctrl-C, from the main thread. Requests that run then may go on for ``shutdown_seconds``; a
-    second Ctrl-C ends them at once. The process has ended a few seconds later, whatever it does then.
+    """Serve until SIGTERM or Ctrl-C, from the main thread. Running requests may then continue for ``shutdown_seconds``;
+    a second Ctrl-C ends them at once. The process ends a few seconds later in any case.
 
     Raises:
         SystemExit: the address cannot be bound.
@@ -106,8 +106,8 @@ def run_server(service: Service, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
-    """Signals that end a server are not failures. uvicorn raises them again when it has finished, and by Python's own
-    handlers the process would end with their status."""
+    """Treat signals that end a server as a normal end. uvicorn raises them again when it has finished, and Python's
+    default handlers would end the process with their status."""
 
     def end(*_: object) -> None:
         server.should_exit = True
@@ -121,7 +121,7 @@ def _ended_by_signals(server: uvicorn.Server) -> Iterator[None]:
 
 
 def _log_to_stderr() -> None:
-    """Unless the program that embeds the server has set up logging."""
+    """Log to stderr, unless the program that embeds the server has configured logging."""
     if not logging.getLogger().handlers:
         handler = logging.StreamHandler(sys.stderr)
         handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -131,6 +131,6 @@ def _log_to_stderr() -> None:
 
 
 def allow_connections() -> None:
-    """As many open connections as the system permits: idle ones must not keep others out."""
+    """Raise the limit of open connections to the system's maximum: idle connections must not keep others out."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,4 +1,4 @@
-"""What all endpoints share: the model that is served, its tokenizer, and how requests reach the engine."""
+"""Shared parts of all endpoints: the served model, its tokenizer, and submission of requests to the engine."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ from speccompile.serve.vocabulary import Vocabulary
 
 log = logging.getLogger("speccompile.serve")
 
-#: Whole steps that may fail in a row before the engine is reported as dead.
+#: Number of consecutive failed steps after which the engine is reported as dead.
 _MOST_FAILURES = 3
-#: Threads that build prompts and submit: a submit may have to build executables, and others need not wait for that.
+#: Number of threads that build prompts and submit. A submit may build executables, and other requests must not wait.
 _THREADS = 8
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the field of the request that they are from."""
+    """Token ids, and the request's field that they come from."""
 
     ids: list[int]
     field: str
@@ -50,14 +50,14 @@ class Prompt:
 
 @dataclass(frozen=True)
 class OutputOptions:
-    """What a request returns, and what limits it, beside its sampling parameters.
+    """Outputs and limits of a request, apart from its sampling parameters.
 
     Args:
-        max_new_tokens: None is as many as fit.
-        logprobs, prompt_logprobs: record log-probabilities.
-        top_logprobs: of so many of the likeliest tokens.
-        guide: what the text follows, and the field that it was made of.
-        end_tokens: they end the text, beside the model's own and the request's.
+        max_new_tokens: None is the number that fits.
+        logprobs, prompt_logprobs: whether to record log-probabilities.
+        top_logprobs: number of likeliest tokens to record.
+        guide: structure of the text; ``guide_field`` is the field that it comes from.
+        end_tokens: tokens that end the text, in addition to those of the model and of the request.
     """
 
     max_new_tokens: int | None
@@ -82,7 +82,7 @@ class Service:
         self.counts = Counts(self.labels)
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
-        #: Requests end now, since the server does.
+        #: Whether the server is shutting down, which ends all requests.
         self.ends = False
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
         queue = self.engine.waiting
@@ -90,7 +90,7 @@ class Service:
 
     @property
     def labels(self) -> dict[str, str]:
-        """vLLM's, of all metrics under its names."""
+        """vLLM's labels of all metrics under its names."""
         return {"model_name": self.name, "engine": "0"}
 
     @property
@@ -100,26 +100,26 @@ class Service:
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The names of what drafts."""
+        """Names of the drafters."""
         return self.spec.mode.drafter_names
 
     @property
     def max_len(self) -> int:
-        """Most tokens of a sequence."""
+        """Largest number of tokens of a sequence."""
         return self.engine.arena.layout.max_len
 
     @property
     def is_alive(self) -> bool:
-        """Whether the engine is open and its last steps did not all fail."""
+        """Whether the engine is open, and fewer than the last three steps failed."""
         return not self.engine.closed and self.engine.failures < _MOST_FAILURES
 
     def end_requests(self) -> None:
-        """Cancel all requests, and accept no more. Their clients receive status 503, or an error event."""
+        """Cancel all requests, and accept no more. Clients receive status 503, or an error event."""
         self.ends = True
         self.engine.close()
 
     def close(self) -> None:
-        """Cancel all requests, and end threads and processes. A call that a thread is in is not waited for."""
+        """Cancel all requests, and end threads and processes. Running calls in threads are not awaited."""
         self.ends = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.guides.close()
@@ -127,38 +127,38 @@ class Service:
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names that a request's ``model`` can have: the model's own, and those of its adapters."""
+        """Valid values of a request's ``model``: the name of the model, and those of its adapters."""
         return (self.name, *(name for name in self.spec.adapters if name != self.name))
 
     def check_model(self, name: str | None) -> None:
-        """Raises ApiError if ``name`` is neither this model nor one of its adapters."""
+        """Raise ApiError if ``name`` is neither this model nor one of its adapters."""
         if name is not None and name not in self.models:
             names = ", ".join(map(repr, self.models))
             message = f"model: the model {shown(name)} does not exist; this server has {names}"
             raise ApiError(message, status=404, param="model", code="model_not_found")
 
     def model_of(self, name: str | None) -> str:
-        """The model that answers a request with this ``model``."""
+        """Name of the model that answers a request with this ``model``."""
         return self.name if name is None else name
 
     def predicted_by(self, body: Generation) -> int | None:
-        """The drafter of the request's predicted text, by its place in :attr:`drafters`; None if there is none."""
+        """Index in :attr:`drafters` of the drafter of the request's predicted text; None without such a text."""
         return None if body.prediction is None else self.drafters.index(Prediction.name)
 
     @functools.cached_property
     def _most_characters(self) -> int:
-        """Characters of a text that may fit into a sequence: as many as the longest tokens have."""
+        """Upper bound of the characters that fit into a sequence, if all tokens were the longest one."""
         return self.max_len * max(map(len, self.tokenizer.get_vocab()))
 
     def check_text(self, text: str, param: str) -> None:
-        """Raises ApiError if ``text``, of the field ``param``, cannot fit into a sequence: tokenizing megabytes takes
-        seconds and gigabytes."""
+        """Raise ApiError if ``text``, of the field ``param``, cannot fit into a sequence. To tokenize megabytes would
+        need seconds and gigabytes."""
         self._check_characters(len(text), param)
 
     def check_conversation(
         self, messages: Sequence[Message], tools: Sequence[Tool] | None, given: TemplateFields
     ) -> None:
-        """Raises ApiError if what the chat template receives cannot fit into a sequence."""
+        """Raise ApiError if the input of the chat template cannot fit into a sequence."""
         if len(messages) > self.max_len:
             raise self._too_long(f"{len(messages)} messages", "messages")
         for items, param in ((messages, "messages"), (tools or (), "tools")):
@@ -166,12 +166,12 @@ class Service:
         self._check_characters(_characters(given.chat_template_kwargs), "chat_template_kwargs")
 
     def check_tokens(self, tokens: Sequence[int], param: str) -> None:
-        """Raises ApiError if ``tokens``, of the field ``param``, are more than a sequence has."""
+        """Raise ApiError if ``tokens``, of the field ``param``, do not fit into a sequence."""
         if len(tokens) > self.max_len:
             raise self._too_long(f"{len(tokens)} tokens", param)
 
     def check_choices(self, prompts: int, body: Generation) -> None:
-        """Raises ApiError if ``n`` choices of so many prompts are more than one client may ever have."""
+        """Raise ApiError if ``n`` choices of ``prompts`` prompts exceed the limit of one client."""
         queue = self.engine.waiting
         capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
         if prompts * body.n > capacity:
@@ -191,16 +191,16 @@ class Service:
         return ApiError(message, param=param, code="context_length_exceeded")
 
     async def in_thread(self, function: Any, *arguments: Any, **keywords: Any) -> Any:
-        """The result of a call that would hold up the event loop."""
-        # A partial has no frame, which an error could keep with the arguments.
+        """Run a call in a thread: it would block the event loop."""
+        # A partial has no frame. An error could keep a frame, and its arguments, alive.
         call = functools.partial(function, *arguments, **keywords)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
     async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
-        """``n`` continuations of each prompt, in order. All are submitted, or none.
+        """Submit ``n`` continuations of each prompt, in order. Either all are submitted, or none.
 
         Raises:
-            ApiError: they cannot be.
+            ApiError: a request cannot be submitted.
         """
         note = current.get(None)
         client = None if note is None else note.client
@@ -208,7 +208,7 @@ class Service:
         try:
             requests: list[Request] = await asyncio.shield(submitting)
         except asyncio.CancelledError:
-            # The client has left: what the thread submits has no reader.
+            # The client has left, and requests that the thread submits have no reader.
             submitting.add_done_callback(_cancel_all)
             raise
         if note is not None:
@@ -243,10 +243,10 @@ class Service:
         return requests
 
     def _ends(self, body: Generation, outputs: OutputOptions) -> dict[str, Any]:
-        """The argument of ``submit`` for the tokens that end a text.
+        """Argument of ``submit`` for the tokens that end a text.
 
         Raises:
-            ApiError: they are too many or not token ids, or the text that the guide allows may need one of them.
+            ApiError: there are too many tokens, they are not token ids, or the guide may need one of them as text.
         """
         ends = [*body.stop_token_ids, *outputs.end_tokens]
         vocab_size = self.engine.arena.layout.vocab_size
@@ -257,15 +257,15 @@ class Service:
         return found
 
     def _prediction(self, body: Generation) -> dict[str, Any]:
-        """The argument of ``submit`` for a predicted text.
+        """Argument of ``submit`` for a predicted text.
 
         Raises:
-            ApiError: nothing drafts from it.
+            ApiError: no drafter uses predictions.
         """
         if body.prediction is None:
             return {}
         if Prediction.name not in self.drafters:
-            message = f"prediction: not supported, since the server drafts by {' and '.join(self.drafters)} alone"
+            message = f"prediction: not supported, since the server drafts only by {' and '.join(self.drafters)}"
             raise ApiError(message, param="prediction", code="unsupported_field")
         self.check_text(body.prediction.content, "prediction")
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
@@ -279,7 +279,7 @@ class Service:
                 prompt.ids,
                 max_new_tokens=room if outputs.max_new_tokens is None else min(outputs.max_new_tokens, room),
                 seed=seed_of(body, index % body.n),
-                # In vLLM the smaller number goes first.
+                # In vLLM smaller numbers have precedence.
                 priority=-body.priority,
                 num_draft_tokens=body.num_draft_tokens,
                 logprobs=outputs.logprobs,
@@ -298,7 +298,7 @@ class Service:
 
 
 def _characters(value: Any) -> int:
-    """Of all texts in a JSON value."""
+    """Number of characters of all texts in a JSON value."""
     if isinstance(value, str):
         return len(value)
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The end of a server: what requests receive that have not ended in time."""
+"""End of a server: the answers to requests that have not ended in time."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from speccompile.serve.api_error import closed_error
 from speccompile.serve.service import Service
 from speccompile.serve.streams import event
 
-#: In which a client must take the last event; its connection is closed then.
+#: Seconds in which a client must receive the last event, before its connection is closed.
 _LAST_SECONDS = 0.5
 
 
 class EndWithServer:
-    """ASGI middleware: a request that is cancelled since ``service`` ends receives status 503, or an error event where
+    """ASGI middleware: a request that is cancelled because ``service`` ends receives status 503, or an error event if
     its stream has begun."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:

@@ -1,4 +1,4 @@
-"""Streams of several continuations as one, and server-sent events."""
+"""Merged streams of several continuations, and server-sent events."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from speccompile.serve.continuation import Continuation, Piece
 log = logging.getLogger("speccompile.serve")
 
 DONE = "data: [DONE]\n\n"
-#: JSON may have these characters as they are, and many clients take them for the end of a line.
+#: JSON allows these characters without an escape, but many clients treat them as the end of a line.
 _LINE_ENDS = {ord(character): f"\\u{ord(character):04x}" for character in "\x85\u2028\u2029"}
 
 
 async def merged(continuations: Sequence[Continuation]) -> AsyncGenerator[tuple[Continuation, Piece], None]:
-    """The pieces of all ``continuations`` as they come. All requests are cancelled if the reader leaves, or one fails.
+    """Yield the pieces of all ``continuations`` as they arrive. If one fails, or the reader leaves, all are cancelled.
 
     Raises:
         ApiError: a request failed.
@@ -57,18 +57,18 @@ async def merged(continuations: Sequence[Continuation]) -> AsyncGenerator[tuple[
 
 
 def as_json(model: BaseModel) -> dict[str, Any]:
-    """The fields that were given. What the API knows as null its types do not always, hence no warnings."""
+    """Dump the fields that were set. Warnings are off: the API has null in fields whose types do not allow it."""
     return model.model_dump(mode="json", exclude_unset=True, warnings=False)
 
 
 def event(data: BaseModel | dict[str, Any]) -> str:
-    """One server-sent event."""
+    """Format one server-sent event."""
     shown = data if isinstance(data, dict) else as_json(data)
     return f"data: {json.dumps(shown, ensure_ascii=False).translate(_LINE_ENDS)}\n\n"
 
 
 async def with_errors(events: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """``events``; an error after the first one becomes an event, since the status has been sent."""
+    """Yield ``events``. An error after the first one becomes an event, since the status has been sent."""
     async with contextlib.aclosing(events):
         try:
             async for item in events:

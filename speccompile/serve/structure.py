@@ -1,4 +1,4 @@
-"""What the text of a request has to follow, as the source of a guide."""
+"""Structure that the text of a request must follow, as the source of a guide."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
 
 
 def source_of(body: Generation) -> tuple[GuideSource, str] | None:
-    """The source of the guide of ``body`` and the field that it is from; None if the text is free."""
+    """Source of the guide of ``body``, and the field that it comes from; None if the text is unconstrained."""
     if body.guided_regex is not None:
         return GuideSource("regex", body.guided_regex), "guided_regex"
     if body.guided_json is not None:
@@ -51,10 +51,10 @@ def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
 
 
 async def guide_of(service: Service, body: Generation, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
-    """The guide of the answer, and the field that it is from.
+    """Guide of the answer, and the field that it comes from.
 
     Raises:
-        ApiError: it cannot be followed.
+        ApiError: the guide is not valid.
     """
     source = source_of(body)
     if grammar is None:
@@ -64,26 +64,27 @@ async def guide_of(service: Service, body: Generation, grammar: ToolGrammar | No
 
 
 async def compiled(service: Service, source: GuideSource, field: str, answer_field: str | None = None) -> Guide:
-    """
+    """Compile a guide.
+
     Args:
-        field: of the request, that the guide is of.
-        answer_field: the field that the answers of a grammar of tools are of.
+        field: field of the request that the guide comes from.
+        answer_field: field with the structure of answers, for a grammar of tools.
 
     Raises:
-        ApiError: it cannot be followed, or is beyond the limits; names ``field``.
+        ApiError: the guide is not valid, or exceeds a limit. The error names ``field``.
     """
     try:
         return await asyncio.wrap_future(service.guides.guide(source))
     except InvalidGuide as error:
-        param = _place_of(error, field, answer_field)
+        param = _field_of(error, field, answer_field)
         raise ApiError(f"{param}: {error.fields['reason']}", param=param, code="invalid_guide") from None
     except SpecCompileError as error:
         raise engine_error(error, field, field) from None
 
 
-def _place_of(error: InvalidGuide, field: str, answer_field: str | None) -> str:
+def _field_of(error: InvalidGuide, field: str, answer_field: str | None) -> str:
     what = error.fields["what"]
-    # A grammar of tools names the part that is at fault by a number.
+    # A grammar of tools identifies the part at fault by a number.
     if not isinstance(what, int):
         return field
     return f"tools[{what}].function.parameters" if answer_field is None or what != ANSWER else answer_field

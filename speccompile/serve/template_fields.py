@@ -1,4 +1,4 @@
-"""The fields of chats that are for the chat template."""
+"""Fields of chats for the chat template."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 
 
 class Reasoning(Fields):
-    """``reasoning``, the form that the Responses API and OpenRouter give to the effort. Its other fields choose what an
-    answer shows of a reasoning, which is apart from the answer in neither API here."""
+    """``reasoning``: the effort in the form of the Responses API and of OpenRouter. Its other fields select which
+    reasoning an answer shows, and have no effect here."""
 
     ignores = ("a field of reasoning other than effort", "the chat template has no variable for it")
 
@@ -21,7 +21,7 @@ class Reasoning(Fields):
 
 
 class TemplateFields(Fields):
-    """What a request gives to the template beside messages and tools."""
+    """Variables of a request for the template, in addition to messages and tools."""
 
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -38,8 +38,8 @@ class TemplateFields(Fields):
         return self
 
     def check_continued(self, role: str, *, calls: bool) -> None:
-        """Raises a validation error if a last message of ``role``, which has ``calls`` or not, cannot be continued: the
-        template ends the prompt after its text."""
+        """Raise a validation error if a last message of ``role``, with ``calls`` or not, cannot be continued. In a
+        continued message the prompt ends after its text."""
         if self.continue_final_message and (calls or role == "tool"):
             raise wrong("continue_final_message", "the last message must be a text, not a call or a result of one")
 
@@ -49,10 +49,10 @@ class TemplateFields(Fields):
         return self.add_generation_prompt and not self.continue_final_message
 
     def template_variables(self) -> list[tuple[str, dict[str, Any]]]:
-        """Variables of the template, by the field that they are from. A field has an effect if the template has one of
-        its variables. Later ones replace earlier ones of the same name.
+        """Variables of the template, by the field that they come from. A field has an effect if the template uses one
+        of its variables. Later variables replace earlier ones of the same name.
 
-        As in vLLM, an effort also switches the thinking of a template that has it on or off.
+        As in vLLM, an effort also switches the thinking of a template on or off, if the template has such a switch.
         """
         found: list[tuple[str, dict[str, Any]]] = []
         efforts = {"reasoning_effort": self.reasoning_effort, "reasoning": self.reasoning and self.reasoning.effort}

@@ -1,4 +1,4 @@
-"""Where each token of a choice is from: the drafter, or the model itself."""
+"""Source of each token of a choice: a drafter, or the model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from speccompile.runtime.request import Request
 from speccompile.serve.service import Service
 
 
-def token_sources(service: Service, request: Request, places: range) -> list[dict[str, Any]]:
-    """Of the new tokens at ``places``: text and bytes, whether it is a special token, and the drafter whose draft was
-    accepted, or None."""
+def token_sources(service: Service, request: Request, positions: range) -> list[dict[str, Any]]:
+    """Describe the new tokens at ``positions``: text and bytes, whether it is a special token, and the drafter whose
+    draft was accepted, or None."""
     vocabulary, names = service.vocabulary, service.drafters
     return [
         {
@@ -20,8 +20,8 @@ def token_sources(service: Service, request: Request, places: range) -> list[dic
             "drafted_by": None if source is None else names[source],
         }
         for token, source in zip(
-            request.new_tokens[places.start : places.stop],
-            request.drafted_by[places.start : places.stop],
+            request.new_tokens[positions.start : positions.stop],
+            request.drafted_by[positions.start : positions.stop],
             strict=True,
         )
     ]

@@ -1,4 +1,4 @@
-"""``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, as vLLM has them."""
+"""Endpoints ``/tokenize``, ``/detokenize`` and ``/tokenizer_info``, compatible with vLLM."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from speccompile.utils.mistral_common import is_mistral_common
 
 
 async def tokenize(service: Service, body: TokenizeBody) -> Response:
-    """The token ids of a text, or of a conversation.
+    """Token ids of a text, or of a conversation.
 
     Raises:
-        ApiError: it cannot fit into a sequence, or the chat template refuses the conversation.
+        ApiError: the text does not fit into a sequence, or the chat template refuses the conversation.
     """
     service.check_model(body.model)
     if body.messages is not None:
@@ -43,7 +43,7 @@ def _answer(service: Service, body: TokenizeBody) -> Response:
 
 
 async def detokenize(service: Service, body: DetokenizeBody) -> Response:
-    """The text of token ids, names of special tokens included.
+    """Text of token ids, with the names of special tokens.
 
     Raises:
         ApiError: an id is not in the vocabulary.
@@ -64,10 +64,10 @@ def _text(service: Service, body: DetokenizeBody) -> Response:
 
 
 def tokenizer_info(tokenizer: PreTrainedTokenizerBase) -> dict[str, Any]:
-    """The names of special tokens and the chat template; null where the tokenizer has none. Clients such as lm-eval use
-    them with ``/tokenize`` in place of their own tokenizer."""
+    """Names of special tokens and the chat template; null if the tokenizer has none. Clients such as lm-eval use them
+    with ``/tokenize`` and need no local tokenizer."""
     template: Any = None if is_mistral_common(tokenizer) else tokenizer.chat_template
-    # Some tokenizers have several templates by name.
+    # Some tokenizers have several templates, by name.
     template = template.get("default") if isinstance(template, dict) else template
     names = {name: getattr(tokenizer, name) for name in ("bos_token", "eos_token", "pad_token", "unk_token")}
     return {"tokenizer_class": type(tokenizer).__name__, **names, "chat_template": template}

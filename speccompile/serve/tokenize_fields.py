@@ -1,4 +1,4 @@
-"""The fields of ``/tokenize`` and ``/detokenize``."""
+"""Fields of ``/tokenize`` and ``/detokenize``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccompile.serve.tool_fields import Tool
 
 
 class TokenizeBody(TemplateFields):
-    """Of ``/tokenize``, as vLLM has it."""
+    """Fields of ``/tokenize``, compatible with vLLM."""
 
     model: str | None = None
     prompt: str | None = None
@@ -36,7 +36,7 @@ class TokenizeBody(TemplateFields):
 
 
 class DetokenizeBody(Fields):
-    """Of ``/detokenize``, as vLLM has it."""
+    """Fields of ``/detokenize``, compatible with vLLM."""
 
     model: str | None = None
     tokens: TokenIds

@@ -1,4 +1,4 @@
-"""The fields of tools, and of the choice between them."""
+"""Fields of tools, and of the choice between them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ FUNCTION_NAME = r"^[a-zA-Z0-9_.-]{1,64}$"
 
 
 class ToolFields(Fields):
-    """Fields of a tool's definition. Clients add fields, such as ``cache_control``, which have no effect."""
+    """Fields of a tool's definition. Additional fields of clients, such as ``cache_control``, have no effect."""
 
     ignores = ("a field of a tool that the API of chats does not have", "the model is not shown it")
 
@@ -38,7 +38,7 @@ class _Named(Fields):
 
 
 class NamedToolChoice(Fields):
-    """The tool that has to be called."""
+    """Choice of the tool that must be called."""
 
     type: Literal["function"]
     function: _Named
@@ -55,7 +55,7 @@ class _AllowedTools(Fields):
 
 
 class AllowedToolChoice(Fields):
-    """Some of the tools."""
+    """Choice of some of the tools."""
 
     type: Literal["allowed_tools"]
     allowed_tools: _AllowedTools

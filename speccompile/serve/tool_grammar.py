@@ -1,5 +1,5 @@
-"""How calls of tools are written in a model's text, and the regular expression of texts that may have them.
-:mod:`~speccompile.serve.tool_reader` reads them."""
+"""Syntax of tool calls in a model's text, and the regular expression of texts that may have calls.
+:mod:`~speccompile.serve.tool_reader` parses them."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from speccompile.guides.json_regex import any_of, constant
 from speccompile.guides.json_schema import json_schema_regex
 from speccompile.guides.regex import regex_of_whole
 
-#: In errors, the place of :attr:`ToolGrammar.answer`; tools have their numbers.
+#: Index of :attr:`ToolGrammar.answer` in errors. Tools have their own indices.
 ANSWER = -1
-#: Any character, but for the marks that guides put around a text.
+#: Any character except the marks that guides add around a text.
 _ANY = r"[^\x{10FFFE}\x{10FFFF}]"
 
 
 @dataclass(frozen=True)
 class CallSyntax:
-    """A call is the JSON of ``{"name": ..., arguments: {...}}`` between two marks.
+    """Syntax of a call: the JSON of ``{"name": ..., arguments: {...}}`` between two marks.
 
     Args:
-        opening, closing: the marks; empty where a call is the whole text.
-        arguments: the name of the arguments.
+        opening, closing: the marks; empty if a call is the whole text.
+        arguments: key of the arguments.
     """
 
     opening: str
@@ -34,17 +34,17 @@ class CallSyntax:
     arguments: str
 
     def text_of(self, name: str, arguments: Mapping[str, Any]) -> str:
-        """A call, as models write it."""
+        """Format a call as models write it."""
         call = json.dumps({"name": name, self.arguments: arguments}, ensure_ascii=False)
         return f"{self.opening}\n{call}\n{self.closing}" if self.opening else call
 
 
-#: Hermes' and Qwen's tags, also where a chat template does not write tools.
+#: Tags of Hermes and Qwen, also used if a chat template does not write tools.
 DEFAULT_SYNTAX = CallSyntax("<tool_call>", "</tool_call>", "arguments")
 
 
 def syntax_of(template: str) -> CallSyntax:
-    """What a chat template tells its model: Hermes' and Qwen's tags, Llama 3's ``parameters``, or plain JSON."""
+    """Syntax that a chat template describes: Hermes' and Qwen's tags, Llama 3's ``parameters``, or plain JSON."""
     if "<tool_call>" in template:
         return DEFAULT_SYNTAX
     return CallSyntax("", "", "parameters" if '"parameters": dictionary' in template else "arguments")
@@ -52,14 +52,14 @@ def syntax_of(template: str) -> CallSyntax:
 
 @dataclass(frozen=True)
 class ToolGrammar:
-    """The texts that a choice of tools allows.
+    """Grammar of the texts that a choice of tools allows.
 
     Args:
-        tools: names, with the JSON schema of the arguments; None is a function without parameters.
-        required: a call has to come; else there may be text before calls, and text alone.
-        parallel: more than one call may come. Without marks there is one at most.
-        answer: what a text without calls follows: the kind of its source, ``json_schema`` or ``regex``, and the source.
-            There is no text before calls then.
+        tools: names with the JSON schema of the arguments; None is a function without parameters.
+        required: whether there must be a call. Otherwise text may precede calls, or replace them.
+        parallel: whether there may be several calls. Without marks there is at most one.
+        answer: structure of a text without calls: the kind of its source, ``json_schema`` or ``regex``, and the source.
+            With it, text before calls is not allowed.
     """
 
     tools: tuple[tuple[str, Mapping[str, Any] | None], ...]
@@ -69,26 +69,27 @@ class ToolGrammar:
     answer: tuple[str, str] | None = None
 
     def as_text(self) -> str:
-        """JSON, for the process that compiles guides."""
+        """Serialise the grammar to JSON, for the process that compiles guides."""
         return json.dumps(asdict(self))
 
     @staticmethod
     def of_text(text: str) -> ToolGrammar:
-        """The grammar of :meth:`as_text`."""
+        """Parse the result of :meth:`as_text`."""
         given = json.loads(text)
         tools = tuple((name, schema) for name, schema in given["tools"])
         answer = None if given["answer"] is None else tuple(given["answer"])
         return ToolGrammar(tools, CallSyntax(**given["syntax"]), given["required"], given["parallel"], answer)
 
     def regex(self) -> str:
-        """
+        """Regular expression of the allowed texts.
+
         Raises:
-            InvalidGuide: a schema cannot be followed; ``fields["what"]`` is the tool's number, or :data:`ANSWER`.
+            InvalidGuide: a schema is not supported. ``fields["what"]`` is the tool's index, or :data:`ANSWER`.
         """
         syntax = self.syntax
         body = any_of([self._call(index, *tool) for index, tool in enumerate(self.tools)])
         call = rf"{re.escape(syntax.opening)}\n?{body}\n?{re.escape(syntax.closing)}" if syntax.opening else body
-        # Both copies of a call are read together, so that the automaton has one. Of "call(\n?call)*" it has two.
+        # In this form the automaton has one copy of the call. "call(\n?call)*" would have two.
         calls = rf"(?:{call}\n?)*{call}" if self.parallel and syntax.opening else call
         if self.required:
             return calls
@@ -113,12 +114,12 @@ class ToolGrammar:
 
 
 def _without(mark: str) -> str:
-    """Texts in which ``mark`` does not occur. Its first character comes in it once, so that after a character that
-    does not continue it nothing of it has begun."""
+    """Expression for texts in which ``mark`` does not occur. The first character of ``mark`` must occur in it only
+    once. A mismatch after it then cannot be inside of another beginning of the mark."""
     first, rest = mark[0], mark[1:]
     assert first not in rest
     other = rf"[^{re.escape(first)}\x{{10FFFE}}\x{{10FFFF}}]"
-    # What may stand between two first characters: no beginning that is all of the rest.
+    # Text between two first characters: it must not be the whole rest of the mark.
     between = ""
     for char in reversed(rest):
         differs = rf"[^{re.escape(first)}{re.escape(char)}\x{{10FFFE}}\x{{10FFFF}}]{other}*"

@@ -1,4 +1,4 @@
-"""Reads calls of tools out of a text while it arrives."""
+"""Parses tool calls in a text while it arrives."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from speccompile.serve.tool_grammar import ToolGrammar
 
 @dataclass(frozen=True)
 class CallBegin:
-    """A call of the function ``name``, whose arguments follow."""
+    """Beginning of a call of the function ``name``. Its arguments follow."""
 
     name: str
 
 
 @dataclass(frozen=True)
 class Arguments:
-    """The next piece of the JSON text of the arguments of the newest call. ``last``: they are complete."""
+    """Next piece of the JSON text of the newest call's arguments. ``last``: they are complete."""
 
     text: str
     last: bool
@@ -31,12 +31,12 @@ Item = str | CallBegin | Arguments
 
 @dataclass
 class CallReader:
-    """Reads a text that follows ``grammar``."""
+    """Parser of a text that follows ``grammar``."""
 
     grammar: ToolGrammar
     _text: str = field(default="", init=False)
-    #: What the next characters are: text or the mark of a call, text, a call before its arguments, these, or what
-    #: follows them.
+    #: Kind of the next characters: text or the mark of a call ("open"), text, a call before its arguments, arguments,
+    #: or the rest of a call.
     _state: Literal["open", "text", "head", "arguments", "tail"] = field(default="open", init=False)
     _has_text: bool = field(default=False, init=False)
     _has_call: bool = field(default=False, init=False)
@@ -46,7 +46,7 @@ class CallReader:
     def __post_init__(self) -> None:
         arguments = self.grammar.syntax.arguments
         self._head = re.compile(rf'\n?\{{"name": ?("[^"]*"), ?"{arguments}": ?(?=\{{)')
-        # Without marks, these are what calls begin with.
+        # Beginnings of calls, for a syntax without marks.
         self._heads = [
             f'{{"name":{first}"{name}",{second}"{arguments}":{third}{{'
             for name, _ in self.grammar.tools
@@ -54,7 +54,7 @@ class CallReader:
         ]
 
     def add(self, piece: str) -> list[Item]:
-        """What is known after ``piece``: texts, beginnings of calls, and pieces of arguments."""
+        """Return the items that ``piece`` completes: texts, beginnings of calls, and pieces of arguments."""
         self._text += piece
         found: list[Item] = []
         while (item := self._next()) is not None:
@@ -62,11 +62,11 @@ class CallReader:
         return [item for item in found if item != ""]
 
     def end(self, *, cut: bool) -> list[Item]:
-        """What was kept back and is text. Of a call that has ended before its arguments nothing is shown.
+        """Return text that was held back. A call that ended before its arguments is dropped.
 
         Args:
-            cut: a limit has ended the text. The beginning of a mark is then a call's, unless it is a single character
-                after text.
+            cut: whether a limit has ended the text. The beginning of a mark then belongs to a call, unless it is a
+                single character after text.
         """
         rest, self._text = self._text, ""
         if self._state != "open" or self._has_call or not self._may_follow_text:
@@ -77,12 +77,12 @@ class CallReader:
 
     @property
     def _may_follow_text(self) -> bool:
-        """Whether a call may come after text."""
+        """Whether a call may follow text."""
         grammar = self.grammar
         return bool(grammar.syntax.opening) and not grammar.required and grammar.answer is None
 
     def _next(self) -> Item | None:
-        """The next item; an empty text where only the state has changed, None where more text is needed."""
+        """Next item; an empty text if only the state has changed; None if more text is needed."""
         if not self._text:
             return None
         if self._state == "open":
@@ -103,7 +103,7 @@ class CallReader:
         return ""
 
     def _first(self) -> str | None:
-        """The state after the beginning of a text that is either calls or no call."""
+        """State after the beginning of a text that consists either of calls or of text."""
         opening = self.grammar.syntax.opening
         begins = [opening] if opening else self._heads
         if any(self._text.startswith(begin) for begin in begins):
@@ -135,16 +135,16 @@ class CallReader:
         return CallBegin(json.loads(found[1]))
 
     def _next_arguments(self) -> Arguments:
-        for place, char in enumerate(self._text):
+        for index, char in enumerate(self._text):
             self._count(char)
             if not self._depth:
-                piece, self._text, self._state = self._text[: place + 1], self._text[place + 1 :], "tail"
+                piece, self._text, self._state = self._text[: index + 1], self._text[index + 1 :], "tail"
                 return Arguments(piece, last=True)
         piece, self._text = self._text, ""
         return Arguments(piece, last=False)
 
     def _count(self, char: str) -> None:
-        """Follow the nesting of JSON over one more character."""
+        """Update the nesting depth of JSON by one character."""
         if self._string == "escape":
             self._string = "inside"
         elif self._string == "inside" and char == "\\":

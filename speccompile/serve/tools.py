@@ -1,4 +1,4 @@
-"""Tools of a chat: which grammar its answer follows, and the calls in it."""
+"""Tools of a chat: the grammar of its answer, and the calls in the answer."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from speccompile.serve.tool_reader import Arguments, CallBegin, Item
 
 
 def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGrammar | None:
-    """The grammar of the answer; None if it has no calls.
+    """Grammar of the answer; None if the answer cannot have calls.
 
     Raises:
-        ApiError: the choice names no tool, or there are two tools of one name.
+        ApiError: the choice names an unknown tool, or two tools have the same name.
     """
     choice = body.tool_choice
     if not body.tools or choice == "none":
@@ -44,7 +44,7 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
         names = _known(allowed, tools, "tool_choice.allowed_tools.tools")
         required = choice.allowed_tools.mode == "required"
     source = source_of(body)
-    # A model whose template has no tools repeats a call for as long as it may.
+    # A model whose template does not write tools would repeat a call until a limit.
     parallel = body.parallel_tool_calls and not isinstance(choice, NamedToolChoice) and writes_tools(tokenizer)
     return ToolGrammar(
         tuple((name, tools[name].function.parameters) for name in names),
@@ -56,10 +56,10 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
 
 
 def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]:
-    """``names`` without repetitions.
+    """Return ``names`` without repetitions.
 
     Raises:
-        ApiError: no tool has one of them.
+        ApiError: a name is not that of a tool.
     """
     for name in names:
         if name not in tools:
@@ -68,32 +68,32 @@ def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]
 
 
 @dataclass
-class Call:
-    """A call as far as it has arrived; ``arguments`` are the JSON text of an object."""
+class ParsedCall:
+    """A call, possibly incomplete. ``arguments`` are the JSON text of an object."""
 
     name: str
     arguments: str = ""
     complete: bool = False
 
     def whole(self) -> ChatCompletionMessageFunctionToolCall:
-        """The call as an answer that is not streamed has it."""
+        """The call in the format of an answer that is not streamed."""
         function = CalledFunction(name=self.name, arguments=self.arguments)
         return ChatCompletionMessageFunctionToolCall(id=new_call_id(), type="function", function=function)
 
 
-class Calls(list[Call]):
-    """The calls of one choice, in the making."""
+class Calls(list[ParsedCall]):
+    """Calls of one choice while it is generated."""
 
     def add(self, items: Sequence[Item]) -> list[ChoiceDeltaToolCall]:
-        """Take over what was read.
+        """Add parsed items.
 
         Returns:
-            The same as parts of one chunk of a stream, one for each call that ``items`` belong to.
+            Parts for one chunk of a stream, one for each call that ``items`` belong to.
         """
         deltas: dict[int, ChoiceDeltaToolCall] = {}
         for item in items:
             if isinstance(item, CallBegin):
-                self.append(Call(item.name))
+                self.append(ParsedCall(item.name))
                 function = ChoiceDeltaToolCallFunction(name=item.name, arguments="")
                 begin = ChoiceDeltaToolCall(index=len(self) - 1, id=new_call_id(), type="function", function=function)
                 deltas[len(self) - 1] = begin
@@ -110,10 +110,10 @@ class Calls(list[Call]):
 
     @property
     def complete(self) -> bool:
-        """There are calls, and none is unfinished."""
+        """Whether there are calls, and all are complete."""
         return bool(self) and all(call.complete for call in self)
 
 
 def new_call_id() -> str:
-    """A fresh id of a call."""
+    """Create a new call id."""
     return f"call_{uuid.uuid4().hex[:24]}"

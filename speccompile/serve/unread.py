@@ -1,4 +1,4 @@
-"""A body that an answer does not wait for is not read."""
+"""Closes connections instead of reading bodies that an answer did not wait for."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 
 class CloseUnread:
-    """ASGI middleware: an answer that begins before the end of the request's body closes the connection. A server would
-    otherwise read the rest, to find the next request after it."""
+    """ASGI middleware: an answer that begins before the end of the request's body closes the connection. Otherwise a
+    server would read the rest of the body to find the next request."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

@@ -1,4 +1,4 @@
-"""What a response says about itself: token counts, and what speculation did."""
+"""Statistics in a response: token counts, and results of speculation."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from speccompile.runtime.stats import RequestStats
 def usage_of(
     requests: Sequence[Request], new_tokens: Sequence[int], choices: int, *, predicted_by: int | None
 ) -> CompletionUsage:
-    """Of the requests of one response, ``choices`` of each prompt. A prompt counts once.
+    """Usage of the requests of one response, with ``choices`` for each prompt. A prompt is counted once.
 
     Args:
-        new_tokens: of each request, those that the client has received.
-        predicted_by: the drafter of the requests' predictions, by its place in ``Mode.drafter_names``; None if they
-            have none.
+        new_tokens: for each request, the number of tokens that the client has received.
+        predicted_by: index in ``Mode.drafter_names`` of the drafter of the requests' predictions; None without
+            predictions.
     """
     firsts = requests[::choices]
     prompt = sum(len(request.prompt) for request in firsts)
@@ -33,7 +33,7 @@ def usage_of(
         prompt_tokens_details=PromptTokensDetails(cached_tokens=cached),
     )
     if predicted_by is not None:
-        # The engine may have more tokens by now than the client.
+        # The engine may be ahead of the client by some tokens.
         accepted = sum(
             request.drafted_by[:count].count(predicted_by) for request, count in zip(requests, new_tokens, strict=True)
         )
@@ -46,19 +46,19 @@ def usage_of(
 
 
 def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:
-    """``metrics`` of a response.
+    """Field ``metrics`` of a response.
 
     Names and meanings are vLLM's (``--per-request-spec-decode-metrics``, docs/features/speculative_decoding/
-    acceptance_metrics.md), whose verification steps are those with a draft: ``mean_acceptance_length`` is 1 + accepted
-    drafts / such steps, 1.0 without any. The other names are this package's: ``acceptance_length`` is the mean number
-    of emitted tokens over all steps, those without a draft included; ``proposed_at`` and ``accepted_at`` are draft
-    tokens by position, those that the target judged and those that it accepted.
+    acceptance_metrics.md). Its verification steps are steps with a draft: ``mean_acceptance_length`` is 1 + accepted
+    drafts / such steps, or 1.0 without any. Additional names are this package's: ``acceptance_length`` is the mean
+    number of emitted tokens over all steps, with or without a draft. ``proposed_at`` and ``accepted_at`` are the judged
+    and the accepted draft tokens by position.
     """
     stats = [request.stats for request in requests]
     steps, emitted = sum(item.row_steps for item in stats), sum(item.emitted_tokens for item in stats)
     drafts, accepted = sum(item.draft_tokens for item in stats), sum(item.accepted_tokens for item in stats)
     proposed_at, accepted_at = _by_position(stats, "proposed_at"), _by_position(stats, "accepted_at")
-    # Steps by the number of accepted drafts, of those in which anything was drafted.
+    # Steps with drafts, by the number of accepted drafts.
     drafted = proposed_at[0] if proposed_at else 0
     at_least = [drafted, *accepted_at, 0]
     histogram = [more - less for more, less in pairwise(at_least)]
@@ -79,5 +79,5 @@ def speculation_of(requests: Sequence[Request]) -> dict[str, Any]:
 
 
 def _by_position(stats: Sequence[RequestStats], name: str) -> list[int]:
-    """Sums over the requests."""
+    """Sums over the requests, by position."""
     return [sum(counts) for counts in zip(*(getattr(item, name) for item in stats), strict=True)]

@@ -1,4 +1,4 @@
-"""Tokens as responses show them: text and bytes."""
+"""Tokens in the form of responses: text and bytes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from speccompile.utils.mistral_common import is_mistral_common
 
 
 class Vocabulary:
-    """The tokens of a tokenizer, each by itself."""
+    """Single tokens of a tokenizer."""
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
         self._tokenizer = tokenizer
 
     @cached_property
     def _bytes(self) -> dict[int, bytes]:
-        """By id; empty where the tokenizer's decoder is not known."""
+        """Bytes by token id; empty if the tokenizer's decoder is not supported."""
         try:
             by_bytes = token_bytes(self._tokenizer)
         except InvalidInput:
@@ -30,21 +30,21 @@ class Vocabulary:
     def _special(self) -> frozenset[int]:
         if is_mistral_common(self._tokenizer):
             return frozenset(self._tokenizer.all_special_ids)
-        # Marks of a chat are special, and often no special token by name.
+        # Marks of a chat are special, but often are not named special tokens.
         added = self._tokenizer.added_tokens_decoder
         return frozenset([*self._tokenizer.all_special_ids, *(token for token in added if added[token].special)])
 
     def is_special(self, token: int) -> bool:
-        """Whether ``token`` is left out of texts."""
+        """Return whether ``token`` is left out of texts."""
         return token in self._special
 
     def bytes_of(self, token: int) -> bytes:
-        """What ``token`` stands for; of a special token its name."""
+        """Bytes of ``token``; for a special token those of its name."""
         found = self._bytes.get(token)
         return str(self._tokenizer.decode([token])).encode() if found is None else found
 
     def text_of(self, token: int) -> str:
-        r"""Its text; of a part of a character ``bytes:\xe2\x80``, as the OpenAI API writes it."""
+        r"""Text of ``token``; for a part of a character ``bytes:\xe2\x80``, as in the OpenAI API."""
         found = self.bytes_of(token)
         try:
             return found.decode()

@@ -1,4 +1,4 @@
-"""Builds beforehand what requests would build when they first need it."""
+"""Builds everything in advance that requests would build when they first need it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from speccompile.serve.service import Service
 
 
 def warm_up_steps(service: Service) -> list[Callable[[], object]]:
-    """Calls that together build the executables of all kinds, measure what the policy measures, and start the process
-    that compiles guides."""
+    """Calls that together build the executables of all kinds, measure costs for the policy, and start the process that
+    compiles guides."""
     engine = service.engine
     prompt = text_ids(service.tokenizer, "a", special=True)
     return [

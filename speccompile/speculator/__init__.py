@@ -1,4 +1,4 @@
-"""What ``wrap`` returns."""
+"""The object that ``wrap`` returns."""
 
 from speccompile.speculator.speculator import Speculator
 

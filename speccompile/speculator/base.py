@@ -1,4 +1,4 @@
-"""The life of a speculator: from ``wrap`` over ``rebuild`` to ``close``."""
+"""The lifecycle of a speculator: ``wrap``, ``rebuild``, ``close``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
-from speccompile.runtime.engine_parts import connect_parts
 from speccompile.runtime.options import StepTraits
 from speccompile.runtime.outcomes import Outcomes
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -28,7 +27,7 @@ from speccompile.utils.memory import trim_heap
 class SpeculatorBase:
     """The engine of a wrapped model. A context manager that closes itself."""
 
-    #: The class that every use raises while there is no engine.
+    #: The error class that every use raises while there is no engine.
     _closed_error: type[Closed] = Closed
 
     def __init__(
@@ -64,12 +63,12 @@ class SpeculatorBase:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
         )
-        parts = connect_parts(
+        engine = Engine(
             target,
             arena=build.arena,
             executables=build.executables,
-            make=build.make,
-            make_mixed=build.make_mixed,
+            build=build.make,
+            build_mixed=build.make_mixed,
             policy=policy,
             outcomes=Outcomes.of(build.arena, build.pack, None if config.ranks is None else config.ranks.wait_for),
             traits=StepTraits(
@@ -89,7 +88,6 @@ class SpeculatorBase:
             saver=None if writer is None or config.saved is None else Saver(writer, config.saved, build.arena),
             ranks=config.ranks,
         )
-        engine = Engine(parts)
         if options.learn is not None:
             assert build.drafter is not None and config.saved is not None
             engine.training.start(
@@ -103,7 +101,7 @@ class SpeculatorBase:
         answer: Answer = partial(answer_of, target)
         self._answer: Answer | None = answer if config.ranks is None else config.ranks.on_all("a check", answer)
         self._config, self._options, self._model_name = config, options, build.info.name
-        #: Of ``wrap``: :meth:`set_tier` returns to it.
+        #: The policy that was given to ``wrap``; :meth:`set_tier` returns to it.
         self._wrap_policy = policy
         self._build: Build | None = build
         self._target: Target | None = target
@@ -118,7 +116,7 @@ class SpeculatorBase:
         return f"<{of}: mode {config.mode.name!r}, tiers ({tiers}), backend {config.backend.name!r}, {slots}>"
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
-        """For ``copy`` and ``pickle``.
+        """Refuse ``copy`` and ``pickle``.
 
         Raises:
             CannotCopy: always.
@@ -127,7 +125,7 @@ class SpeculatorBase:
 
     @property
     def engine(self) -> Engine:
-        """The engine: submits and steps requests.
+        """The engine that accepts and steps requests.
 
         Raises:
             Closed: the speculator was closed.
@@ -138,28 +136,29 @@ class SpeculatorBase:
 
     @property
     def rank(self) -> int:
-        """This process's number among the ranks of a sharded model; 0 leads, and accepts requests."""
+        """This process's number among the ranks of a sharded model. Rank 0 leads, and accepts requests."""
         return 0 if self._config.ranks is None else self._config.ranks.rank
 
     def follow(self) -> None:
-        """Run what rank 0 of a sharded model runs; returns when that closes its speculator. Every other rank calls it.
+        """Run what rank 0 of a sharded model runs, until rank 0 closes its speculator. Every other rank calls this.
 
         Raises:
             UnsupportedSharded: the model is not sharded, or this is rank 0.
-            RankLost: rank 0, or another one, has ended, or did not take part in time.
-            RanksDiffer: the ranks' tokens are not the same.
+            RankLost: rank 0 or another rank has ended, or did not answer in time.
+            RanksDiffer: the ranks have different tokens.
         """
         _, target = self._open()
         ranks = self._config.ranks
         if ranks is None or ranks.leads:
-            reason = "there is none" if ranks is None else "this is rank 0, which the others follow"
+            reason = "the model is not sharded" if ranks is None else "this is rank 0, which the others follow"
             raise UnsupportedSharded(what="follow()", reason=reason)
         ranks.follow(target.state_of_weights)
 
     def _refuse_sharded(self, what: str, reason: str) -> None:
-        """
+        """Check that the model is not sharded.
+
         Raises:
-            UnsupportedSharded: the model is sharded.
+            UnsupportedSharded: it is.
         """
         if self._config.ranks is not None:
             raise UnsupportedSharded(what=what, reason=reason)
@@ -167,7 +166,7 @@ class SpeculatorBase:
     # --- the end ---------------------------------------------------------------------------------
 
     def rebuild(self) -> None:
-        """Build again, with the options of ``wrap``, for the model as it is now: after a
+        """Build again, with the options of ``wrap``, for the current model: after a
         :class:`~speccompile.errors.ModelChanged`, with other hooks, another active adapter, or other modules.
 
         All requests are cancelled, and new ones are refused until the build is done: both raise
@@ -175,15 +174,15 @@ class SpeculatorBase:
         speculator is closed.
 
         Raises:
-            SpecCompileError: as ``wrap``. An error before the build begins leaves this speculator as it was.
+            SpecCompileError: the errors of ``wrap``. An error before the build begins leaves this speculator unchanged.
         """
         _, target = self._open()
-        self._refuse_sharded("rebuild()", "all ranks would have to build at once; start them again")
+        self._refuse_sharded("rebuild()", "all ranks must build at the same time; start them again")
         self._rebuild(target.model, self._options, self)
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or the build of :meth:`rebuild` failed."""
+        """Whether the speculator was closed, or the build of :meth:`rebuild` failed."""
         return self._engine is None
 
     def close(self) -> None:
@@ -191,25 +190,25 @@ class SpeculatorBase:
         change. Memory that only this wrap used (packed weights, KV, steps) is returned to the system.
 
         Raises:
-            RecordsNotWritten: they cannot be written.
+            RecordsNotWritten: pending records cannot be written.
         """
         self._release(Closed)
 
     def close_to_rebuild(self) -> None:
-        """:meth:`close`, after which uses raise :class:`~speccompile.errors.Rebuilt`."""
+        """Close the engine before a new build. Later uses raise :class:`~speccompile.errors.Rebuilt`."""
         self._release(Rebuilt)
 
     def _release(self, error: type[Closed]) -> None:
-        # Set first: another thread may read it as soon as there is no engine.
+        # Set before the engine is removed: another thread may read it as soon as there is no engine.
         self._closed_error = error
         engine, self._engine = self._engine, None
         if self._target is not None:
             self._target.release()
         self._build = self._target = self._answer = None
         if engine is not None:
-            engine.turns.closed_error = error
+            engine.loop.closed_error = error
             engine.close()
-            # Freed before the C library returns free memory to the system.
+            # Deleted before the C library returns free memory to the system.
             del engine
             trim_heap()
 

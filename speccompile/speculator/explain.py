@@ -1,4 +1,4 @@
-"""``spec.explain()``: what was built and why."""
+"""``spec.explain()``: a description of the build, with reasons."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from speccompile.utils.devices import MOVE, traits_of, unused_gpu
 
 
 def explain(config: BuildConfig, build: Build, engine: Engine) -> str:
-    """A few lines of plain text."""
+    """Describe the build in a few lines of plain text."""
     lines = explanation(config, build, engine)
     width = max(len(name) for name in lines)
     return "\n".join(f"{name:<{width}}  {text}" for name, text in lines.items())
 
 
 def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, str]:
-    """The same lines by name."""
+    """Return the lines of :func:`explain` by name."""
     info, layout = build.info, build.arena.layout
     largest = build.largest
     bodies = ", ".join(
@@ -35,14 +35,14 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         for body in build.model.last.graph.bodies.values()
     )
     forwards = "by one forward" if config.mode.one_forward else "by as many forwards as the policy's draft length"
-    drafts = f"made inside the step, {forwards}"
+    drafts = f"computed inside the step, {forwards}"
     if config.mode.ready and config.mode.split:
-        drafts = "ready when a step ends where a lookup found some; for other rows by executables of the network's own"
+        drafts = "ready when a step ends if a lookup found some; for other rows by separate executables of the network"
     elif config.mode.ready:
         drafts = "ready when a step ends: the smallest tier that serves them runs next"
         drafts += ", or a tree that was chosen" * bool(config.trees)
     elif config.mode.split:
-        drafts = f"made before the step, by separate executables of the drafter, {forwards}"
+        drafts = f"computed before the step, by separate executables of the drafter, {forwards}"
         if config.drafts_in_segments:
             drafts += "; the policy may stop between them, and the tier of the drafts so far verifies them"
     return {
@@ -85,7 +85,7 @@ def _idle_gpu(build: Build) -> dict[str, str]:
 
 
 def _counted(numbers: tuple[int, ...], noun: str) -> str:
-    """``1 row``, ``1, 2 and 4 rows``."""
+    """Format counts with a noun: ``1 row``, ``1, 2 and 4 rows``."""
     return f"{_list(numbers)} {noun}" + "s" * (numbers != (1,))
 
 
@@ -93,11 +93,11 @@ def _weights(build: Build) -> str:
     packs = build.packs
     if packs.consumed is not None:
         size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
-        return f"consumed: {size}, which the model itself unpacks whenever it reads them"
+        return f"consumed: {size}, which the model itself unpacks at each use"
     joined = f"; {build.model[JoinWeights.name].note}" if JoinWeights.name in build.model else ""
     if not packs:
         return "the model's own, in one copy" + joined
-    # Tied weights are packed once.
+    # Tied weights have one pack.
     own = sum({weight.data_ptr(): weight.nbytes for weight in packs.weights.values()}.values()) / 2**20
     quantized = [pack for pack in packs if pack.format]
     others, left = len(packs) - len(quantized), packs.nbytes / 2**20
@@ -106,8 +106,8 @@ def _weights(build: Build) -> str:
         held = sum(pack.nbytes for pack in quantized) / 2**20
         values = sum(pack.features * pack.depth for pack in quantized) * 4 / 2**20
         lines.append(
-            f"{len(quantized)} of {quantized[0].format} as stored, {held:.1f} MiB in the place of {values:.1f} MiB in "
-            "float32, of which the model itself has no copy"
+            f"{len(quantized)} of {quantized[0].format} as stored, {held:.1f} MiB instead of {values:.1f} MiB in "
+            "float32, and the model itself has no copy"
         )
         left -= held
     if others:
@@ -121,7 +121,7 @@ def _dequantised(build: Build) -> str:
     if not info.dequantised_from:
         return ""
     dtype = str(info.dtype).removeprefix("torch.")
-    # Values of FP8 and FP4 are no integers.
+    # Values of FP8 and FP4 are not integers.
     is_float = re.search("fp[48]", info.dequantised_from.lower())
     advice = "" if is_float else ": pretrained.load_quantized keeps integers, if they can be read exactly"
     return f"; they were stored as {info.dequantised_from} and dequantised to {dtype} when the model was loaded{advice}"
@@ -139,7 +139,7 @@ def _adapters(build: Build, engine: Engine) -> dict[str, str]:
     size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith(PREFIX)) / 2**20
     names = ", ".join(f"{item.name} (rank {item.rank}, {item.linears} linears)" for item in engine.adapters.loaded)
     return {
-        "adapters": f"room for {buffers.count} of rank {buffers.max_rank} on {len(buffers.linears)} linears, "
+        "adapters": f"buffers for {buffers.count} of rank {buffers.max_rank} on {len(buffers.linears)} linears, "
         f"{size:.1f} MiB in {buffers.dtype}; loaded: {names or 'none'}"
     }
 
@@ -150,24 +150,26 @@ def _recurrent(config: BuildConfig, build: Build, engine: Engine) -> dict[str, s
     layout, interval = build.arena.layout, config.state_checkpoints
     size = sum(layout.recurrent.values()) / 2**10
     known = (
-        "It is known at the end of a sequence alone: a prompt that goes on from there reuses it, and others are read "
-        "from their beginning (state_checkpoints=n keeps copies for them)"
+        "It is only known at the end of a sequence: a prompt that continues from there reuses it, and other prompts "
+        "are processed from their beginning (state_checkpoints=n keeps copies for them)"
     )
     if layout.checkpoints:
         copies = sum(copy.nbytes for copy in layout.checkpoints.values()) / layout.max_batch / 2**10
         known = (
-            "A prompt that goes on from the end of a known sequence reuses it; one that leaves a known sequence goes "
-            f"on from its last checkpoint before that place. There is one about every {interval} tokens, up to "
+            "A prompt that continues from the end of a known sequence reuses it; one that leaves a known sequence "
+            f"continues from the last checkpoint before. There is one about every {interval} tokens, up to "
             f"{config.checkpoints} in {copies:.0f} KiB for each slot"
         )
     elif not engine.prefix_reuse:
-        known = "Prompts are read from their beginning"
+        known = "Prompts are processed from their beginning"
         known += ", and state_checkpoints has no effect, since prefix reuse is off" * (interval is not None)
     if engine.prefix_reuse and any(shape.prompts_differ for shape in build.observed.recurrent.values()):
-        known += ". Of known sequences only prompts serve: the model limits the time steps of a prompt's tokens alone"
+        known += (
+            ". Only prompts are reused, since the model limits the time steps of a prompt's tokens and of no others"
+        )
     return {
         "recurrent state": f"{len(build.observed.recurrent)} recurrences, {size:.0f} KiB for each slot; a step absorbs "
-        f"the tokens that the one before it accepted. {known}. Prompts have chunks of their own, and drafts are chains"
+        f"the tokens that the one before it accepted. {known}. Prompts have separate chunks, and drafts are chains"
     }
 
 
@@ -197,7 +199,7 @@ def _on_host(config: BuildConfig, build: Build) -> str:
     if build.captures is not None or config.ranks is not None:
         return f"prefix_allowed_tokens_fn before each token, without drafts; {' and '.join(CALLED_ON_HOST)} are refused"
     names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
-    return f"{names} of a request are called before each of its tokens, and it has no drafts; others keep theirs"
+    return f"{names} of a request are called before each of its tokens, and it has no drafts; others have drafts"
 
 
 def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:
@@ -212,14 +214,14 @@ def _saved(config: BuildConfig, engine: Engine) -> dict[str, str]:
 def _policy(config: BuildConfig, engine: Engine) -> str:
     costs = engine.policies.costs
     asks = isinstance(engine.policy, LearningPolicy) and engine.policy.uses_costs
-    notes = [f"at first a step took {costs.describe(1)} (one row)"] if asks and costs is not None else []
+    notes = [f"at first a step needed {costs.describe(1)} (one row)"] if asks and costs is not None else []
     if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
         notes.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
     return "; ".join([str(engine.policy), *notes])
 
 
 def _trees(config: BuildConfig) -> str:
-    """Each with its drawing, indented."""
+    """Draw each tree, indented."""
     return "".join("\n  " + tree.draw().replace("\n", "\n  ") for tree in config.trees).lstrip("\n ")
 
 

@@ -1,4 +1,4 @@
-"""What a speculator shows: tiers, stages, kernels, statistics, and the explanation of its build."""
+"""Properties of a speculator: tiers, stages, kernels, statistics, and the explanation of its build."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ class Inspection(SpeculatorBase):
 
     @property
     def tiers(self) -> Mapping[int, Tier]:
-        """By draft length, the greedy tier with the most rows. ``spec.engine.tiers`` has those with fewer rows too,
-        and, once a request has needed them, those with the sampling pipeline. With logits processors of ``wrap`` there
-        are only the latter."""
+        """Greedy tiers by draft length, each with the most rows. ``spec.engine.tiers`` also has tiers with fewer rows.
+        It has tiers with the sampling pipeline as soon as a request has needed them. With logits processors of
+        ``wrap``, all tiers have the sampling pipeline."""
         tiers = self.engine.tiers.items()
         return {draft_len: tier for (draft_len, _, kind), tier in tiers if kind == self._config.kind}
 
     @property
     def prefill(self) -> Mapping[int, Tier]:
-        """Prefill executables by chunk width; those with the sampling pipeline are in ``spec.engine.prefill_tiers``,
-        once a request has needed them."""
+        """Prefill executables by chunk width. ``spec.engine.prefill_tiers`` also has those with the sampling pipeline,
+        as soon as a request has needed them."""
         return {width: tier for (width, kind), tier in self.engine.prefill_tiers.items() if kind == self._config.kind}
 
     @property
     def stages(self) -> Stages:
-        """Stages of the largest tier, by pass. ``spec.tiers[K].stages`` are those of another tier."""
+        """Stages of the largest tier, by pass. ``spec.tiers[K].stages`` has the stages of another tier."""
         return self.tiers[max(self.tiers)].stages
 
     @property
@@ -71,7 +71,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def backend(self) -> Backend:
-        """The backend that lowers step graphs. Any stage can be lowered with it."""
+        """The backend that lowers step graphs. It can lower any stage."""
         self._open()
         return self._config.backend
 
@@ -84,7 +84,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def hidden_states(self) -> RecordWriter:
-        """The writer of hidden states. ``written`` are the ids of records on the disk; ``flush()`` writes the pending
+        """The writer of hidden states. ``written`` has the ids of records on the disk; ``flush()`` writes the pending
         ones.
 
         Raises:
@@ -98,7 +98,7 @@ class Inspection(SpeculatorBase):
 
     @property
     def learner(self) -> Learner:
-        """What trains the draft head. Its ``history`` says what came of each judgement.
+        """The learner that trains the draft head. Its ``history`` has the result of each judgement.
 
         Raises:
             InvalidOption: this wrap trains no head.
@@ -129,19 +129,19 @@ class Inspection(SpeculatorBase):
 
     @property
     def policy(self) -> AnyPolicy:
-        """What chooses the draft length of each step."""
+        """The policy that chooses the draft length of each step."""
         return self.engine.policy
 
     @property
     def route(self) -> Route:
-        """How attention was captured: by the attention op (``"attention"``) or as the model's own (``"eager"``)."""
+        """The captured form of attention: the attention op (``"attention"``), or the model's own code (``"eager"``)."""
         self._open()
         assert self._build is not None
         return self._build.observed.route
 
     @property
     def route_reason(self) -> str:
-        """Why the route is not the attention op; empty if it is."""
+        """The reason why the route is not the attention op; empty if it is."""
         self._open()
         assert self._build is not None
         return self._build.observed.reason
@@ -158,8 +158,8 @@ class Inspection(SpeculatorBase):
     ) -> Pipeline:
         """The passes of a tier (or of a prefill width), to run, bisect or change: ``spec.pipeline(3).without(...)``.
 
-        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` takes ``spec.stages["outline"].graph``. ``kind`` None is
-        that of ``spec.tiers``.
+        Its :meth:`~speccompile.passes.pipeline.Pipeline.run` accepts ``spec.stages["outline"].graph``. ``kind`` None
+        means the kind of ``spec.tiers``.
         """
         engine, _ = self._open()
         kind = self._config.kind if kind is None else kind
@@ -171,11 +171,11 @@ class Inspection(SpeculatorBase):
         return step_pipeline(self._config, self._config.form(draft_len, self._config.max_batch, kind))
 
     def kernels(self, draft_len: int | None = None, *, rows: int | None = None) -> tuple[KernelCall, ...]:
-        """The kernels that one step of a tier calls: attention, linears, choice, commit, drafting, Inductor's kernels
-        and the remaining ops of torch. Those of a body count for each call of it, and a split drafter is listed before
-        the step.
+        """Return the kernels that one step of a tier calls: attention, linears, choice, commit, drafting, Inductor's
+        kernels and the remaining ops of torch. Kernels of a body are listed for each call of it. A split drafter is
+        listed before the step.
 
-        ``draft_len`` None is the largest tier, ``rows`` None the tier of most rows.
+        ``draft_len`` None means the largest tier, ``rows`` None the tier of most rows.
         """
         engine, _ = self._open()
         draft_len = max(self._config.tiers) if draft_len is None else draft_len
@@ -195,8 +195,8 @@ class Inspection(SpeculatorBase):
         return kernels_called(tier.graph, self.arena.device.type, code, drafters)
 
     def collectives(self, draft_len: int | None = None) -> tuple[CollectiveCall, ...]:
-        """What the ranks of a sharded model send one another in one step of a tier, of most rows; empty for other
-        models. A body counts once for each call of it. ``draft_len`` None is the largest tier."""
+        """Return the collectives that the ranks of a sharded model call in one step of a tier, of most rows. The result
+        is empty for other models. A body counts once for each call of it. ``draft_len`` None means the largest tier."""
         tiers = self.tiers
         draft_len = python_numbers(max(tiers) if draft_len is None else draft_len)
         check_tier(draft_len, self.engine.draft_lens)
@@ -204,7 +204,7 @@ class Inspection(SpeculatorBase):
         return tuple(call for graph in graphs for call in collectives_called(graph))
 
     def explain(self) -> str:
-        """A description of the build and its reasons, a line for each part."""
+        """Describe the build and its reasons, one line for each part."""
         engine, _ = self._open()
         assert self._build is not None
         return explain(self._config, self._build, engine)
@@ -219,20 +219,21 @@ class Inspection(SpeculatorBase):
         trace: str | os.PathLike[str] | None = None,
         kind: Kind | None = None,
     ) -> Report:
-        """What was built, what each step costs and what its drafts are worth, as data and as one HTML file.
+        """Report the build, the cost of each step and the use of its drafts, as data and as one HTML file.
 
-        The file loads nothing, so it can be sent and kept. ``speccompile inspect MODEL --html report.html`` writes the
-        same.
+        The file loads no other files, so it can be sent and archived. ``speccompile inspect MODEL --html report.html``
+        writes the same file.
 
         Args:
-            path: the HTML file; None writes none.
-            measure: whether the tiers are timed, as wholes and call by call. Seconds; no request is decoded meanwhile.
-            prompts: token ids each. They are decoded greedily with the policy fixed to each tier in turn, and counted
-                in ``stats``. The policy starts without history afterwards.
+            path: the HTML file; None writes no file.
+            measure: whether the tiers are timed, as wholes and call by call. This needs seconds, in which no request is
+                decoded.
+            prompts: token ids for each prompt. They are decoded greedily with the policy fixed to each tier in turn,
+                and counted in ``stats``. The policy starts without history afterwards.
             max_new_tokens: Most new tokens of each prompt.
-            trace: a file that :meth:`~speccompile.Speculator.record_trace` wrote, to be shown. None is what
-                ``prompts`` gave at the largest tier.
-            kind: of the executables that are shown. None is that of ``spec.tiers``.
+            trace: a file that :meth:`~speccompile.Speculator.record_trace` wrote, to be shown. None shows the trace of
+                ``prompts`` at the largest tier.
+            kind: kind of the executables that are shown. None means the kind of ``spec.tiers``.
 
         Returns:
             The data of the report. ``as_json()`` returns it as plain values.
@@ -240,14 +241,14 @@ class Inspection(SpeculatorBase):
         Raises:
             InvalidOption: an argument is not valid.
             InvalidTrace: ``trace`` cannot be read.
-            InsideStep: this is a callback of a step.
+            InsideStep: the caller is a callback of a step.
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
         assert self._build is not None
         flag("report", "measure", measure)
         if measure:
-            self._refuse_sharded("report()", "its parts would be timed on this rank alone; use measure=False")
+            self._refuse_sharded("report()", "its parts would be timed only on this rank; use measure=False")
         if kind is not None and not engine.table.prepared(kind, watched=False):
             reason = "its executables are not built; spec.prepare(sampling=True) builds those that draw tokens"
             raise InvalidOption(where="report", name="kind", value=kind, reason=reason)

@@ -1,8 +1,8 @@
-"""What code that holds a transformers model reads of it and calls, for a wrapped one.
+"""The attributes and methods of a transformers model that other code uses, for a wrapped model.
 
-``transformers.pipeline``, lm-eval's ``HFLM`` and scripts use a model by its attributes, and do not ask for its class.
-Each member here is the wrapped model's own. What would change that model under its compiled steps is absent, or an
-error.
+``transformers.pipeline``, lm-eval's ``HFLM`` and scripts use a model by its attributes, and do not check its class.
+Each member here is the wrapped model's own. Members that would change the model under its compiled steps are absent, or
+raise an error.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ class ModelInterface(SpeculatorBase):
 
     @property
     def config(self) -> PreTrainedConfig:
-        """The config of the model that is wrapped."""
+        """The config of the wrapped model."""
         return self._open()[1].model.config
 
     @property
     def generation_config(self) -> GenerationConfig:
-        """The model's own: changes hold from the next request on."""
+        """The model's own generation_config. Changes apply from the next request on."""
         return self._open()[1].model.generation_config
 
     @generation_config.setter
@@ -59,37 +59,37 @@ class ModelInterface(SpeculatorBase):
 
     @property
     def main_input_name(self) -> str:
-        """The name of the first argument of the model's forward, as transformers has it."""
+        """The name of the first argument of the model's forward, by transformers' name."""
         return self._open()[1].model.main_input_name
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
-        """Steps embed token ids alone, also those of a model that sees images."""
+        """Input modalities, only text: steps embed only token ids, also for a model that processes images."""
         return ("text",)
 
     @property
     def output_modalities(self) -> tuple[str, ...]:
-        """What is generated: text."""
+        """Output modalities, only text."""
         return ("text",)
 
     def can_generate(self) -> bool:
-        """Always True: ``generate`` is there."""
+        """Return True: ``generate`` exists."""
         return True
 
     def parameters(self) -> Iterator[nn.Parameter]:
-        """The parameters of the model that is wrapped."""
+        """The parameters of the wrapped model."""
         return self._open()[1].model.parameters()
 
     def num_parameters(self, only_trainable: bool = False, exclude_embeddings: bool = False) -> int:
-        """The number of its parameters, as transformers counts them."""
+        """The number of the model's parameters, as transformers counts them."""
         model = self._open()[1].model
         return int(model.num_parameters(only_trainable=only_trainable, exclude_embeddings=exclude_embeddings))
 
     def __call__(self, *inputs: Any, **options: Any) -> Any:
-        """The model's own forward, in PyTorch, with its arguments and its output.
+        """Run the model's own forward, in PyTorch, with its arguments and its output.
 
-        ``logits`` ``[B, T, V]`` are those that the steps verify with. After ``wrap(weights="int8")`` it computes with
-        the rounded weights, as they do. It does not use the arena: the cache is the caller's.
+        ``logits`` ``[B, T, V]`` are those that the steps verify with. After ``wrap(weights="int8")`` the forward
+        computes with the rounded weights, as the steps do. It does not use the arena: the caller owns the cache.
         """
         target = self._open()[1]
         self._refuse_sharded("the model's forward", "call the sharded model on all ranks")
@@ -100,19 +100,19 @@ class ModelInterface(SpeculatorBase):
     forward = __call__
 
     def eval(self) -> Self:
-        """Return itself, with the model in evaluation mode."""
+        """Put the model into evaluation mode, and return the speculator."""
         self._open()[1].model.eval()
         return self
 
     def tie_weights(self) -> None:
-        """Nothing: they were tied, or not, when the model was wrapped."""
+        """Do nothing: weights were tied, or not, when the model was wrapped."""
         self._open()
 
     def to(self, *args: Any, **options: Any) -> Self:
-        """Accepts what ``torch.nn.Module.to`` accepts, and changes nothing.
+        """Accept the arguments of ``torch.nn.Module.to``, and change nothing.
 
         Raises:
-            CannotMove: the device or the dtype is another one.
+            CannotMove: the device or the dtype differs from the model's.
         """
         device, dtype, *_ = parse_to(*args, **options)
         here = self.device

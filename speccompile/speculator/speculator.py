@@ -1,4 +1,4 @@
-"""What ``wrap`` returns: decode, check, swap tiers, learn, save."""
+"""The object that ``wrap`` returns: it decodes, checks, changes tiers, learns and saves."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 
 class Speculator(Generation, Inspection, ModelInterface):
-    """A wrapped model. Made by :func:`speccompile.wrap`; a context manager that closes itself."""
+    """A wrapped model, created by :func:`speccompile.wrap`. It is a context manager that closes itself."""
 
     def check(
         self,
@@ -45,17 +45,17 @@ class Speculator(Generation, Inspection, ModelInterface):
         reference: Reference = "transformers",
         adapter: str | None = None,
     ) -> CheckReport:
-        """Decode ``prompts`` (token ids each) and compare with plain decoding.
+        """Decode ``prompts`` (token ids each) and compare the result with plain decoding.
 
         Args:
             reference: ``transformers`` is the model's own greedy ``generate``, on all ranks of a sharded model;
-                ``plain`` this speculator's K=0 tier.
-            adapter: the name of the LoRA adapter that both have; None is the model itself.
+                ``plain`` is this speculator's K=0 tier.
+            adapter: the name of the LoRA adapter that both use; None means the model without adapters.
 
         Returns:
-            Equal or not, and for each difference its place and the logit change that explains it. With
-            ``weights="int8"`` also how much rounding alone changes there: no two forwards of such a model agree in
-            more, while ``plain`` has to be equal always.
+            Whether both are equal, and for each difference its position and the logit change that explains it. With
+            ``weights="int8"`` it also has the change that rounding causes there by itself: two forwards of such a model
+            never agree better than that. ``plain`` must always be equal.
         """
         engine, target = self._open()
         if reference not in ("transformers", "plain"):
@@ -71,63 +71,63 @@ class Speculator(Generation, Inspection, ModelInterface):
         return check_texts(engine, target, token_ids, max_new_tokens, eos, reference, self._answer, found)
 
     def add_adapter(self, name: str, source: str | os.PathLike[str] | PeftModel) -> None:
-        """Load a LoRA adapter, between two steps: nothing is built and no buffer moves. Requests name it from then on.
+        """Load a LoRA adapter between two steps. Nothing is compiled and no buffer moves. Requests can then name it.
 
         Args:
-            name: of your choice.
+            name: any name that no loaded adapter has.
             source: a folder that PEFT's ``save_pretrained`` wrote, the name of such a repository, or a ``PeftModel``
                 with one active adapter, over another copy of the base model.
 
         Raises:
-            InvalidOption: it was wrapped without ``adapters=``.
-            InvalidAdapter: the adapter cannot be read, is not plain LoRA, exceeds the buffers, or has the name of one
-                that is loaded.
-            AdaptersFull: no place is free.
-            InsideStep: this is a callback of a step.
+            InvalidOption: the model was wrapped without ``adapters=``.
+            InvalidAdapter: the adapter cannot be read, is not plain LoRA, exceeds the buffers, or has the name of a
+                loaded adapter.
+            AdaptersFull: no position for an adapter is free.
+            InsideStep: the caller is a callback of a step.
         """
         engine, target = self._open()
-        engine.turns.refuse_callback("add_adapter()")
-        engine.adapters.add(name, read_adapter(name, source, engine.adapters.check_room(name), target.model))
+        engine.loop.refuse_callback("add_adapter()")
+        engine.adapters.add(name, read_adapter(name, source, engine.adapters.check_name(name), target.model))
 
     def remove_adapter(self, name: str) -> None:
-        """Let no further request name the adapter. Requests that wait or run keep it until they end; its place is free
-        after that.
+        """Remove an adapter, so no further request can name it. Requests that wait or run keep it until they end; then
+        its position is free.
 
         Raises:
-            InvalidOption: it was wrapped without ``adapters=``.
-            UnknownAdapter: none of that name is loaded.
-            InsideStep: this is a callback of a step.
+            InvalidOption: the model was wrapped without ``adapters=``.
+            UnknownAdapter: no adapter of that name is loaded.
+            InsideStep: the caller is a callback of a step.
         """
         self.engine.adapters.remove(name)
 
     def learn(self, steps: int) -> Any:
-        """Train the draft head on the texts that were served, now, and use the new weights if they draft better on the
+        """Train the draft head now, on the texts that were served. Use the new weights if they draft better on the
         newest of these. Other threads may decode meanwhile.
 
         Args:
             steps: training steps.
 
         Returns:
-            A :class:`~speccompile.training.online_learner.Learnt`: the steps that were made, whether the new weights
-            are in use, and the acceptance before and after.
+            A :class:`~speccompile.training.online_learner.Learnt`: the number of steps, whether the new weights are in
+            use, and the acceptance before and after.
 
         Raises:
-            InvalidOption: it was wrapped without ``learn=``.
-            InsideStep: this is a callback of a step.
-            TrainingDiverged: the loss is not finite. The head stays as it was.
+            InvalidOption: the model was wrapped without ``learn=``.
+            InsideStep: the caller is a callback of a step.
+            TrainingDiverged: the loss is not finite. The head does not change.
         """
-        self.engine.turns.refuse_callback("learn()")
+        self.engine.loop.refuse_callback("learn()")
         return self.learner.learn(read_count("learn", "steps", steps))
 
     def save_head(self, folder: str | os.PathLike[str]) -> None:
-        """Write the draft head as it drafts now, with what it has learnt, as a checkpoint that ``draft=`` loads.
+        """Write the current draft head, with all that it has learnt, as a checkpoint that ``draft=`` loads.
 
         Raises:
-            InvalidOption: it was wrapped without ``learn=``.
-            InsideStep: this is a callback of a step.
+            InvalidOption: the model was wrapped without ``learn=``.
+            InsideStep: the caller is a callback of a step.
             OSError: the folder cannot be written.
         """
-        self.engine.turns.refuse_callback("save_head()")
+        self.engine.loop.refuse_callback("save_head()")
         self.learner.save(Path(folder))
 
     def save_hidden_states(
@@ -143,25 +143,25 @@ class Speculator(Generation, Inspection, ModelInterface):
         **options: Any,
     ) -> None:
         """Save the hidden states of many texts, and, with ``max_new_tokens`` above 1, of the model's continuations.
-        Texts that have records already are skipped, so a new process continues where a killed one stopped. Returns when
-        all records are on the disk.
+        Texts that already have records are skipped, so a new process continues where a killed one stopped. The method
+        returns when all records are on the disk.
 
         Args:
             texts: token ids each.
-            ids: Ids of the records. None is a digest of the text, and equal ones make one record.
-            loss_masks: For each text a 0 or 1 for each of its tokens. None is all 1 where nothing is written after
-                them, else all 0.
-            max_new_tokens: Most new tokens. Of the last one there are no hidden states, so 1 saves the texts alone.
+            ids: Ids of the records. None is a digest of the text; equal texts share one record.
+            loss_masks: For each text a 0 or 1 for each of its tokens. None is all 1 if the model adds no continuation,
+                else all 0.
+            max_new_tokens: Most new tokens. The last token has no hidden states, so 1 saves only the texts.
             do_sample: Whether tokens are drawn; otherwise the most likely one is chosen.
             seed: Seed of what is drawn. Text i draws as ``seed + i`` does.
             progress: Whether to show a bar on stderr, if that is a terminal.
-            options: of the sampling pipeline, as :meth:`generate` has them.
+            options: options of the sampling pipeline, as :meth:`generate` accepts them.
 
         Raises:
             InvalidOption: the wrap does not save hidden states.
-            RecordsNotWritten: the disk does not take them.
+            RecordsNotWritten: records cannot be written to the disk.
             UserError: an argument is not valid.
-            RequestFailed: a text could not be read; the records of others are kept.
+            RequestFailed: a text could not be processed; the records of the other texts are kept.
         """
         engine, target = self._open()
         save_texts(
@@ -199,12 +199,12 @@ class Speculator(Generation, Inspection, ModelInterface):
 
     @contextlib.contextmanager
     def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Write what each step is offered, accepts and takes to ``path``, JSON lines, while in the ``with``: for
-        ``speccompile policy-lab``. Record with ``policy="fixed:K"`` of the largest tier: what a smaller one had no room
-        for is not known.
+        """Record a trace for ``speccompile policy-lab`` within the ``with`` statement. ``path`` receives JSON lines
+        with the offered drafts, the accepted drafts and the duration of each step. Record with ``policy="fixed:K"`` of
+        the largest tier: a smaller tier does not verify all offered drafts, so the fate of the others is unknown.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: ``path`` cannot be written.
         """
         engine, _ = self._open()
         engine.policies.record(path)
@@ -214,15 +214,15 @@ class Speculator(Generation, Inspection, ModelInterface):
             engine.policies.end_record()
 
     def prepare(self, *, sampling: bool = False, mixed: bool = False) -> None:
-        """Build now what the first request that needs it would wait for.
+        """Build executables now for which the first request that needs them would wait.
 
         Args:
             sampling: tiers that draw tokens, for requests with ``do_sample`` or a processor.
-            mixed: tiers that read the prompts of requests submitted to the engine along with its steps; with
-                ``sampling`` those that draw tokens too.
+            mixed: tiers that process prompts along with a step of other requests. With ``sampling`` also those that
+                draw tokens.
 
         Raises:
-            InvalidOption: one of them is not True or False.
+            InvalidOption: an argument is not True or False.
             Closed: the speculator was closed.
         """
         flag("prepare", "sampling", sampling)
@@ -235,16 +235,16 @@ class Speculator(Generation, Inspection, ModelInterface):
     # --- keeping ---------------------------------------------------------------------------------
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a package to ``path``, one file, whole or not at all; :func:`speccompile.load` reads it.
+        """Write a package to the file ``path``, completely or not at all; :func:`speccompile.load` reads it.
 
-        It holds the options given to ``wrap``, the captured graph, the steps built so far, and what Inductor made of
-        the decoder layers, machine code included (which is compiled once more for it, some 20 s). It holds no weights
-        and no requests. See :mod:`speccompile.compiler.package`.
+        The package has the options given to ``wrap``, the captured graph, the steps built so far, and Inductor's code
+        for the decoder layers. The code includes machine code, which is compiled once more for the package (some 20 s).
+        The package has no weights and no requests. See :mod:`speccompile.compiler.package`.
 
         Raises:
-            CannotSave: an option of ``wrap`` is code of your own (a logits processor, a policy, an acceptance rule), or
-                the model has hooks, or its weights were consumed. Nothing was compiled then.
-            LoweringError: Inductor's caches are off, so that it leaves nothing to save, or it cannot compile.
+            CannotSave: an option of ``wrap`` is your own code (a logits processor, a policy, an acceptance rule), or
+                the model has hooks, or its weights were consumed. Nothing is compiled in this case.
+            LoweringError: Inductor's caches are off, so nothing can be saved, or it cannot compile.
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
@@ -266,5 +266,5 @@ class Speculator(Generation, Inspection, ModelInterface):
         write_package(path, make_manifest(target.model, given, engine.arena.layout.tensors, files), files)
 
 
-# Pipelines log an error for a class that transformers does not know to be a causal LM.
+# transformers' pipelines log an error for a class that is not registered as a causal LM.
 cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING).register(Speculator, Speculator, exist_ok=True)

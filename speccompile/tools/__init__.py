@@ -1,1 +1,1 @@
-"""What only tools need: the survey of model families, the policy lab, TensorRT-LLM's predicates."""
+"""Tools for development: the survey of model families, the policy lab, and costs of sharded models."""

@@ -1,6 +1,6 @@
-"""On paper: what a step of a sharded model costs over n ranks, and up to which draft length speculation pays.
+"""Model of the cost of a step of a sharded model over n ranks, and of the draft length up to which speculation pays.
 
-``python -m speccompile.tools.rank_costs`` prints the table of docs/guides/ranks.md. Nothing here is measured.
+``python -m speccompile.tools.rank_costs`` prints the table of docs/guides/ranks.md. Nothing is measured here.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ import torch
 
 @dataclass(frozen=True)
 class ShardedModel:
-    """What a step reads and sends.
+    """Bytes that a step reads and sends.
 
     Args:
-        weights: bytes that every rank reads its part of.
-        whole: bytes that every rank reads all of.
+        weights: bytes of which every rank reads its part.
+        whole: bytes that every rank reads completely.
         layers, hidden: L and M.
-        value_bytes: of one number of a hidden state.
-        sums_per_layer: all-reduces of a layer: one where attention is whole on every rank.
+        value_bytes: bytes of one number of a hidden state.
+        sums_per_layer: all-reduces of a layer; one if attention is not sharded.
     """
 
     weights: float
@@ -38,15 +38,16 @@ class ShardedModel:
 
 @dataclass(frozen=True)
 class Machine:
-    """What reading and sending take.
+    """Speed of reading and of sending.
 
     Args:
-        read: bytes of weights a second, of one rank.
-        link: bytes a second that a rank receives.
-        latency: seconds of a collective of nothing.
-        ring: whether a sum goes round a ring, as NCCL's does, which sends ``2 (n - 1) / n`` parts; else each rank
-            receives the parts of all others, as on CPUs (:func:`speccompile.ops.collective.all_reduce`).
-        place: seconds that each further place of a row adds to the reading of all weights by one rank, as a share.
+        read: bytes of weights per second that one rank reads.
+        link: bytes per second that a rank receives.
+        latency: seconds of an empty collective.
+        ring: whether an all-reduce uses a ring, as NCCL's does, which sends ``2 (n - 1) / n`` parts. Otherwise each
+            rank receives the parts of all others, as on CPUs (:func:`speccompile.ops.collective.all_reduce`).
+        place: additional time of each further position of a row, relative to the time that one rank needs to read all
+            weights.
     """
 
     read: float
@@ -57,10 +58,10 @@ class Machine:
 
 
 def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: int, rows: int = 1) -> float:
-    """Seconds of a step of ``rows`` rows of ``width`` places over ``ranks``.
+    """Seconds of a step of ``rows`` rows of ``width`` positions over ``ranks``.
 
-    Weights are read once, and further places add to that; every sum is of the hidden states of all places. The choice
-    and the message of rank 0 are two collectives of a few bytes.
+    Weights are read once. Each further position adds a share of that time. Every all-reduce has the hidden states of
+    all positions. The choice and the message of rank 0 are two collectives of a few bytes.
     """
     reading = (model.weights / ranks + model.whole) / machine.read * (1 + machine.place * (rows * width - 1))
     if ranks == 1:
@@ -72,7 +73,7 @@ def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: in
 
 
 def fitted(model: ShardedModel, steps: Mapping[int, float], collectives: Mapping[int, float], *, ring: bool) -> Machine:
-    """The machine that explains measured times best: by least squares, for steps relative to their time.
+    """Fit a machine to measured times by least squares. Errors of steps are relative to their time.
 
     Args:
         steps: seconds of a step of one rank that has the whole model, by width.
@@ -95,7 +96,7 @@ def _line(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[floa
 
 
 def emitted(draft_len: int, chance: float) -> float:
-    """Expected tokens of a step whose drafts are right with ``chance`` each: the sum of its powers up to
+    """Expected tokens of a step whose drafts are each right with probability ``chance``: the sum of its powers up to
     ``draft_len``."""
     return sum(chance**accepted for accepted in range(draft_len + 1))
 
@@ -103,7 +104,7 @@ def emitted(draft_len: int, chance: float) -> float:
 def gain(
     model: ShardedModel, machine: Machine, draft_len: int, *, ranks: int, rows: int = 1, chance: float = 0.7
 ) -> float:
-    """Tokens a second with drafts over tokens a second without."""
+    """Tokens per second with drafts over tokens per second without."""
     plain = step_seconds(model, machine, ranks=ranks, width=1, rows=rows)
     drafted = step_seconds(model, machine, ranks=ranks, width=draft_len + 1, rows=rows)
     return emitted(draft_len, chance) * plain / drafted
@@ -112,7 +113,7 @@ def gain(
 def best_draft_len(
     model: ShardedModel, machine: Machine, *, ranks: int, rows: int = 1, chance: float = 0.7, most: int = 15
 ) -> int:
-    """The draft length that emits most tokens a second; 0 where speculation does not pay."""
+    """Draft length with the most tokens per second; 0 if speculation does not pay."""
     return max(range(most + 1), key=lambda size: gain(model, machine, size, ranks=ranks, rows=rows, chance=chance))
 
 
@@ -130,7 +131,7 @@ READ = 2e12
 
 
 def table(ranks: Sequence[int] = (1, 2, 4, 8), rows: Sequence[int] = (1, 32)) -> str:
-    """Markdown: of each link, rows and ranks, milliseconds of a step without drafts, and the best draft length with its
+    """Markdown table by link, rows and ranks: milliseconds of a step without drafts, and the best draft length with its
     gain."""
     head = ["link", "rows", *(f"n={count}" for count in ranks)]
     lines = [head, ["---", "---:", *["---:"] * len(ranks)]]

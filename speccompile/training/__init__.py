@@ -29,7 +29,7 @@ __all__ = [
     "train_head",
 ]
 
-# Imported at first use, since the command line reads the options without torch.
+# Imported at first use: the command line reads the options without torch.
 _MODULES = {
     "Acceptance": "acceptance",
     "OnlineTraining": "online",

@@ -1,4 +1,4 @@
-"""How many drafts the target would accept, counted on texts that it has read already."""
+"""Number of drafts that the target would accept, counted on texts that it has read."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-#: Draft lengths whose acceptance length is reported; the one by which the best head is chosen.
+#: Draft lengths whose acceptance length is reported, and the one that selects the best head.
 REPORTED, JUDGED = (1, 3, 5, 7), 3
 
 
@@ -15,8 +15,8 @@ class Acceptance:
     """Acceptance by position, estimated under greedy decoding.
 
     Args:
-        rates: by position, the part of drafts that equal the target's choice, of those whose earlier drafts did.
-        drafts: how many drafts were judged at each position.
+        rates: by position, the share of drafts that equal the target's choice, of those whose earlier drafts did.
+        drafts: by position, the number of judged drafts.
     """
 
     rates: tuple[float, ...]
@@ -24,15 +24,17 @@ class Acceptance:
 
     @classmethod
     def of(cls, counts: torch.Tensor) -> Acceptance:
-        """Args:
-        counts: int64 ``[2, K]``, accepted drafts and judged ones.
+        """Compute acceptance.
+
+        Args:
+            counts: int64 ``[2, K]``, numbers of accepted and of judged drafts.
         """
         accepted, judged = counts.tolist()
         rates = tuple(a / n if n else 0.0 for a, n in zip(accepted, judged, strict=True))
         return cls(rates, tuple(int(n) for n in judged))
 
     def length(self, draft_len: int) -> float:
-        """Acceptance length at ``draft_len`` draft tokens: 1 and the expected number of accepted ones."""
+        """Acceptance length at ``draft_len`` draft tokens: 1 + the expected number of accepted ones."""
         survives, total = 1.0, 1.0
         for rate in self.rates[:draft_len]:
             survives *= rate
@@ -40,7 +42,7 @@ class Acceptance:
         return total
 
     def metrics(self) -> dict[str, float]:
-        """By name: ``length_K``, and ``accepted_J`` of the positions 1, 2, ..."""
+        """Metrics by name: ``length_K``, and ``accepted_J`` of the positions 1, 2, ..."""
         found = {f"length_{count}": self.length(count) for count in REPORTED}
         return found | {f"accepted_{place}": rate for place, rate in enumerate(self.rates, start=1)}
 
@@ -51,11 +53,11 @@ class Acceptance:
 
 
 class DraftCounts:
-    """Counts drafts of one batch, step after step.
+    """Counts drafts of one batch, step by step.
 
-    A row is judged at a step while its earlier drafts were accepted and the text goes on with them. Where the text was
-    sampled and differs from the target's greedy choice, the greedy continuation is not known: the row is left out from
-    there on, neither accepted nor rejected. Texts of temperature 0 have no such rows.
+    A row is judged at a step if its earlier drafts were accepted and the text continues with them. If a sampled text
+    differs from the target's greedy choice, the greedy continuation is not known: from there on the row is neither
+    accepted nor rejected. Texts of temperature 0 have no such rows.
     """
 
     def __init__(self) -> None:
@@ -63,12 +65,12 @@ class DraftCounts:
         self._counts: list[torch.Tensor] = []
 
     def add(self, rows: torch.Tensor, drafts: torch.Tensor, chosen: torch.Tensor, text: torch.Tensor) -> None:
-        """The next step.
+        """Count the drafts of the next step.
 
         Args:
             rows: bool ``[B, T]``, rows whose next token is known.
-            drafts, chosen, text: int64 ``[B, T]``, of each row the head's draft, the target's choice, and the token
-                that the text has.
+            drafts, chosen, text: int64 ``[B, T]``, for each row the head's draft, the target's choice, and the token of
+                the text.
         """
         alive = rows if self._alive is None else rows & self._alive
         accepted = alive & (drafts == chosen)
@@ -76,5 +78,5 @@ class DraftCounts:
         self._alive = accepted & (text == chosen)
 
     def total(self) -> torch.Tensor:
-        """int64 ``[2, K]``, accepted and judged drafts."""
+        """Total numbers of accepted and of judged drafts, int64 ``[2, K]``."""
         return torch.stack(self._counts, dim=1)

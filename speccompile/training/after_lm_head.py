@@ -1,4 +1,4 @@
-"""What a target does to the output of its lm_head: a factor, a soft cap, or nothing."""
+"""Function that a target applies to the output of its lm_head: a factor, a soft cap, or nothing."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from dataclasses import dataclass
 import torch
 from transformers import PretrainedConfig
 
-#: Keys of a config that name a factor. Granite divides by its ``logits_scaling``, HyperCLOVA X multiplies by it.
+#: Keys of a config for a factor. Granite divides by its ``logits_scaling``, HyperCLOVA X multiplies by it.
 FACTORS = ("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier")
-#: Keys that name a cap: Gemma 2's, RecurrentGemma's.
+#: Keys for a cap, of Gemma 2 and of RecurrentGemma.
 CAPS = ("final_logit_softcapping", "logits_soft_cap")
 
 
 @dataclass(frozen=True)
 class AfterLmHead:
-    """An increasing function of each logit: times ``factor``, then bent to stay within ``cap``."""
+    """An increasing function of each logit: multiply by ``factor``, then limit smoothly to ``cap``."""
 
     factor: float = 1.0
     cap: float | None = None
@@ -30,7 +30,7 @@ class AfterLmHead:
 
 
 def possible(config: PretrainedConfig) -> Iterator[AfterLmHead]:
-    """The functions that a target of this config may have, the identity first."""
+    """Functions that a target of this config may have, the identity first."""
     factors, caps = [1.0], [None, *_numbers(config, CAPS)]
     for value in _numbers(config, FACTORS):
         factors += [value, 1 / value]
@@ -40,6 +40,6 @@ def possible(config: PretrainedConfig) -> Iterator[AfterLmHead]:
 
 
 def _numbers(config: PretrainedConfig, names: tuple[str, ...]) -> list[float]:
-    """Those of them that are greater than 0."""
+    """Values of ``names`` that are greater than 0."""
     given = (getattr(config, name, None) for name in names)
     return [float(value) for value in given if isinstance(value, int | float) and value > 0]

@@ -1,4 +1,4 @@
-"""Texts of similar lengths as batches, which is what the training loop has as items."""
+"""Batches of texts of similar lengths. A batch is one item of the training loop's data."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from speccompile.hidden_states import Record
 from speccompile.training.examples import Example, Examples
 
 Batch = dict[str, torch.Tensor]
-#: Batches whose texts are sorted by length together: more waste less on padding, and mix less.
+#: Number of batches whose texts are sorted by length together. A larger pool needs less padding, but mixes texts less.
 POOL = 32
 
 
 def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[list[int]]:
-    """Indices of the texts of each batch: as many as ``batch_tokens`` holds when they are padded to the longest one,
-    at least one."""
+    """Plan the batches: indices of their texts. A batch has as many texts as ``batch_tokens`` holds when all are padded
+    to the longest one, and at least one."""
     order = list(range(len(lengths)))
     random.Random(seed).shuffle(order)
     pools: list[list[int]] = [[]]
@@ -33,7 +33,7 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[l
     batches: list[list[int]] = []
     for pool in pools:
         batch: list[int] = []
-        # The longest first, so that the first text of a batch is its width.
+        # Longest first: the first text of a batch is its width.
         for index in sorted(pool, key=lambda index: -lengths[index]):
             if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
                 batches.append(batch)
@@ -44,11 +44,11 @@ def plan_batches(lengths: Sequence[int], batch_tokens: int, seed: int) -> list[l
 
 
 class Batches(Dataset[Batch]):
-    """Item i is a whole batch; its texts are the same in every epoch. Hidden states are read when it is asked for.
+    """Dataset of whole batches with the same texts in every epoch. Hidden states are read on access.
 
     Fields: ``input_ids`` int64 ``[B, T]``, padded on the right with 0; ``loss_mask`` bool ``[B, T]``; ``texts`` int64
-    ``[1]``, how many it has. If there are hidden states, also ``tapped`` ``[B, T, taps * M]`` and ``final``
-    ``[B, T, M]``, and ``choices`` int64 ``[B, T]`` if these are known.
+    ``[1]``, the number of texts. With hidden states also ``tapped`` ``[B, T, taps * M]`` and ``final`` ``[B, T, M]``,
+    and ``choices`` int64 ``[B, T]`` if these are known.
     """
 
     def __init__(self, examples: Examples, batch_tokens: int, seed: int) -> None:
@@ -73,7 +73,7 @@ class Batches(Dataset[Batch]):
 
 
 def padded(items: Sequence[Example]) -> Batch:
-    """Without hidden states."""
+    """Batch of the texts, without hidden states."""
     return {
         "input_ids": _stacked([item.input_ids for item in items]).long(),
         "loss_mask": _stacked([item.loss_mask for item in items]),
@@ -86,14 +86,14 @@ def _stacked(rows: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 def _of_text(record: Record, item: Example) -> Record:
-    """As much of ``record`` as ``item`` has.
+    """Truncate ``record`` to the length of ``item``.
 
     Raises:
-        InvalidInput: it is of another text.
+        InvalidInput: the record belongs to another text.
     """
     length = len(item)
     if not torch.equal(record.input_ids[:length].long(), item.input_ids.long()):
-        reason = f"those of text {item.name!r} are of another text; give another folder, or delete its states"
+        reason = f"those of text {item.name!r} belong to another text; give another folder, or delete its states"
         raise InvalidInput(name="the saved hidden states", reason=reason)
     if len(record.input_ids) == length:
         return record

@@ -1,4 +1,4 @@
-"""Initial weights of heads that are those of their target."""
+"""Initial weights of heads from their target."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccompile.graph_capture.model_info import decoder_layers
 
 @torch.no_grad()
 def layer_weights(layer: nn.Module) -> dict[str, torch.Tensor]:
-    """The parameters of a decoder layer, with norms as :func:`scale_of` has them."""
+    """Parameters of a decoder layer, with norms converted by :func:`scale_of`."""
     found: dict[str, torch.Tensor] = dict(layer.named_parameters())
     for name, module in layer.named_modules():
         weight = found.get(f"{name}.weight")
@@ -22,7 +22,7 @@ def layer_weights(layer: nn.Module) -> dict[str, torch.Tensor]:
 
 @torch.no_grad()
 def final_scale(target: PreTrainedModel) -> torch.Tensor | None:
-    """The scale of the norm after the last layer, None if it is not where Llama has it."""
+    """Scale of the norm after the last layer; None if it is not at Llama's module path."""
     base = target.get_submodule(decoder_layers(target)[0].rpartition(".")[0])
     norm = dict(base.named_children()).get("norm")
     weight = None if norm is None else dict(norm.named_parameters()).get("weight")
@@ -30,8 +30,8 @@ def final_scale(target: PreTrainedModel) -> torch.Tensor | None:
 
 
 def scale_of(norm: nn.Module, weight: torch.Tensor) -> torch.Tensor:
-    """What ``norm`` multiplies normed values by: its ``weight``, or one more (Gemma)."""
-    # Of mean 0 and mean square 1.
+    """Factor that ``norm`` applies to normalised values: its ``weight``, or ``1 + weight`` (Gemma)."""
+    # An input of mean 0 and mean square 1.
     ones = torch.ones_like(weight)
     ones[1::2] = -1
     scale = norm(ones) * ones

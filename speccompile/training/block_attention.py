@@ -1,4 +1,4 @@
-"""Attention of many blocks of one text: each attends to the text before it and to itself."""
+"""Attention of several blocks of one text. Each attends to the text before it and to itself."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import torch
 class BlocksAttention:
     """Attention of one batch.
 
-    A block whose first token stands at position a finds the context of the positions before a in a decoding head's
-    cache. Blocks do not attend to one another: they belong to different steps.
+    A block whose first token is at position a attends to the positions before a, as to the cache of a decoding head.
+    Blocks do not attend to one another: they belong to different steps.
 
     Source: "DFlash" (2026, arXiv 2602.06036), section 4; SpecForge, ``create_dflash_sdpa_mask``.
 
@@ -35,8 +35,9 @@ class BlocksAttention:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """See :class:`~speccompile.modes.dflash.attention.BlockAttention`; rows ``[B, N * block, heads, D]`` are those
-        of N blocks, one after another. Windows are not supported."""
+        """Attend to the context and to the whole block. See
+        :class:`~speccompile.modes.dflash.attention.BlockAttention`; rows ``[B, N * block, heads, D]`` are those of N
+        blocks in order. Windows are not supported."""
         return self._attend(layer, query, key, value, scale, window, causal=False)
 
     def attend(
@@ -48,7 +49,7 @@ class BlocksAttention:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """The same, where a query attends to no place of the block after its own."""
+        """Attend to the context, and in the block only up to the query's position."""
         return self._attend(layer, query, key, value, scale, window, causal=True)
 
     def _attend(

@@ -1,7 +1,7 @@
 """Training of heads that draft a block in one forward.
 
-Source: "DFlash" (2026, arXiv 2602.06036), section 4: blocks after random tokens of a text, and a loss that weighs the
-first draft tokens more; SpecForge, ``OnlineDFlashModel``.
+Source: "DFlash" (2026, arXiv 2602.06036), section 4: blocks after random tokens of a text, and a loss with larger
+weights for the first draft tokens; SpecForge, ``OnlineDFlashModel``.
 """
 
 from __future__ import annotations
@@ -16,23 +16,24 @@ from speccompile.training.block_attention import BlocksAttention
 from speccompile.training.losses import cross_entropy, less_memory
 from speccompile.training.teacher import TargetStates, Teacher
 
-#: Positions in this order are spread evenly, however many are taken.
+#: Multiples of this number modulo 1: any number of first positions in this order is spread evenly.
 GOLDEN = 0.6180339887498949
 
 
 class BlockTraining(nn.Module):
-    """A DFlash head and its loss.
+    """Module of a DFlash head and its loss.
 
-    A block starts with the token at position a of a text and drafts the tokens at a + 1, a + 2, ... from the target's
+    A block starts with the token at position a of a text, and drafts the tokens at a + 1, a + 2, ... from the target's
     hidden states before a. The loss of draft i is the cross entropy with the target's distribution after position
-    a + i - 1; drafts have the weights 1, decay, decay^2, ... Blocks start at random positions, in eval mode at evenly
-    spread ones.
+    a + i - 1. Drafts have the weights 1, decay, decay^2, ... Blocks start at random positions in training, and at
+    evenly spread ones in eval mode.
 
     Args:
-        head: its own modules are trained. What it shares with the target is none of the submodules.
-        teacher: computes hidden states that a batch does not have.
-        blocks: most blocks of a text and step.
-        seed: of the positions at which they start.
+        head: its own modules are trained. Modules that it shares with the target are not submodules here.
+        teacher: computes hidden states that are missing in a batch.
+        blocks: largest number of blocks of a text and step.
+        decay: ratio of the weights of a draft and of the one before.
+        seed: seed of the positions at which blocks start.
     """
 
     steps: torch.Tensor
@@ -42,8 +43,8 @@ class BlockTraining(nn.Module):
         self.fc, self.hidden_norm, self.layers, self.norm = head.fc, head.hidden_norm, head.layers, head.norm
         self._shared, self._teacher = (head,), teacher
         self._blocks, self._decay, self._seed = blocks, decay, seed
-        #: Training steps so far. Positions depend on it, so they do not depend on interruptions; torch's own random
-        #: state does, by the evaluations.
+        #: Number of training steps so far, as the seed of positions. Unlike torch's random state, it does not depend on
+        #: evaluations and interruptions.
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=teacher.weight.device))
 
     def forward(
@@ -55,10 +56,11 @@ class BlockTraining(nn.Module):
         final: torch.Tensor | None = None,
         choices: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """A batch, see :class:`~speccompile.training.batches.Batches`.
+        """Compute the loss of a batch, see :class:`~speccompile.training.batches.Batches`.
 
         Returns:
-            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, accepted and judged drafts by position.
+            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, numbers of accepted and judged drafts by
+            position.
         """
         head, width = self._shared[0], input_ids.shape[1]
         states = self._teacher.states(input_ids, tapped, final, choices)
@@ -86,11 +88,11 @@ class BlockTraining(nn.Module):
         return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
 
     def _starts(self, loss_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Positions ``[B, N]`` at which blocks start, and bool ``[B, N]`` which of them have a draft to learn. Token
-        and first draft are tokens to learn from, as the rows of heads that draft in a chain."""
+        """Positions ``[B, N]`` at which blocks start, and bool ``[B, N]``, whether each has a draft to learn. The token
+        and the first draft must be tokens to learn from, as for heads that draft in a chain."""
         width, device = loss_mask.shape[1], loss_mask.device
         learnt = loss_mask.clone()
-        # Nothing is known before the first token.
+        # Without a token before it the first token has no context.
         learnt[:, 0] = False
         learnt[:, :-1] &= loss_mask[:, 1:]
         learnt[:, -1] = False
@@ -107,7 +109,7 @@ class BlockTraining(nn.Module):
     def _drafts(
         self, head: DFlashHead, input_ids: torch.Tensor, states: TargetStates, starts: torch.Tensor
     ) -> torch.Tensor:
-        """What the head's norm leaves at the places of each block, ``[B, N, block, M]``."""
+        """Output of the head's norm at the positions of each block, ``[B, N, block, M]``."""
         size, device, dtype = head.config.block_size, input_ids.device, head.fc.weight.dtype
         blocks = torch.full((*starts.shape, size), head.config.mask_token_id, device=device)
         blocks[:, :, 0] = input_ids.gather(1, starts)
@@ -121,10 +123,10 @@ class BlockTraining(nn.Module):
         return normed.unflatten(1, (starts.shape[1], size))
 
     def _logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """``[..., V]``, by the target's lm_head, in its dtype."""
+        """Logits ``[..., V]`` of the target's lm_head, in its dtype."""
         teacher = self._teacher
         return F.linear(normed.to(teacher.weight.dtype), teacher.weight, teacher.bias)
 
     def _loss(self, left: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Of rows ``[R, M]`` and the target's hidden states before their drafts ``[R, M]``."""
+        """Loss of rows ``[R, M]``, given the target's hidden states ``[R, M]`` before their drafts."""
         return cross_entropy(self._logits(left).float(), self._teacher.probs(final))

@@ -1,4 +1,4 @@
-"""A tokenizer's chat template around one user turn."""
+"""Token ids that a tokenizer's chat template adds around one user turn."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.errors import InvalidInput
 from speccompile.utils.mistral_common import is_mistral_common
 
-#: Stands for a message where the template is looked at.
+#: Placeholder of a message when the template is analysed.
 _MESSAGE = "THE-MESSAGE"
 
 
 @dataclass(frozen=True)
 class Chat:
-    """Token ids that the template puts around a user turn.
+    """Token ids that the template adds around a user turn.
 
     Args:
-        opening: before the user turn; the target continues them with a user turn (Magpie).
-        closing: after it, up to where the answer begins.
+        opening: before the user turn. The target continues them with a user turn (Magpie).
+        closing: after the user turn, up to the beginning of the answer.
         ends: ids that end a turn.
-        stop: text that ends a user turn, where no special token does.
+        stop: text that ends a user turn, if no special token does.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -34,17 +34,19 @@ class Chat:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, eos: Sequence[int]) -> Chat:
-        """Args:
+        """Analyse the chat template of ``tokenizer``.
+
+        Args:
             eos: ids that end the target's texts.
 
         Raises:
             InvalidInput: the tokenizer has no chat template, or it changes the messages.
         """
         if is_mistral_common(tokenizer):
-            reason = "mistral-common writes conversations as tokens alone; use a checkpoint with tokenizer.json"
+            reason = "mistral-common writes conversations only as tokens; use a checkpoint with tokenizer.json"
             raise InvalidInput(name="the tokenizer", reason=reason)
         if getattr(tokenizer, "chat_template", None) is None:
-            reason = "it has no chat template, which texts are written in; set tokenizer.chat_template"
+            reason = "it has no chat template, which texts require; set tokenizer.chat_template"
             raise InvalidInput(name="the tokenizer", reason=reason)
         user = {"role": "user", "content": _MESSAGE}
         before, between = _around(tokenizer, [user], answer=True)
@@ -56,13 +58,13 @@ class Chat:
         if not (closing and closing[0] in special):
             stop = next(iter(between.split()), None)
             if stop is None:
-                reason = "nothing in it ends a user turn"
+                reason = "it does not end a user turn with a special token or text; use another template"
                 raise InvalidInput(name="the chat template of the tokenizer", reason=reason)
         return cls(tokenizer, tuple(opening), tuple(closing), tuple(dict.fromkeys([*ends, *eos])), stop)
 
     @property
     def overhead(self) -> int:
-        """Tokens of a text that are neither user turn nor answer."""
+        """Number of tokens of a text outside of user turn and answer."""
         return len(self.opening) + len(self.closing)
 
     def encode(self, text: str) -> list[int]:
@@ -70,19 +72,19 @@ class Chat:
         return _ids(self.tokenizer, text)
 
     def prompt(self, user: str) -> list[int]:
-        """Ids of a user turn in the template, up to where the answer begins."""
+        """Ids of a user turn in the template, up to the beginning of the answer."""
         messages = [{"role": "user", "content": user}]
         found: Any = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=True)
         ids: list[int] = found["input_ids"]
         return ids
 
     def user_turn(self, ids: Sequence[int], answer_start: int) -> str:
-        """The user turn of a text, whose answer begins at ``answer_start``."""
+        """User turn of a text whose answer begins at ``answer_start``."""
         inner = ids[len(self.opening) : answer_start - len(self.closing)]
         return str(self.tokenizer.decode(list(inner), skip_special_tokens=True))
 
     def drawn_turn(self, ids: Sequence[int]) -> str:
-        """The user turn that the target wrote after :attr:`opening`, its end left out."""
+        """User turn that the target wrote after :attr:`opening`, without its end."""
         text = str(self.tokenizer.decode(list(ids), skip_special_tokens=True))
         return (text if self.stop is None else text.split(self.stop)[0]).strip()
 
@@ -95,10 +97,10 @@ def _ids(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
 def _around(
     tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, str]], *, answer: bool = False
 ) -> tuple[str, str]:
-    """What is before and after the last message, which is :data:`_MESSAGE`."""
+    """Text before and after the last message, which is :data:`_MESSAGE`."""
     text = str(tokenizer.apply_chat_template(messages, add_generation_prompt=answer, tokenize=False))
     before, found, after = text.rpartition(_MESSAGE)
     if not found:
-        reason = "it does not show a message as it is"
+        reason = "it changes the text of a message; use another template"
         raise InvalidInput(name="the chat template of the tokenizer", reason=reason)
     return before, after

@@ -1,4 +1,4 @@
-"""Checkpoints of a training: which is the newest, and whether it is complete, unchanged and of this training."""
+"""Checkpoints of a training: search for the newest, and checks that it is complete, unchanged and of this training."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from transformers.trainer_callback import ExportableState
 
 from speccompile.errors import CorruptCheckpoint, error_line
 
-#: Of a checkpoint's files the one that ``Trainer`` writes last.
+#: Last file of a checkpoint that ``Trainer`` writes.
 STATE = "trainer_state.json"
-#: Names of checkpoints, with the step.
+#: Names of checkpoints. They contain the step.
 NUMBERED = re.compile(r"checkpoint-(\d+)")
-#: Files that each process writes for itself.
+#: Prefix of files that each process writes.
 OF_PROCESSES = "rng_state_"
 
 
 class Signature(TrainerCallback, ExportableState):
-    """Notes in each checkpoint which training it is of, and the digests of its files.
+    """Records in each checkpoint the training that it belongs to, and the digests of its files.
 
     Args:
-        folder: of the checkpoints.
-        training: a digest of what the training depends on.
+        folder: folder of the checkpoints.
+        training: digest of all inputs of the training.
     """
 
     def __init__(self, folder: Path, training: str) -> None:
@@ -37,7 +37,7 @@ class Signature(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
     ) -> TrainerControl:
-        # A checkpoint names the best one by its path, and the folder may have been moved.
+        # A checkpoint stores the path of the best one, and the folder may have been moved.
         if state.best_global_step is not None:
             state.best_model_checkpoint = str(_checkpoint(self._folder, state.best_global_step))
         return control
@@ -49,19 +49,19 @@ class Signature(TrainerCallback, ExportableState):
         return control
 
     def state(self) -> dict[str, Any]:
-        """``Trainer`` asks for it when all other files of a checkpoint are written, and puts it into the last one."""
+        """State for the last file of a checkpoint. ``Trainer`` calls this when all other files are written."""
         files = {} if self._checkpoint is None else _digests(self._checkpoint)
         return {"args": {}, "attributes": {"training": self._training, "files": files}}
 
 
 def newest_checkpoint(folder: Path, training: str) -> Path | None:
-    """The newest complete checkpoint. What a killed process left of others is removed.
+    """Find the newest complete checkpoint. Incomplete ones, of a killed process, are removed.
 
     Args:
-        training: a digest of what the training depends on.
+        training: digest of all inputs of the training.
 
     Raises:
-        CorruptCheckpoint: it, or the best one before it, is damaged or of another training.
+        CorruptCheckpoint: it, or the best one before it, is damaged or belongs to another training.
     """
     names = (NUMBERED.fullmatch(path.name) for path in folder.glob("*"))
     for step in sorted((int(name[1]) for name in names if name), reverse=True):
@@ -69,7 +69,7 @@ def newest_checkpoint(folder: Path, training: str) -> Path | None:
         try:
             state = json.loads((path / STATE).read_text())
         except (OSError, ValueError):
-            # Another process of this training may do so, too.
+            # Another process of this training may also remove it.
             shutil.rmtree(path, ignore_errors=True)
             continue
         advice = f"Delete the folder {path}, and the same call continues from the checkpoint before it"
@@ -87,7 +87,7 @@ def _checkpoint(folder: Path, step: int) -> Path:
 
 
 def _check_best(path: Path, step: int, training: str, advice: str) -> None:
-    """Raises CorruptCheckpoint."""
+    """Raise CorruptCheckpoint if the best checkpoint is damaged."""
     try:
         state = json.loads((path / STATE).read_text())
     except (OSError, ValueError) as error:
@@ -96,14 +96,14 @@ def _check_best(path: Path, step: int, training: str, advice: str) -> None:
 
 
 def _check(path: Path, step: int, state: Any, training: str, advice: str) -> None:
-    """Raises CorruptCheckpoint."""
+    """Raise CorruptCheckpoint if a file is damaged, or the checkpoint belongs to another step or training."""
     try:
         noted = state["stateful_callbacks"][Signature.__name__]["attributes"]
         files, other = dict(noted["files"]), (noted["training"], state["global_step"]) != (training, step)
     except (KeyError, TypeError, ValueError):
         files, other = {}, True
     if other:
-        reason = f"it is not of step {step} of this training"
+        reason = f"it does not belong to step {step} of this training"
         raise CorruptCheckpoint(path=str(path / STATE), reason=reason, advice=advice)
     for name, digest in files.items():
         try:
@@ -111,12 +111,12 @@ def _check(path: Path, step: int, state: Any, training: str, advice: str) -> Non
         except OSError as error:
             raise CorruptCheckpoint(path=str(path / name), reason=error_line(error), advice=advice) from error
         if found != digest:
-            reason = "it is not what the training wrote"
+            reason = "it was changed after the training wrote it"
             raise CorruptCheckpoint(path=str(path / name), reason=reason, advice=advice)
 
 
 def _digests(checkpoint: Path) -> dict[str, str]:
-    """By name of a file. Those of other processes may not be complete yet."""
+    """Digests of files by name. Files of other processes are left out, since they may be incomplete."""
     files = sorted(path for path in checkpoint.glob("*") if path.is_file() and path.name != STATE)
     return {path.name: _digest(path) for path in files if not path.name.startswith(OF_PROCESSES)}
 

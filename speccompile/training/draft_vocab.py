@@ -1,4 +1,4 @@
-"""The draft vocabulary: the tokens that a head can draft."""
+"""Draft vocabulary: the tokens that a head can draft."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Iterable
 
 import torch
 
-#: Size by default, and that of the smallest target's vocabulary that gets one of this size.
+#: Default size, and the smallest target vocabulary for which it is used.
 DEFAULT_SIZE, SMALLEST_TARGET = 8192, 16384
 
 
 def default_size(vocab: int) -> int:
-    """Of a target's vocabulary of that size."""
+    """Default size for a target vocabulary of ``vocab`` tokens."""
     return DEFAULT_SIZE if vocab > SMALLEST_TARGET else vocab
 
 
 def most_frequent(counts: torch.Tensor, size: int, always: Iterable[int] = ()) -> torch.Tensor:
-    """The target's ids of the ``size`` most frequent tokens, int64 ``[size]``, ascending. Of equally frequent ones the
-    first are taken.
+    """Ids of the ``size`` most frequent tokens of the target, int64 ``[size]``, ascending. Among equally frequent
+    tokens smaller ids have precedence.
 
     Args:
         counts: int64 ``[V]``.
-        always: ids that are taken however rare they are.
+        always: ids that are included regardless of their counts.
     """
     counts = counts.clone()
     known = [token for token in always if 0 <= token < len(counts)]

@@ -1,4 +1,4 @@
-"""What a head is trained on: token ids of texts, which of them to learn from, and, where there are, hidden states."""
+"""Training examples of a head: token ids of texts, masks of tokens to learn from, and hidden states if available."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from speccompile.training.own_texts import OwnText, own_text, read_own_texts, te
 from speccompile.training.text_files import PATTERN, TEXTS_SUFFIX, SavedTexts
 from speccompile.training.turn_files import is_json_lines
 
-#: Texts that ``make_texts`` wrote, records that ``save_hidden_states`` wrote, the folder of either, or a JSON lines
-#: file of the user's own texts.
+#: Texts of ``make_texts``, records of ``save_hidden_states``, the folder of either, or a JSON lines file of the user's
+#: texts.
 Folder: TypeAlias = str | Path | SavedTexts | SavedHiddenStates
-#: One of these, several folders or files of texts, or own texts: strings, or mappings as in a JSON line.
+#: One of these, several folders or files of texts, or the user's texts: strings, or mappings as in a JSON line.
 Data: TypeAlias = Folder | Iterable[str | Path | SavedTexts | Mapping[str, Any]]
-#: Texts that the user wrote, with their names.
+#: Texts of the user with their names.
 OwnTexts: TypeAlias = list[tuple[str, OwnText]]
 
 
@@ -54,9 +54,9 @@ class Examples(Sequence[Example]):
     """All texts, in their order. Their token ids are in memory, their hidden states are not.
 
     Args:
-        targets: ids of the target that they were made by; several where an earlier version named it otherwise, none of
-            texts of the user.
-        states: records by the examples' names; None if the target has to read them.
+        targets: ids of the target that wrote the texts. There are several if an earlier version used another id, and
+            none for the user's texts.
+        states: records by the examples' names; None if the target must read the texts.
     """
 
     items: tuple[Example, ...]
@@ -75,7 +75,7 @@ class Examples(Sequence[Example]):
         return sum(map(len, self.items))
 
     def digest(self) -> str:
-        """Equal for the same texts."""
+        """Digest of the texts and masks."""
         found = hashlib.sha256()
         for item in self.items:
             found.update(item.input_ids.numpy().tobytes())
@@ -83,23 +83,21 @@ class Examples(Sequence[Example]):
         return found.hexdigest()[:16]
 
     def counts(self, vocab: int) -> torch.Tensor:
-        """How often each token is learnt, int64 ``[V]``."""
+        """Number of occurrences of each token to learn, int64 ``[V]``."""
         counts = torch.zeros(vocab, dtype=torch.int64)
         for item in self.items:
             counts += torch.bincount(item.input_ids[item.loss_mask].long(), minlength=vocab)
         return counts
 
     def split(self, part: float) -> tuple[Examples, Examples]:
-        """The examples to train on and those that are held out. Whether a text is held out depends on its name alone,
-        so that it stays so when a folder grows; at least one is, if there are two.
+        """Split into examples to train on and examples that are held out. A text's name decides, so the choice is
+        stable when a folder grows. At least one text is held out.
 
         Raises:
             InvalidInput: there are fewer than two texts.
         """
         if len(self.items) < 2:
-            reason = (
-                f"{len(self.items)} of them has tokens to learn from; at least two are needed, since one is held out"
-            )
+            reason = f"{len(self.items)} of them has tokens to learn from; give at least two, since one is held out"
             raise InvalidInput(name="the training data", reason=reason)
         chances = {item.name: _chance(item.name) for item in self.items}
         count = sum(chance < part for chance in chances.values())
@@ -112,42 +110,43 @@ class Examples(Sequence[Example]):
 def read_examples(
     data: Data, vocab: int, *, max_len: int, learn_from: str, tokenizer: PreTrainedTokenizerBase | None = None
 ) -> Examples:
-    """The examples of a folder, or of several, those without a token to learn from left out.
+    """Read the examples of one or several folders. Those without a token to learn from are left out.
 
     Args:
-        data: a list of texts or mappings is the user's own texts. A string is a text if it has white space and is not
-            the name of a file; alone it is a path.
-        tokenizer: of the user's own texts.
+        data: a list of texts or mappings is the user's texts. A string in a list is a text if it has white space and is
+            not the name of a file; a single string is a path.
+        tokenizer: for the user's texts.
         vocab: size of the target's vocabulary.
-        max_len: of longer texts the beginning is used.
+        max_len: longer texts are truncated.
         learn_from: ``answers`` or ``all``.
 
     Raises:
-        InvalidInput: there are none, they have tokens that the target does not know, or folders are by targets of
-            several classes or forms.
+        InvalidInput: there are no examples, they have tokens that the target does not have, or folders belong to
+            targets of several classes or forms.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
     opened = _opened(data, tokenizer)
     states = next((part for part in opened if isinstance(part, SavedHiddenStates)), None)
     if states is not None and len(opened) > 1:
         raise InvalidInput(
-            name="the training data", reason="hidden states are trained on alone; give one folder of them"
+            name="the training data", reason="hidden states cannot be combined; give only one folder of them"
         )
     if not opened:
-        raise InvalidInput(name="the training data", reason="no folder is given")
+        raise InvalidInput(name="the training data", reason="the list is empty; give at least one folder")
     targets = sorted({_target(part) for part in opened if not isinstance(part, list)})
-    # The class, and the form that weights were rounded to; the digest between them is compared with the target's.
+    # Class and form of the weights. The digest between them is compared with that of the target later.
     if len({(target.split(" ")[0], *target.split(" ")[2:]) for target in targets}) > 1:
-        raise InvalidInput(name="the training data", reason=f"they are by the targets {', '.join(targets)}")
+        reason = f"they are by the targets {', '.join(targets)}; give texts of one target"
+        raise InvalidInput(name="the training data", reason=reason)
     items = []
     for place, part in enumerate(opened):
         for name, ids, mask in _texts(part):
             ids, mask = ids[:max_len].int(), mask[:max_len].bool()
             if learn_from == "all":
                 mask = torch.ones_like(mask)
-            # A row needs the two tokens after its own: one that it reads, and one that it drafts.
+            # A row needs two later tokens: one to read, and one to draft.
             if len(ids) > 2 and int((mask[1:-1] & mask[2:]).sum()):
-                # Names of the first folder stay what they are when another one is added.
+                # Names from the first folder must not change when another one is added.
                 items.append(Example(f"{place}:{name}" if place else name, ids, mask))
     if not items:
         reason = "no text has an answer of two tokens; use learn_from='all' if all tokens are the target's"
@@ -155,12 +154,12 @@ def read_examples(
     greatest = max(int(item.input_ids.max()) for item in items)
     if greatest >= vocab:
         reason = f"they have the token {greatest}, and the target's vocabulary ends at {vocab - 1}"
-        raise InvalidInput(name="the training data", reason=f"{reason}; are they of another tokenizer?")
+        raise InvalidInput(name="the training data", reason=f"{reason}; use texts of the target's tokenizer")
     return Examples(tuple(items), tuple(targets), states)
 
 
 def _target(opened: SavedTexts | SavedHiddenStates) -> str:
-    """The id of the target whose texts they are."""
+    """Id of the target that wrote the texts."""
     if isinstance(opened, SavedTexts):
         return opened.source.target
     assert opened.about is not None
@@ -202,24 +201,24 @@ def _open(data: Any, tokenizer: PreTrainedTokenizerBase | None) -> SavedTexts | 
     if path.is_file() and is_json_lines(path):
         return [(str(number), text) for number, text in enumerate(read_own_texts(path, _needed(tokenizer)))]
     if path.is_file() and path.suffix != TEXTS_SUFFIX:
-        reason = f"own texts are JSON lines, in a file named *.jsonl or *.jsonl.gz ({_LINE})"
+        reason = f"your texts must be JSON lines, in a file named *.jsonl or *.jsonl.gz ({_LINE})"
         raise InvalidInput(name=f"the file {path}", reason=reason)
     if path.is_file() or any(path.glob(PATTERN)):
         return SavedTexts(path)
     records = SavedHiddenStates(path)
     if not records:
         reason = f"there are neither training texts ({PATTERN}) nor saved hidden states (*.safetensors)"
-        raise InvalidInput(name=f"the folder {path}", reason=f"{reason}; own texts are JSON lines (*.jsonl)")
+        raise InvalidInput(name=f"the folder {path}", reason=f"{reason}; give your texts as JSON lines (*.jsonl)")
     return records
 
 
 def _is_text(part: Any) -> bool:
-    """Whether a string is a text and not the name of a file or folder."""
+    """Return whether a string is a text, not the name of a file or folder."""
     return isinstance(part, str) and any(map(str.isspace, part)) and not _is_path(part)
 
 
 def _is_path(part: str) -> bool:
-    # The name of a file that does not exist is an error, not a text.
+    # The name of a missing file is an error, not a text.
     return os.path.exists(part) or is_json_lines(Path(part))
 
 
@@ -242,11 +241,11 @@ def _own_texts(parts: Sequence[Any], tokenizer: PreTrainedTokenizerBase | None) 
 
 def _needed(tokenizer: PreTrainedTokenizerBase | None) -> PreTrainedTokenizerBase:
     if tokenizer is None:
-        reason = "own texts are not token ids yet; give the target's tokenizer=..."
+        reason = "your texts must be tokenized; give the target's tokenizer=..."
         raise InvalidInput(name="the training data", reason=reason)
     return tokenizer
 
 
 def _chance(name: str) -> float:
-    """Of a text, in [0, 1)."""
+    """Pseudo-random number in [0, 1) from a name."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "big") / 2**64

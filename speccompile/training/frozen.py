@@ -1,4 +1,4 @@
-"""Checkpoints of a training have what is trained alone: an embedding that the target lends may be larger than that."""
+"""State dicts without frozen parameters: an embedding that the target lends may be larger than all that is trained."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import nn
 
 
 def leave_out_frozen(module: nn.Module) -> None:
-    """Leave parameters that need no gradient out of the module's state dict, and let it load one without them."""
+    """Leave parameters without gradient out of the module's state dict, and let it load a state dict without them."""
     module.register_state_dict_post_hook(_drop)
     module.register_load_state_dict_post_hook(_expect)
 

@@ -1,4 +1,4 @@
-"""DFlash heads: how they begin, what trains them, and how they are written."""
+"""DFlash heads: initialisation, training and saving."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ from speccompile.training.teacher import Teacher
 
 
 class Training(HeadKind):
-    """``head_layers`` layers of the target's own sizes over up to five of its layers. Embedding and lm_head are the
-    target's, and stay."""
+    """Head of ``head_layers`` layers of the target's sizes over up to five of its layers. It shares embedding and
+    lm_head with the target, and these are not trained."""
 
     mode: ClassVar[str] = "dflash"
 
@@ -36,14 +36,14 @@ class Training(HeadKind):
             return self.given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         if given is None:
-            # The last layer is read after the final norm, unlike the others.
+            # Unlike other layers, the last one is read after the final norm.
             if count < 2:
                 raise InvalidHead(
-                    source=SOURCE, reason="the target has a single layer, and the head reads one before the last"
+                    source=SOURCE, reason="the target has a single layer, and the head needs one before the last"
                 )
             return tuple(tap for tap in spread_taps(count) if tap < count - 1) or (0,)
         if given[-1] >= count - 1:
-            reason = f"a block drafter is trained over the layers 0 .. {count - 2} of this target"
+            reason = f"a block drafter needs layers among 0 .. {count - 2} of this target"
             raise InvalidOption(where="train_head", name="layers", value=list(given), reason=reason)
         return tuple(given)
 
@@ -53,14 +53,14 @@ class Training(HeadKind):
         if options.start in NEW:
             return None
         if options.layers is not None:
-            reason = f"the head {options.start} has its own; leave it out"
+            reason = f"the head {options.start} has its own layers; leave it out"
             raise InvalidOption(where="train_head", name="layers", value=options.layers, reason=reason)
         head = load_dflash(options.start, self.target)
         last = len(decoder_layers(self.target)[1]) - 1
-        # What cannot be written is not trained.
+        # Fail now if the head cannot be saved.
         assistant_config(head, "float32")
         if any(head.config.windows) or last in head.config.taps:
-            reason = "only heads without a sliding window that do not read the target's last layer are trained"
+            reason = "it must have no sliding window, and not read the target's last layer; start from another head"
             raise InvalidHead(source=options.start, reason=reason)
         for own in head.own:
             own.to(torch.float32).requires_grad_(True)
@@ -104,7 +104,7 @@ class Training(HeadKind):
 
 
 def _mask_token(counts: torch.Tensor, always: Collection[int]) -> int:
-    """The last one of the tokens that are learnt least often, and that end no text."""
+    """Choose a mask token: the last among the tokens that are learnt least often and do not end a text."""
     counts = counts.clone()
     counts[[token for token in always if 0 <= token < len(counts)]] += 1
     return int((counts == counts.min()).nonzero()[-1])
@@ -112,8 +112,8 @@ def _mask_token(counts: torch.Tensor, always: Collection[int]) -> int:
 
 @torch.no_grad()
 def _begin_as_target(head: DFlashHead, target: PreTrainedModel) -> None:
-    """Copy what the target's last layers and final norm have of the same name and shape. The projection of the context
-    passes the last of the tapped layers on."""
+    """Copy parameters of the same name and shape from the target's last layers and final norm. The projection of the
+    context is initialised to pass on the last tapped layer."""
     size = head.config.hidden_size
     head.fc.weight[:, -size:].add_(torch.eye(size, dtype=head.fc.weight.dtype, device=head.fc.weight.device))
     layers: list[nn.Module] = list(decoder_layers(target)[1])

@@ -1,4 +1,4 @@
-"""EAGLE-3 heads: how they begin, what trains them, and how they are written."""
+"""EAGLE-3 heads: initialisation, training and saving."""
 
 from __future__ import annotations
 
@@ -24,7 +24,8 @@ from speccompile.training.unrolled import UnrolledTraining
 
 
 class Training(HeadKind):
-    """One layer of the target's own sizes over three of its layers. The embedding is the target's, and stays."""
+    """Head of one layer of the target's sizes over three of its layers. It shares the embedding, which is not
+    trained."""
 
     mode: ClassVar[str] = "eagle3_one_model"
 
@@ -34,11 +35,11 @@ class Training(HeadKind):
             return self.given.config.taps
         count, given = len(decoder_layers(self.target)[1]), self.options.layers
         if given is None and count <= 5:
-            reason = f"the usual three layers exist in targets of more than 5, and this one has {count}; name some"
+            reason = f"the usual three layers need a target of more than 5, and this one has {count}; name some"
             raise InvalidOption(where="train_head", name="layers", value=None, reason=reason)
         taps = default_taps(count) if given is None else tuple(given)
         if taps[-1] >= count:
-            reason = f"the target has the layers 0 .. {count - 1}"
+            reason = f"they must be among the target's layers 0 .. {count - 1}"
             raise InvalidOption(where="train_head", name="layers", value=list(taps), reason=reason)
         return taps
 
@@ -49,11 +50,11 @@ class Training(HeadKind):
             return None
         for name in ("draft_vocab", "layers"):
             if (value := getattr(options, name)) is not None:
-                reason = f"the head {options.start} has its own; leave it out"
+                reason = f"the head {options.start} has its own {name}; leave it out"
                 raise InvalidOption(where="train_head", name=name, value=value, reason=reason)
         head = load_eagle3(options.start, self.target).float()
         if not head.config.trainable:
-            reason = "only heads of one layer without a sliding window, which draft in a chain, are trained"
+            reason = "it must have one layer without a sliding window, and draft in a chain; start from another head"
             raise InvalidHead(source=options.start, reason=reason)
         if not head.config.taps:
             head = head.with_taps(default_taps(len(decoder_layers(self.target)[1])))
@@ -72,7 +73,7 @@ class Training(HeadKind):
         vocab = len(counts)
         size = self.options.draft_vocab or default_size(vocab)
         if size > vocab:
-            reason = f"the target's vocabulary has {vocab} tokens"
+            reason = f"it must be at most the {vocab} tokens of the target's vocabulary"
             raise InvalidOption(where="train_head", name="draft_vocab", value=size, reason=reason)
         text = self.target.config.get_text_config(decoder=True)
         config = Eagle3Config.for_target(
@@ -113,8 +114,8 @@ class Training(HeadKind):
 
 @torch.no_grad()
 def _begin_as_target(head: Eagle3Head, target: PreTrainedModel, ids: torch.Tensor) -> None:
-    """Copy what the target's last layer, final norm and lm_head have of the same name and shape. Projections of the
-    attention read [embedding, hidden state], and the target's are put in the hidden state's half."""
+    """Copy parameters of the same name and shape from the target's last layer, final norm and lm_head. Attention
+    projections read [embedding, hidden state]; the target's are copied to the half of the hidden state."""
     lm_head: Any = target.get_output_embeddings()
     late = head.config.target_hidden_size
     if late == head.config.hidden_size:

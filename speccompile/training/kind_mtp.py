@@ -1,6 +1,6 @@
-"""MTP modules: how one begins, what trains it, and how it is written.
+"""MTP modules: initialisation, training and saving.
 
-One module is trained, which drafts token after token, reading its own output from the second one on, as in Cai et al.,
+One module is trained. It drafts token by token, and reads its own output from the second token on, as in Cai et al.,
 "FastMTP" (2025).
 """
 
@@ -25,8 +25,8 @@ from speccompile.training.unrolled import UnrolledTraining
 
 
 class Training(HeadKind):
-    """A decoder layer of the target's own class, over what its last layer leaves. Embedding, final norm and lm_head are
-    the target's, and stay."""
+    """Module with a decoder layer of the target's class, over the output of the target's last layer. It shares
+    embedding, final norm and lm_head with the target, and these are not trained."""
 
     mode: ClassVar[str] = "mtp_eagle_one_model"
     keeps_tokens: ClassVar[bool] = False
@@ -53,7 +53,7 @@ class Training(HeadKind):
         chain = MtpChain(head)
         for own in (head.layers, head.norms):
             own.to(torch.float32).requires_grad_(True)
-        # Fails here and not after the target has read the texts.
+        # Fail now, not after the target has read the texts.
         chain.check()
         return head
 
@@ -70,8 +70,8 @@ class Training(HeadKind):
 
 @torch.no_grad()
 def _begin(head: MtpHead, target: PreTrainedModel, *, as_target: bool) -> None:
-    """Norms of the inputs as new ones are. With ``as_target`` also what the target's last layer and final norm have of
-    the same name and shape; the projection passes the hidden state on."""
+    """Initialise the norms of the inputs. With ``as_target`` also copy parameters of the same name and shape from the
+    target's last layer and final norm; the projection then passes on the hidden state."""
     (module,), (norm,) = head.layers, head.norms
     for own in (module.enorm, module.hnorm):
         cast(nn.Module, own).load_state_dict(norm_of(target, head.config).state_dict())

@@ -1,4 +1,4 @@
-"""Kinds of heads that can be trained, each in its own module."""
+"""Kinds of heads to train. Each is in its own module."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from speccompile.hidden_states.target_id import weights_digest
 from speccompile.training.teacher import Teacher
 from speccompile.training.train_options import KINDS, TrainOptions
 
-#: Initial weights that are not those of a head.
+#: Initial weights that do not come from a head.
 NEW = ("target", "random")
 
 
 class HeadKind(ABC):
-    """How a kind of head is trained. One is made for each training.
+    """One training of a head of this kind.
 
     Args:
         target: the target, in eval mode.
-        options: of the training.
+        options: options of the training.
 
     Attributes:
-        mode: the mode that drafts with such a head.
-        given: the head that the training begins with, in float32; None for a new one.
+        mode: mode that drafts with such a head.
+        given: head that the training starts from, in float32; None for a new head.
     """
 
     mode: ClassVar[str]
@@ -44,30 +44,30 @@ class HeadKind(ABC):
     @property
     @abstractmethod
     def taps(self) -> tuple[int, ...]:
-        """The target's layers whose outputs the head reads.
+        """Layers of the target whose outputs the head reads.
 
         Raises:
-            InvalidHead: the target has no such layers.
+            InvalidHead: the target does not have such layers.
         """
 
     @cached_property
     @abstractmethod
     def given(self) -> nn.Module | None:
-        """Loaded when it is asked for.
+        """Initial head, loaded at first access.
 
         Raises:
-            InvalidHead, HeadKeys: it cannot be loaded, or not be trained.
-            InvalidOption: an option would change what it has already.
+            InvalidHead, HeadKeys: it cannot be loaded or trained.
+            InvalidOption: an option conflicts with the head.
         """
 
     @property
     @abstractmethod
     def given_form(self) -> str:
-        """What the head that the training begins with is, beside its weights."""
+        """Description of the initial head, apart from its weights."""
 
     def depends_on(self, always: Collection[int]) -> dict[str, Any]:
-        """By name, what the head to train depends on beside options, texts and target: a given one on its contents, a
-        new one on the tokens ``always`` of :meth:`build`."""
+        """Further inputs of the training, by name, after options, texts and target: the contents of an initial head,
+        or for a new head the tokens ``always`` of :meth:`build`."""
         if self.given is None:
             return {"kept tokens": sorted(set(always)) if self.keeps_tokens else []}
         form = hashlib.sha256(self.given_form.encode()).hexdigest()[:16]
@@ -75,39 +75,40 @@ class HeadKind(ABC):
 
     @abstractmethod
     def build(self, counts: torch.Tensor, always: Collection[int]) -> nn.Module:
-        """A new head, in float32, on the target's device.
+        """Create a new head, in float32, on the target's device.
 
         Args:
-            counts: int64 ``[V]``, how often each token is learnt.
-            always: tokens that the draft vocabulary has in any case.
+            counts: int64 ``[V]``, number of occurrences of each token to learn.
+            always: tokens that the draft vocabulary always includes.
 
         Raises:
-            InvalidHead: the target cannot have such a head; says why.
+            InvalidHead: such a head is not possible for the target. The error has the reason.
         """
 
     @abstractmethod
     def training(self, head: nn.Module, teacher: Teacher) -> nn.Module:
-        """The module that is trained, called once: it holds ``head``, and its ``forward`` accepts a batch (see
-        :class:`~speccompile.training.batches.Batches`) and returns ``loss`` and, in eval mode, ``counts``."""
+        """Create the module to train. It holds ``head``. Its ``forward`` accepts a batch (see
+        :class:`~speccompile.training.batches.Batches`) and returns ``loss`` and, in eval mode, ``counts``. Called
+        once."""
 
     @torch.no_grad()
     def scale_outputs(self, weight: torch.Tensor, teacher: Teacher) -> None:
-        """Put the factor that follows the target's lm_head (Cohere, Granite) into a ``weight`` of a head that begins as
-        the target: nothing follows the head's logits."""
+        """Multiply ``weight``, copied from the target's lm_head, by the factor that follows the lm_head (Cohere,
+        Granite): the head has no such factor."""
         if self.options.start == "target":
             weight.mul_(teacher.after.factor)
 
     @abstractmethod
     def save(self, head: nn.Module, folder: Path) -> None:
-        """Write the head as a checkpoint that the kind's mode loads.
+        """Write the head as a checkpoint for the kind's mode.
 
         Raises:
-            OSError: the disk does not take it.
+            OSError: the checkpoint cannot be written.
         """
 
 
 def kind_of(target: PreTrainedModel, options: TrainOptions) -> HeadKind:
-    """The kind that ``options`` name: class ``Training`` of the module of that name."""
+    """Create the kind that ``options`` name: class ``Training`` of the module of that name."""
     assert options.kind in KINDS
     found: type[HeadKind] = import_module(f"{__package__}.kind_{options.kind}").Training
     return found(target, options)

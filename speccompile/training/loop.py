@@ -1,4 +1,4 @@
-"""The training loop is transformers' ``Trainer``; here is how it is set up, and what it shows."""
+"""Set-up and progress of the training loop, which is transformers' ``Trainer``."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ from speccompile.training.checkpoints import Signature, newest_checkpoint
 from speccompile.training.train_options import TrainOptions
 from speccompile.utils.devices import traits_of
 
-#: What torch.save raises when the disk does not take a file.
+#: Parts of messages of torch.save when a file cannot be written.
 _TORCH_SAVE = ("PytorchStreamWriter", "unexpected pos", "inline_container")
 
 
 def computes_in_bfloat16(options: TrainOptions, device: torch.device) -> bool:
-    """Whether forwards run in bfloat16: if requested, or with ``auto`` on a GPU that supports it."""
+    """Return whether forwards run in bfloat16: if requested, or with ``auto`` on a GPU that supports it."""
     return options.precision == "bfloat16" or (
         options.precision == "auto" and not traits_of(device).host_memory and torch.cuda.is_bf16_supported()
     )
 
 
 def arguments(folder: Path, options: TrainOptions, device: torch.device) -> TrainingArguments:
-    """``Trainer``'s arguments. An item of the data is a whole batch.
+    """Create ``Trainer``'s arguments. An item of the data is a whole batch.
 
     Raises:
         InvalidOption: the target is on another GPU than the one that ``Trainer`` uses.
@@ -71,16 +71,17 @@ def arguments(folder: Path, options: TrainOptions, device: torch.device) -> Trai
         metric_for_best_model=f"length_{JUDGED}",
         greater_is_better=True,
         logging_steps=10,
-        # A loss that is not finite ends the training.
+        # Log such losses as they are. A loss that is not finite ends the training.
         logging_nan_inf_filter=False,
-        # Marks batches as having what the loss is computed from; of the same shape on all devices.
+        # A field of the same shape on all devices, by which Trainer detects that batches have labels.
         label_names=["texts"],
         remove_unused_columns=False,
         dataloader_pin_memory=False,
         report_to="none",
         disable_tqdm=True,
     )
-    # nn.DataParallel would split a batch's tensors; several GPUs are several processes (accelerate launch, torchrun).
+    # nn.DataParallel would split a batch's tensors. For several GPUs start several processes (accelerate launch,
+    # torchrun).
     made._n_gpu = min(made.n_gpu, 1)
     if made.device != device and not traits_of(device).host_memory:
         reason = (
@@ -101,19 +102,19 @@ def train(
     minutes: float | None,
     progress: bool,
 ) -> tuple[TrainerState, dict[int, Acceptance], Acceptance]:
-    """Train ``module``, from the newest checkpoint in the folder on if there is one. It has the weights of the best
-    checkpoint afterwards; before the first evaluation, the newest ones.
+    """Train ``module``, from the newest checkpoint in the folder if there is one. Afterwards it has the weights of the
+    best checkpoint, or before the first evaluation the newest ones.
 
     Args:
-        training: a digest of what the training depends on.
+        training: digest of all inputs of the training.
 
     Returns:
-        The state, the acceptance by step, and that of the weights that ``module`` has.
+        The state, the acceptance by step, and the acceptance of the final weights.
 
     Raises:
         TrainingDiverged: the loss is not finite.
-        TrainingNotSaved: the disk does not take a checkpoint.
-        CorruptCheckpoint: a checkpoint is damaged or of another training.
+        TrainingNotSaved: a checkpoint cannot be written.
+        CorruptCheckpoint: a checkpoint is damaged or belongs to another training.
     """
     folder = Path(str(arguments.output_dir))
     newest = newest_checkpoint(folder, training)
@@ -146,7 +147,7 @@ def train(
 class _Trainer(Trainer):
     def training_step(self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> torch.Tensor:
         loss: torch.Tensor = super().training_step(model, inputs, *args, **kwargs)
-        # Before the optimizer's step, so that neither weights nor checkpoints have it.
+        # Check before the optimizer's step. Weights and checkpoints then never contain such a loss.
         if not math.isfinite(float(loss)):
             rate = f"{self.get_learning_rates()[0]:.2g}"
             raise TrainingDiverged(loss=float(loss), step=self.state.global_step + 1, rate=rate)
@@ -154,7 +155,7 @@ class _Trainer(Trainer):
 
 
 def _only(items: list[Batch]) -> Batch:
-    """An item is a whole batch."""
+    """Return the only item, which is a whole batch."""
     (batch,) = items
     return batch
 
@@ -164,20 +165,20 @@ def _metrics(found: EvalPrediction) -> dict[str, float]:
 
 
 def curve_of(state: TrainerState) -> dict[int, Acceptance]:
-    """The evaluations by step."""
+    """Acceptance of the evaluations, by step."""
     name = f"eval_length_{JUDGED}"
     return {int(entry["step"]): acceptance_of(entry) for entry in state.log_history if name in entry}
 
 
 def acceptance_of(metrics: Mapping[str, float]) -> Acceptance:
-    """What ``Trainer`` has logged of an evaluation."""
+    """Acceptance from the metrics that ``Trainer`` has logged."""
     names = [name for name in metrics if name.startswith("eval_accepted_")]
     names.sort(key=lambda name: int(name.rpartition("_")[2]))
     return Acceptance(tuple(metrics[name] for name in names), ())
 
 
 class Judge(TrainerCallback):
-    """Judges the head, and writes a checkpoint, at the end as well."""
+    """Evaluates the head and writes a checkpoint at regular steps, and at the end."""
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any
@@ -188,8 +189,8 @@ class Judge(TrainerCallback):
 
 
 class Slice(TrainerCallback):
-    """Stops after so many minutes, with a checkpoint. Heads are judged at the same steps as without it, so that the
-    same one is the best."""
+    """Stops after a number of minutes, with a checkpoint. The steps of evaluations do not change, and neither does the
+    best head."""
 
     def __init__(self, minutes: float) -> None:
         self._ends = time.monotonic() + 60 * minutes
@@ -199,7 +200,7 @@ class Slice(TrainerCallback):
     ) -> TrainerControl:
         ends = torch.tensor(int(time.monotonic() >= self._ends), device=args.device)
         if args.parallel_mode is ParallelMode.DISTRIBUTED:
-            # All processes stop after the same step.
+            # All processes must stop after the same step.
             torch.distributed.broadcast(ends, 0)
         if ends:
             control.should_save = control.should_training_stop = True
@@ -219,7 +220,7 @@ class Progress(TrainerCallback):
                 initial=state.global_step,
                 unit="step",
                 desc="training",
-                # In a log each update is a line.
+                # In a log each update is a separate line.
                 mininterval=0.5 if sys.stderr.isatty() else 30.0,
             )
 

@@ -8,19 +8,19 @@ from typing import cast
 import torch
 from torch.utils.checkpoint import checkpoint
 
-#: Columns of logits above which they are computed twice.
+#: Largest number of columns for which logits are kept for the backward pass.
 WIDE = 2**14
 
 
 def cross_entropy(logits: torch.Tensor, probs: torch.Tensor) -> torch.Tensor:
-    """Mean over rows ``[R, V]``; 0 of no rows."""
+    """Mean cross entropy over rows ``[R, V]``; 0 without rows."""
     losses = logits.logsumexp(-1) - (probs * logits).sum(-1)
     return losses.sum() / max(len(losses), 1)
 
 
 def less_memory(loss: Callable[..., torch.Tensor], *args: torch.Tensor, columns: int) -> torch.Tensor:
-    """``loss(*args)``. Of logits of more than :data:`WIDE` columns nothing is kept for the backward pass, which
-    computes them again: those of several draft steps would be in memory together."""
+    """Compute ``loss(*args)``. With more than :data:`WIDE` columns, the backward pass computes the logits again: those
+    of several draft steps would need much memory."""
     if columns <= WIDE or not torch.is_grad_enabled():
         return loss(*args)
     return cast(torch.Tensor, checkpoint(loss, *args, use_reentrant=False, preserve_rng_state=False))

@@ -1,4 +1,4 @@
-"""``make_texts``: the target writes its own training texts."""
+"""``make_texts``: let the target write its own training texts."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from speccompile.training.text_options import TextOptions
 from speccompile.training.text_writer import TextWriter
 from speccompile.training.turn_files import read_turns
 
-#: Options that are files.
+#: Options with paths of files.
 FILES = ("prompts", "beginnings", "exclude")
 
 
@@ -34,31 +34,34 @@ def make_texts(
     *,
     progress: bool = True,
 ) -> SavedTexts:
-    """Let the target of ``spec`` write texts to train a draft head from, until the folder has enough of them.
+    """Let the target of ``spec`` write texts to train a draft head from, until the folder has enough tokens.
 
-    A text is a user turn and its answer in the tokenizer's chat template. A user turn is of ``options.prompts``, or the
-    target draws it: it continues the template up to where a user's message begins. As many requests run as ``spec`` has
-    slots. Text number i depends on the options and on i alone, and texts are saved in order: a run that was killed
-    continues, and the folder is the same in every byte as without the kill, if logits do not depend on the batch
-    (``spec.explain()``: deterministic). A greater ``options.tokens`` extends a folder.
+    A text is a user turn and its answer in the tokenizer's chat template. User turns come from ``options.prompts``, or
+    the target writes them: it continues the template from the beginning of a user's message. As many requests run at a
+    time as ``spec`` has slots.
 
-    Dropped are: empty turns, user turns of more than ``max_user_tokens``, turns that repeat themselves, user turns that
-    the folder has already (case, punctuation and white space left out), and what overlaps with ``options.exclude``.
+    Text i depends only on the options and on i, and texts are saved in order. A killed run continues when it is started
+    again. The folder then equals that of an uninterrupted run in every byte, if logits do not depend on the batch
+    (``spec.explain()``: deterministic). A larger ``options.tokens`` extends a folder.
+
+    Dropped texts: empty turns, user turns of more than ``max_user_tokens``, turns that repeat themselves, user turns
+    that the folder already has (case, punctuation and white space ignored), and texts that overlap with
+    ``options.exclude``.
 
     Args:
         spec: its ``max_len`` must hold :func:`most_tokens`.
-        output: a folder; created if it does not exist.
-        progress: show a bar on stderr.
+        output: folder, which is created if necessary.
+        progress: whether to show a bar on stderr.
 
     Returns:
         The texts.
 
     Raises:
-        InvalidInput: the tokenizer has no chat template; the folder has texts of another target or of other options; a
-            file of ``prompts`` or ``exclude`` cannot be read.
+        InvalidInput: the tokenizer has no chat template; the folder has texts of another target or of other options; or
+            a file of ``prompts`` or ``exclude`` cannot be read.
         InvalidOption: ``max_len`` of ``spec`` is too small.
-        NoTexts: of 256 drawn texts in a row none could be kept.
-        TextsNotWritten: the disk does not take them.
+        NoTexts: 256 consecutive drawn texts were dropped.
+        TextsNotWritten: the texts cannot be written.
     """
     options = TextOptions() if options is None else options
     eos = spec.generation_config.eos_token_id
@@ -86,7 +89,7 @@ def make_texts(
 
 
 def most_tokens(tokenizer: PreTrainedTokenizerBase, options: TextOptions) -> int:
-    """Most tokens of a text, which ``wrap(max_len=...)`` must hold.
+    """Largest number of tokens of a text, which ``wrap(max_len=...)`` must hold.
 
     Raises:
         InvalidInput: the tokenizer has no chat template.
@@ -103,7 +106,8 @@ def _first_turns(paths: Sequence[str | Path]) -> list[str]:
 
 
 def _content_options(options: TextOptions) -> dict[str, Any]:
-    """What texts depend on: all options but the number of tokens, and of files what they hold."""
+    """Options that determine the texts: all but the number of tokens. Files are replaced by digests of their
+    contents."""
     content: dict[str, Any] = {}
     for name in (item.name for item in fields(options) if item.name != "tokens"):
         value = getattr(options, name)
@@ -121,13 +125,13 @@ def _digest(path: Path) -> str:
 
 def _bar(writer: TextWriter, options: TextOptions, *, shown: bool) -> tqdm[Any]:
     return tqdm(
-        # Given prompts may end long before.
+        # Prompts may end long before that many tokens.
         total=options.tokens if options.draws else None,
         initial=min(writer.tokens, options.tokens),
         unit="tok",
         unit_scale=True,
         desc="writing texts",
         disable=not shown,
-        # In a log each update is a line.
+        # In a log each update is a separate line.
         mininterval=0.5 if sys.stderr.isatty() else 30.0,
     )

@@ -1,4 +1,5 @@
-"""An MTP module as unrolled training composes it: a chain of draft steps, each on its own outputs."""
+"""An MTP module in the form of unrolled training: a chain of draft steps, each of which reads the last one's
+outputs."""
 
 from __future__ import annotations
 
@@ -17,14 +18,14 @@ from speccompile.modes.network.draft_head import RowAttention
 from speccompile.training.unrolled_attention import UnrolledAttention
 from speccompile.utils.transformers_version import CACHE
 
-#: Of transformers' attention interface.
+#: Name in transformers' attention interface.
 IMPLEMENTATION = "speccompile_training"
 SOURCE = "of MTP modules"
 
 
 @dataclass(frozen=True)
 class _Attention:
-    """Stands for the mask, which decoder layers pass on as it is."""
+    """Wrapper of the cache that replaces the mask, since decoder layers pass the mask on unchanged."""
 
     rows: RowAttention
 
@@ -42,10 +43,10 @@ def _attend(
 ) -> tuple[torch.Tensor, None]:
     if softcap is not None or s_aux is not None:
         what = "a soft cap on scores" if s_aux is None else "sinks"
-        raise InvalidHead(source=SOURCE, reason=f"the target's layers attend with {what}, which training does not know")
+        raise InvalidHead(source=SOURCE, reason=f"the target's layers attend with {what}, which training lacks")
     assert isinstance(attention_mask, _Attention)
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    # [B, heads, T, D], where rows are [B, T, heads, D].
+    # [B, heads, T, D] to [B, T, heads, D].
     query, key, value = (x.transpose(1, 2) for x in (query, key, value))
     return attention_mask.rows.attend(cast(int, module.layer_idx), query, key, value, scale), None
 
@@ -54,7 +55,7 @@ AttentionInterface.register(IMPLEMENTATION, _attend)
 
 
 class _Counting(UnrolledAttention):
-    """Counts its calls."""
+    """Attention that counts its calls."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,23 +67,23 @@ class _Counting(UnrolledAttention):
 
 
 class MtpChain(nn.Module):
-    """The first module of ``head`` as a :class:`~speccompile.training.unrolled.ChainHead`. Its parameters are the
-    module's own; what that shares with the target is none of its submodules, and gets no gradients.
+    """First module of ``head`` as a :class:`~speccompile.training.unrolled.ChainHead`. Its parameters are the module's
+    own. Modules that it shares with the target are not submodules, and receive no gradients.
 
     Raises:
-        InvalidHead: the module attends in a way that training does not know.
+        InvalidHead: training does not support the module's attention.
     """
 
     def __init__(self, head: MtpHead) -> None:
         super().__init__()
         if head.masks[0] != Mask():
-            reason = "a layer of the target's class attends within a window, which training does not know"
+            reason = "a layer of the target's class attends within a window, which training does not support"
             raise InvalidHead(source=SOURCE, reason=reason)
         self.module: nn.Module = head.layers[0]
         self.norm: nn.Module = head.norms[0]
         self._shared = (head,)
         head.config._attn_implementation_internal = IMPLEMENTATION
-        # Experts one after another: the form that is captured gathers the weights of every token.
+        # Run experts one by one: the form for capture gathers the weights of every token.
         head.config._experts_implementation_internal = "eager"
 
     @property
@@ -94,10 +95,10 @@ class MtpChain(nn.Module):
         return cast(nn.Linear, self.module.eh_proj).weight.dtype
 
     def check(self) -> None:
-        """Two draft steps of two tokens.
+        """Run two draft steps of two tokens.
 
         Raises:
-            InvalidHead: they do not run; says why.
+            InvalidHead: they fail. The error has the reason.
         """
         device = cast(nn.Linear, self.module.eh_proj).weight.device
         tokens = torch.zeros((1, 2), dtype=torch.int64, device=device)
@@ -146,7 +147,7 @@ class MtpChain(nn.Module):
         return carried
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., V]``, by the target's lm_head, in its dtype."""
+        """Logits ``[..., V]`` of the target's lm_head, in its dtype."""
         lm_head: Any = self._head.lm_head
         normed, bias = self.norm(hidden), getattr(lm_head, "bias", None)
         weight = lm_head.weight.detach()

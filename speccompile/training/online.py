@@ -1,4 +1,4 @@
-"""``wrap(learn=OnlineTraining(...))``: the draft head learns from the texts that are served."""
+"""``wrap(learn=OnlineTraining(...))``: train the draft head on the texts that are served."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from speccompile.training.text_options import Number
 from speccompile.utils.options import Options, WholeNumber, option
 
 if TYPE_CHECKING:
-    from speccompile.runtime.learning import Pupil
+    from speccompile.runtime.learning import TrainableHead
     from speccompile.training.online_learner import OnlineLearner
 
 
 @dataclass(frozen=True)
 class OnlineTraining(Options):
-    """How a head is trained while requests are served.
+    """Options for training a head while requests are served.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -50,13 +50,13 @@ class OnlineTraining(Options):
     judge_every: int = field(
         default=10, metadata=option("Training steps after which new weights are judged.", WholeNumber(1))
     )
-    seed: int = field(default=0, metadata=option("Of the choice of texts.", WholeNumber(0)))
+    seed: int = field(default=0, metadata=option("Seed of the choice of texts.", WholeNumber(0)))
 
-    def start(self, pupil: Pupil) -> OnlineLearner:
-        """Begin to train ``pupil``, in a thread of its own unless ``share`` is 0."""
+    def start(self, trainable: TrainableHead) -> OnlineLearner:
+        """Start to train ``trainable``, in a separate thread unless ``share`` is 0."""
         from speccompile.training.online_learner import OnlineLearner
 
-        return OnlineLearner(pupil, self)
+        return OnlineLearner(trainable, self)
 
 
 if __name__ == "__main__":

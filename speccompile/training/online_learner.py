@@ -1,4 +1,4 @@
-"""Trains a copy of the head that drafts, and brings it into use where it drafts better."""
+"""Trains a copy of the head that drafts, and uses its weights when they draft better."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from torch import nn
 from speccompile.errors import TrainingDiverged
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.hidden_states.target_id import target_id
-from speccompile.runtime.learning import Pupil, ServedText
+from speccompile.runtime.learning import ServedText, TrainableHead
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.acceptance import JUDGED, Acceptance
 from speccompile.training.online import OnlineTraining
@@ -30,25 +30,25 @@ from speccompile.training.text_ring import TextRing, as_batch
 from speccompile.training.unrolled import UnrolledTraining
 from speccompile.utils.low_priority import start_low_priority
 
-#: Of the gradient.
+#: Limit of the gradient's norm.
 MAX_NORM = 0.5
-#: Judgements that are remembered.
+#: Number of judgements in the history.
 HISTORY = 1024
-#: Seconds after which a thread that waits looks whether requests still run, or whether it has to end.
+#: Seconds between checks of a waiting thread, whether requests run and whether it must end.
 LOOK_AGAIN = 0.05
-#: Judgements in a row that took nothing, after which the thread waits for another text.
+#: Number of consecutive judgements without new weights after which the thread waits for another text.
 PATIENCE = 20
 
 
 @dataclass(frozen=True)
 class Learnt:
-    """What came of training.
+    """Result of training.
 
     Args:
-        steps: that were made; fewer than asked for if there are no texts to train on yet.
+        steps: number of steps; fewer than requested if there are no texts to train on.
         taken: whether new weights came into use.
-        before, after: acceptance on the newest texts of the weights that drafted and of the new ones; None where
-            nothing was judged.
+        before, after: acceptance on the newest texts, of the current weights and of the new ones; None without a
+            judgement.
     """
 
     steps: int
@@ -58,19 +58,19 @@ class Learnt:
 
 
 class OnlineLearner:
-    """See :class:`~speccompile.training.OnlineTraining`.
+    """Trainer of :class:`~speccompile.training.OnlineTraining`.
 
     Attributes:
-        history: what came of the last judgements, oldest first.
-        error: what ended the training, if anything did. Requests go on with the head as it is.
+        history: results of the last judgements, oldest first.
+        error: the error that ended the training, or None. Requests continue with the current head.
     """
 
-    def __init__(self, pupil: Pupil, options: OnlineTraining) -> None:
-        self._pupil, self._options = pupil, options
-        head = pupil.head
+    def __init__(self, trainable: TrainableHead, options: OnlineTraining) -> None:
+        self._trainable, self._options = trainable, options
+        head = trainable.head
         assert isinstance(head, Eagle3Head)
         self._live, self._copy = _trainable(head), _trainable(head)
-        self._teacher = teacher = Teacher(pupil.target, head.config.taps)
+        self._teacher = teacher = Teacher(trainable.target, head.config.taps)
         ids = torch.arange(teacher.weight.shape[0]) if head.d2t is None else target_ids(head.d2t)
         self._judged, self._trained = (
             UnrolledTraining(own, teacher, ids, unroll=options.unroll, decay=options.decay)
@@ -80,20 +80,20 @@ class OnlineLearner:
         self._optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
         self._parameters = trained
         self._ring = TextRing(options.ring_tokens, options.judge_tokens)
-        # Not in the ring yet; another thread appends to it.
+        # Texts that are not in the ring yet. Another thread appends to it.
         self._arrived: deque[ServedText] = deque()
         self._draws = random.Random(options.seed)
         self._steps = 0
-        # Judgements since weights were taken or a text arrived.
+        # Number of judgements since new weights came into use or a text arrived.
         self._in_vain = 0
-        # One thread trains at a time. That of the context ``paused`` may.
+        # Held by the thread that trains. A thread in ``paused`` may also train.
         self._lock = threading.RLock()
         self._wake, self._stop = threading.Event(), threading.Event()
         self.history: deque[Learnt] = deque(maxlen=HISTORY)
         self.error: Exception | None = None
         self._thread: threading.Thread | None = None
         if options.share:
-            work = _Background(weakref.ref(self), self._wake, self._stop, pupil.idle, options.share)
+            work = _Background(weakref.ref(self), self._wake, self._stop, trainable.idle, options.share)
             self._thread = start_low_priority(work.run, "speccompile-learn")
 
     def collect(self, text: ServedText) -> None:
@@ -102,10 +102,10 @@ class OnlineLearner:
         self._wake.set()
 
     def learn(self, steps: int) -> Learnt:
-        """Train so many steps, judge, and use the new weights if they draft better.
+        """Train ``steps`` steps, judge, and use the new weights if they draft better.
 
         Raises:
-            TrainingDiverged: the loss is not finite. The head stays as it was, and a later call begins with it.
+            TrainingDiverged: the loss is not finite. The head does not change, and a later call starts from it.
         """
         with self._lock:
             made = 0
@@ -114,9 +114,10 @@ class OnlineLearner:
             return self._judge(made) if made else Learnt(0)
 
     def work(self) -> bool:
-        """One step, and a judgement when it is time. Returns False if there is nothing to learn, or no more time."""
+        """Run one step, and a judgement if it is due. Returns False if there is nothing to learn or the thread must
+        end."""
         while not self._lock.acquire(timeout=LOOK_AGAIN):
-            # What holds it may wait for this thread to end.
+            # The holder of the lock may wait for this thread to end.
             if self._stop.is_set():
                 return False
         try:
@@ -130,23 +131,23 @@ class OnlineLearner:
 
     @contextmanager
     def paused(self) -> Iterator[None]:
-        """No training and no new weights within the context, but by calls of this thread; it waits for a training step
-        that runs."""
+        """Suspend training and new weights within the context, except by calls of this thread. Waits for a running
+        training step."""
         with self._lock:
             yield
 
     def save(self, folder: str | Path) -> None:
-        """Write the head that drafts now, as ``train-head`` does.
+        """Write the head that is in use, in the format of ``train-head``.
 
         Raises:
             OSError: the folder cannot be written.
         """
         with self._lock:
-            target = self._pupil.target
+            target = self._trainable.target
             save_eagle3(self._live, folder, target=type(target).__name__, target_id=target_id(target))
 
     def close(self, *, wait: bool) -> None:
-        """Stop the training; ``wait`` for the end of its thread."""
+        """Stop the training. With ``wait``, wait for the end of its thread."""
         self._stop.set()
         self._wake.set()
         if wait and self._thread is not None:
@@ -174,7 +175,7 @@ class OnlineLearner:
         return True
 
     def _begin_again(self) -> None:
-        """Train the head that drafts, as it is, from here on."""
+        """Restart training from the head that is in use."""
         _copy_values(self._live, self._copy)
         self._optimizer.state.clear()
 
@@ -187,18 +188,18 @@ class OnlineLearner:
         taken = after.length(JUDGED) > before.length(JUDGED)
         self._in_vain = 0 if taken else self._in_vain + 1
         if taken:
-            self._pupil.adopt(_values(self._copy))
+            self._trainable.adopt(_values(self._copy))
             _copy_values(self._copy, self._live)
         elif after.length(JUDGED) < before.length(JUDGED):
-            # Otherwise a copy that has lost what the head knows would have to learn it again before anything is taken.
+            # A copy that has become worse would first need to recover before its weights can come into use.
             self._begin_again()
-        # One that drafts equally well goes on: what it learnt may not show yet on so few tokens.
+        # A copy that drafts equally well continues: an improvement may not show yet on so few tokens.
         self.history.append(Learnt(steps, taken, before, after))
         return self.history[-1]
 
 
 class _Background:
-    """What the thread does. It does not keep the learner: one that is dropped ends it."""
+    """Work of the thread. It has only a weak reference to the learner, and ends when the learner is dropped."""
 
     def __init__(
         self,
@@ -227,11 +228,11 @@ class _Background:
             if trained:
                 self._rest(time.monotonic() - started)
             else:
-                # A learner that was dropped does not set the event.
+                # The event is not set when a learner is dropped.
                 self._wake.wait(1.0)
 
     def _rest(self, took: float) -> None:
-        """Wait until training has had its share of the time, or no request runs."""
+        """Wait until the time share of training is used up, or no request runs."""
         until = time.monotonic() + took * (1 / self._share - 1)
         while not self._idle() and (left := until - time.monotonic()) > 0:
             if self._stop.wait(min(left, LOOK_AGAIN)):
@@ -239,7 +240,7 @@ class _Background:
 
 
 def _values(head: nn.Module) -> dict[str, torch.Tensor]:
-    """What is trained, by name."""
+    """Trained parameters, by name."""
     return {name: value.detach() for name, value in head.named_parameters() if value.requires_grad}
 
 
@@ -251,7 +252,7 @@ def _copy_values(source: nn.Module, to: nn.Module) -> None:
 
 
 def _trainable(head: Eagle3Head) -> Eagle3Head:
-    """A float32 copy, whose embedding stays the head's own if that is the target's."""
+    """Float32 copy of the head. An embedding that is the target's is shared, not copied."""
     shared = head.embed_tokens.weight
     known = {id(shared): nn.Parameter(shared.detach().float(), requires_grad=False)} if head.shares_embedding else {}
     own = copy.deepcopy(head, known).float()

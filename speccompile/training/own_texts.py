@@ -18,9 +18,9 @@ class OwnText:
     """A text.
 
     Args:
-        ids: its tokens.
-        mask: 1 at tokens to learn from: the assistant's, or all if there is no assistant.
-        name: the caller's, or None.
+        ids: token ids.
+        mask: 1 at tokens to learn from: the assistant's, or all without an assistant.
+        name: name that the caller gave, or None.
     """
 
     ids: list[int]
@@ -33,11 +33,13 @@ class OwnText:
 
 
 def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnText]:
-    """A text of each JSON line: of ``conversations`` or ``messages`` (lists of ``role`` and ``content``, by the chat
-    template), ``text`` or ``prompt`` (as it is), or ``turns`` (the first, as a user's).
+    """Read a text from each JSON line.
+
+    A line has ``conversations`` or ``messages`` (lists of ``role`` and ``content``, for the chat template), ``text`` or
+    ``prompt`` (used directly), or ``turns`` (the first is used, as a user's).
 
     Raises:
-        InvalidInput: names the file, and the line.
+        InvalidInput: a line is not valid. The error names the file and the line.
     """
     texts = []
     for number, line in enumerate(read_lines(path), start=1):
@@ -52,10 +54,10 @@ def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnTe
 
 
 def own_text(text: str, tokenizer: PreTrainedTokenizerBase) -> OwnText:
-    """A text as it is, of which all tokens are learnt.
+    """Encode a text directly. All of its tokens are learnt.
 
     Raises:
-        ValueError: it is empty.
+        ValueError: the text is empty.
     """
     ids: list[int] = tokenizer(text)["input_ids"] if text else []
     if not ids:
@@ -64,10 +66,10 @@ def own_text(text: str, tokenizer: PreTrainedTokenizerBase) -> OwnText:
 
 
 def text_of_fields(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
-    """The text of one JSON line: see :func:`read_own_texts`.
+    """Read the text of one JSON line, see :func:`read_own_texts`.
 
     Raises:
-        ValueError: it is not such an object.
+        ValueError: ``fields`` are not such an object.
     """
     if not isinstance(fields, Mapping):
         raise ValueError("it is not a JSON object")
@@ -82,7 +84,7 @@ def text_of_fields(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
     if "turns" in fields:
         turns = fields["turns"]
         if not isinstance(turns, list) or not turns:
-            raise ValueError("'turns' has to be a list of texts")
+            raise ValueError("'turns' must be a list of texts")
         turn = _string(turns[0], "turns")
         if getattr(tokenizer, "chat_template", None) is None:
             return replace(own_text(turn, tokenizer), name=name)
@@ -91,17 +93,17 @@ def text_of_fields(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
         )
         ids = found["input_ids"]  # type: ignore[index, call-overload, assignment]
         return OwnText(ids, [1] * len(ids), name)
-    raise ValueError("it has none of 'conversations', 'messages', 'text', 'prompt' and 'turns'")
+    raise ValueError("it must have 'conversations', 'messages', 'text', 'prompt' or 'turns'")
 
 
 def _string(value: Any, key: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"what {key!r} has is not a text")
+        raise ValueError(f"the value of {key!r} must be a text")
     return value
 
 
 def _conversation(messages: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
-    """Ids of all of it, and 1 at what the assistant says and at the end of that."""
+    """Ids of a conversation, and a mask with 1 at the assistant's tokens and at the end of each of its turns."""
 
     def encoded(count: int, *, answer: bool = False) -> list[int]:
         found = tokenizer.apply_chat_template(list(messages[:count]), add_generation_prompt=answer, return_dict=True)
@@ -114,9 +116,9 @@ def _conversation(messages: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[li
         isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
     )
     if not (known and messages):
-        raise ValueError("a conversation is a list of objects with 'role' and 'content'")
+        raise ValueError("a conversation must be a list of objects with 'role' and 'content'")
     for number, message in enumerate(messages):
-        # Chat templates write any other value in Python's notation.
+        # Chat templates format other values in Python's notation.
         if not isinstance(message["content"], str):
             found = type(message["content"]).__name__
             raise ValueError(f"the content of message {number} must be a string, got {found}")

@@ -1,4 +1,4 @@
-"""Hidden states of training texts on the disk, so that the target reads each text once, not in every epoch."""
+"""Hidden states of training texts on the disk: the target reads each text once, not in every epoch."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from speccompile.training.examples import Example, Examples
 from speccompile.training.teacher import Teacher
 from speccompile.utils.whole_files import write_whole
 
-#: bfloat16 has the range of float32: single values of hidden states are too great for float16 in some models.
+#: bfloat16 has the range of float32. In some models single values of hidden states exceed that of float16.
 DTYPE = torch.bfloat16
-#: Tokens and texts of a file: the header of a file with many texts takes longer to read than a text.
+#: Largest number of tokens and of texts of a file. With many texts, reading of the header would dominate.
 FILE_TOKENS, FILE_TEXTS = 2**14, 32
 _NAME = "states_{:06d}.safetensors"
 
 
 def with_states(examples: Examples, teacher: Teacher, folder: Path, batch_tokens: int, *, progress: bool) -> Examples:
-    """The examples with hidden states in ``folder``: what is not there yet is computed and written. Killed, it
-    continues; the same texts give the same files.
+    """Add hidden states from ``folder`` to the examples. Missing ones are computed and written. A killed call continues
+    when it is repeated; the same texts give the same files.
 
     Raises:
         InvalidInput: the folder has states of another target or of other layers.
         CorruptRecords: a file there is cut off or changed.
-        TrainingNotSaved: the disk does not take them.
+        TrainingNotSaved: the states cannot be written.
     """
     name, _, digest = target_id(teacher.target).partition(" ")
     about = About(name, digest, teacher.taps, str(DTYPE).removeprefix("torch."))

@@ -1,4 +1,4 @@
-"""The target as a teacher: what it knows of a text at each position."""
+"""The target as a teacher: its hidden states and choices at each position of a text."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from speccompile.errors import UnsupportedModel
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.training.after_lm_head import AfterLmHead, possible
 
-#: Largest difference between logits and what is computed from the final hidden state, relative to the greatest logit.
+#: Largest error of logits that are computed from the final hidden state, relative to the greatest logit.
 TOLERANCE = 0.02
-#: Tokens among which a choice is made once more where logits are rounded.
+#: Number of tokens among which the choice is repeated with exact logits, if logits are rounded.
 CANDIDATES = 16
-#: Positions whose whole logits are in memory at a time.
+#: Number of positions whose full logits are in memory at a time.
 CHUNK = 2048
 
 
 @dataclass(frozen=True)
 class TargetStates:
-    """What a head learns from.
+    """Outputs of the target that a head learns from.
 
     Args:
         tapped: ``[B, T, taps * M]``, outputs of the tapped layers.
-        final: ``[B, T, M]``, what the target's lm_head reads.
+        final: ``[B, T, M]``, input of the target's lm_head.
         choices: int64 ``[B, T]``, the likeliest token after each position.
     """
 
@@ -40,19 +40,19 @@ class TargetStates:
 
 
 class Teacher:
-    """A target in eval mode. It reads texts padded on the right: no position attends to a later one.
+    """Target in eval mode. It reads texts padded on the right, since positions do not attend to later ones.
 
     Args:
-        taps: decoder layers whose outputs are wanted.
-        bfloat16: the target's forward runs in autocast. Of its best tokens by rounded logits, the choice is the best by
-            logits in the target's own precision.
+        taps: decoder layers whose outputs are needed.
+        bfloat16: whether the target's forward runs in autocast. The choice is then taken among the best tokens by
+            rounded logits, with logits in the target's own precision.
 
     Raises:
-        UnsupportedModel: its logits are not a linear of the hidden state that its lm_head reads, times a factor and
-            capped as its config has it.
+        UnsupportedModel: the target's logits are not a linear function of the input of its lm_head, with a factor or a
+            cap that its config names.
 
     Attributes:
-        after: what the target does to its lm_head's output.
+        after: function that the target applies to its lm_head's output.
     """
 
     def __init__(self, target: PreTrainedModel, taps: Sequence[int], *, bfloat16: bool = False) -> None:
@@ -67,7 +67,7 @@ class Teacher:
 
     @torch.no_grad()
     def read(self, input_ids: torch.Tensor) -> TargetStates:
-        """``input_ids`` int64 ``[B, T]``, on any device, where the result is, too."""
+        """Read ``input_ids`` int64 ``[B, T]``. The result is on their device."""
         (tapped, final), logits = self._forward(input_ids, bfloat16=self._bfloat16)
         device = input_ids.device
         choices = self._best_of(final, logits) if self._bfloat16 else logits.argmax(-1)
@@ -80,21 +80,21 @@ class Teacher:
         final: torch.Tensor | None,
         choices: torch.Tensor | None,
     ) -> TargetStates:
-        """What is known of a batch, the rest computed."""
+        """Complete the states of a batch: missing ones are computed."""
         if tapped is None or final is None:
             return self.read(input_ids)
         return TargetStates(tapped, final, self.choices(final) if choices is None else choices)
 
     @torch.no_grad()
     def choices(self, final: torch.Tensor) -> torch.Tensor:
-        """The likeliest tokens, int64 ``[...]``, of final hidden states ``[..., M]``."""
+        """Likeliest tokens, int64 ``[...]``, for final hidden states ``[..., M]``."""
         rows = final.flatten(0, -2).to(self.weight.device, self.weight.dtype)
-        # A cap rounds logits to equal ones; the target chooses the first of these.
+        # A cap can round several logits to the same value. The target chooses the first of these.
         found = [self.after(F.linear(chunk, self.weight, self.bias)).argmax(-1) for chunk in rows.split(CHUNK)]
         return torch.cat(found).view(final.shape[:-1]).to(final.device)
 
     def _best_of(self, final: torch.Tensor, rounded: torch.Tensor) -> torch.Tensor:
-        """The choices ``[B, T]`` among the tokens that are best by ``rounded`` logits ``[B, T, V]``, of which the best
+        """Choices ``[B, T]`` by exact logits, among the best tokens by ``rounded`` logits ``[B, T, V]``. Rounded logits
         are often equal."""
         best = rounded.topk(min(CANDIDATES, rounded.shape[-1]), dim=-1).indices
         logits = torch.einsum("btm,btcm->btc", final.to(self.weight.dtype), self.weight[best])
@@ -104,7 +104,7 @@ class Teacher:
 
     @torch.no_grad()
     def probs(self, final: torch.Tensor) -> torch.Tensor:
-        """The distributions, float32 ``[R, V]``, that follow the final hidden states ``[R, M]``."""
+        """Distributions, float32 ``[R, V]``, for final hidden states ``[R, M]``."""
         with torch.autocast(final.device.type, enabled=False):
             linear = F.linear(final.to(self.weight.dtype), self.weight, self.bias)
             return self.after(linear.float()).softmax(-1)
@@ -131,10 +131,10 @@ class Teacher:
 
     @torch.no_grad()
     def _after_lm_head(self) -> AfterLmHead:
-        """The function that reproduces the target's logits of a few tokens best.
+        """Find the function that best reproduces the target's logits of a few tokens.
 
         Raises:
-            UnsupportedModel: none does.
+            UnsupportedModel: no function reproduces them.
         """
         vocab = self.weight.shape[0]
         (_, final), logits = self._forward(torch.arange(min(16, vocab))[None])

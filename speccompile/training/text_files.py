@@ -1,8 +1,8 @@
-"""Training texts in files: token ids, where answers begin, and what the texts were made from.
+"""Files of training texts: token ids, beginnings of answers, and the source of the texts.
 
 A file is NumPy's ``.npz`` with LZMA compression (``numpy.load`` reads it). It has ``tokens`` uint16 ``[n]`` (int32 for
 a vocabulary of more than 65536), ``starts`` int64 ``[texts + 1]``, ``answers`` int32 ``[texts]`` (within the text),
-``numbers`` int64 ``[texts]`` (of the draw) and ``about``, which is JSON. Files of the same texts have the same bytes.
+``numbers`` int64 ``[texts]`` (of the draw) and ``about``, which is JSON. Files with the same texts have the same bytes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class TrainingText:
     Args:
         input_ids: int64 ``[n]``.
         answer_start: index of the answer's first token.
-        number: of the draw, unique in its folder.
+        number: number of the draw, unique in its folder.
     """
 
     input_ids: torch.Tensor
@@ -43,7 +43,7 @@ class TrainingText:
 
     @property
     def loss_mask(self) -> torch.Tensor:
-        """int64 ``[n]``, 1 at the answer's tokens."""
+        """Mask, int64 ``[n]``, 1 at the answer's tokens."""
         mask = torch.zeros_like(self.input_ids)
         mask[self.answer_start :] = 1
         return mask
@@ -51,12 +51,12 @@ class TrainingText:
 
 @dataclass(frozen=True)
 class Source:
-    """What texts were made from: those of one folder have it in common.
+    """Origin of texts, equal for all texts of a folder.
 
     Args:
-        target: of ``Speculator.target_id``.
-        vocab_size: of the target.
-        options: of :class:`TextOptions`, all but the number of tokens; of files their digests.
+        target: ``Speculator.target_id``.
+        vocab_size: vocabulary size of the target.
+        options: options of :class:`TextOptions` except the number of tokens. Files are replaced by digests.
     """
 
     target: str
@@ -66,11 +66,11 @@ class Source:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a folder is.
+    """Progress of a folder.
 
     Args:
         next: number of the first draw that is not decided.
-        dropped: texts that were dropped until then, by reason.
+        dropped: number of dropped texts before it, by reason.
     """
 
     next: int = 0
@@ -78,7 +78,7 @@ class Progress:
 
 
 def encode(source: Source, progress: Progress, texts: Sequence[TrainingText]) -> bytes:
-    """A file of these."""
+    """Bytes of a file."""
     lengths = [len(text.input_ids) for text in texts]
     about = {
         "format": FORMAT,
@@ -100,7 +100,7 @@ def encode(source: Source, progress: Progress, texts: Sequence[TrainingText]) ->
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_LZMA) as archive:
         for name, values in arrays.items():
-            # A ZipInfo of its own has a fixed date.
+            # An explicit ZipInfo has a fixed date.
             with archive.open(_info(f"{name}.npy"), "w") as member:
                 np.lib.format.write_array(member, values, allow_pickle=False)
     return buffer.getvalue()
@@ -114,7 +114,7 @@ def _info(name: str) -> zipfile.ZipInfo:
 
 @dataclass(frozen=True)
 class TextFile:
-    """One file, read when it is asked for.
+    """One file, read at first access.
 
     Raises:
         CorruptTexts: from every member, if the file is cut off, changed or of another format.
@@ -139,12 +139,12 @@ class TextFile:
 
     @property
     def source(self) -> Source:
-        """What the file was written with: target, vocabulary size and options."""
+        """Origin of the file's texts: target, vocabulary size and options."""
         return Source(self._about["target"], self._about["vocab_size"], self._about["options"])
 
     @property
     def progress(self) -> Progress:
-        """How many texts were begun, and dropped."""
+        """Number of texts that were begun, and of dropped ones."""
         return Progress(self._about["next"], self._about["dropped"])
 
     @cached_property
@@ -157,7 +157,7 @@ class TextFile:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all texts in the file."""
+        """Number of tokens of all texts in the file."""
         return self._starts[-1]
 
     def __iter__(self) -> Iterator[TrainingText]:
@@ -169,11 +169,11 @@ class TextFile:
 
 
 class SavedTexts:
-    """The texts of a folder or of one file, in the order in which they were drawn. Iterating over it holds one file's
-    tokens in memory at a time.
+    """Texts of a folder or of one file, in the order of their draws. Iteration holds the tokens of one file in memory
+    at a time.
 
     Raises:
-        InvalidInput: there are none, or the files were made from different targets or options.
+        InvalidInput: the folder has no texts, or its files have different targets or options.
         CorruptTexts: a file is cut off or changed.
     """
 
@@ -188,17 +188,17 @@ class SavedTexts:
         self.source = self.files[0].source
         for file in self.files:
             if file.source != self.source:
-                reason = f"{file.path.name} and {self.files[0].path.name} are of different targets or options"
+                reason = f"{file.path.name} and {self.files[0].path.name} have different targets or options"
                 raise InvalidInput(name=f"the folder {path}", reason=reason)
 
     @property
     def tokens(self) -> int:
-        """Of all texts together."""
+        """Number of tokens of all texts."""
         return sum(file.tokens for file in self.files)
 
     @property
     def dropped(self) -> Mapping[str, int]:
-        """Texts that were dropped, by reason."""
+        """Number of dropped texts, by reason."""
         return self.files[-1].progress.dropped
 
     def __len__(self) -> int:
@@ -210,10 +210,10 @@ class SavedTexts:
 
 
 def read_texts(path: str | Path) -> SavedTexts:
-    """The training texts of a folder, or of one of its files.
+    """Read the training texts of a folder, or of one of its files.
 
     Raises:
-        InvalidInput: there are none.
+        InvalidInput: the folder has no texts.
         CorruptTexts: a file is cut off or changed.
     """
     return SavedTexts(path)

@@ -1,6 +1,6 @@
-"""Draws user turns, has them answered, and decides the texts in order.
+"""Draws user turns, submits them for answers, and decides about the texts in order.
 
-Source of drawn user turns: Magpie (arXiv 2406.08464), section 2: an aligned model continues the beginning of its chat
+Source of drawn user turns: Magpie (arXiv 2406.08464), section 2. An aligned model continues the beginning of its chat
 template with a user turn.
 """
 
@@ -25,17 +25,18 @@ from speccompile.training.text_files import Progress, TrainingText
 from speccompile.training.text_options import TextOptions
 from speccompile.training.text_writer import TextWriter
 
-#: Seconds after which new texts are saved.
+#: Seconds between saves of new texts.
 SAVE_SECONDS = 20.0
-#: Drawn texts dropped in a row after which there is no hope.
+#: Number of consecutive dropped texts after which the maker gives up.
 MOST_DROPPED = 256
 
 
 @dataclass
 class _Draft:
-    """A text that is being written.
+    """A text while it is written.
 
-    ``user`` is None while the target draws the user turn, which begins with ``beginning``; ``key`` is of the user turn.
+    While the target writes the user turn, which begins with ``beginning``, there is no ``user``. ``key`` identifies the
+    user turn.
     """
 
     number: int
@@ -47,10 +48,10 @@ class _Draft:
 
 @dataclass(frozen=True)
 class _Decided:
-    """A text, or the reason to drop it.
+    """A finished text, or the reason to drop it.
 
-    ``key`` is that of a user turn that was good enough to be answered. Whether it is a duplicate is known when all
-    texts before it are decided: then that is the reason, so that counts do not depend on the order of ends.
+    ``key`` identifies a user turn that was submitted for an answer. Duplicates are detected when all texts before are
+    decided. Counts by reason thus do not depend on the order in which requests end.
     """
 
     text: TrainingText | str
@@ -58,9 +59,9 @@ class _Decided:
 
 
 class TextMaker:
-    """Keeps the slots full, and decides the texts in order of their numbers.
+    """Keeps the slots busy, and decides about the texts in the order of their numbers.
 
-    Whether text i is kept depends on texts before it alone: a user turn is a duplicate if a text that was kept has it.
+    A user turn is a duplicate if a kept text before it has the same one. The decision depends on no other texts.
     """
 
     def __init__(
@@ -83,7 +84,7 @@ class TextMaker:
         self._in_a_row: Counter[str] = Counter()
         self._drafts: dict[int, _Draft] = {}
         self._decided: dict[int, _Decided] = {}
-        #: Numbers of the next text to decide, and of the next to begin.
+        #: Number of the next text to decide, and numbers of the next texts to begin.
         self._next = writer.progress.next
         self._numbers = self._all_numbers(self._next)
 
@@ -97,11 +98,11 @@ class TextMaker:
         return self._key(text.input_ids.tolist(), text.answer_start)
 
     def _key(self, ids: list[int], answer_start: int) -> bytes:
-        # Of the ids, since a folder has nothing else.
+        # Computed from ids, which is all that a folder stores.
         return turn_key(self._chat.user_turn(ids, answer_start))
 
     def run(self, bar: tqdm[Any]) -> None:
-        """Write texts until there are enough tokens, or no prompts are left."""
+        """Write texts until there are enough tokens, or until the prompts are used up."""
         saved = time.monotonic()
         while self._writer.tokens < self._options.tokens:
             self._begin()
@@ -118,7 +119,7 @@ class TextMaker:
                 saved = time.monotonic()
 
     def cancel(self) -> None:
-        """Leave nothing of it in the engine."""
+        """Cancel all requests in the engine."""
         for draft in self._drafts.values():
             draft.request.cancel()
 
@@ -132,7 +133,7 @@ class TextMaker:
                 self._drafts[number] = _Draft(number, self._draw(number, beginning), beginning=beginning)
 
     def _beginning(self, number: int) -> Sequence[int]:
-        """Of every second user turn that is drawn."""
+        """Beginning of a drawn user turn; empty for every second one."""
         if not self._beginnings or number % 2 == 0:
             return ()
         return self._beginnings[number // 2 % len(self._beginnings)]
@@ -171,7 +172,7 @@ class TextMaker:
         self._drafts[number] = _Draft(number, request, user, key)
 
     def _problem(self, user: str, prompt: list[int]) -> str | None:
-        """Why a user turn is not answered; ``prompt`` are its ids in the template."""
+        """Reason not to answer a user turn, or None. ``prompt`` are its ids in the template."""
         if not words(user):
             return "empty"
         if len(prompt) > self._chat.overhead + self._options.max_user_tokens:
@@ -179,7 +180,7 @@ class TextMaker:
         return "excluded" if self._excluded.matches(user) else None
 
     def _finish_draft(self, draft: _Draft) -> None:
-        """Its request has ended: submit the next one, or decide it."""
+        """Process a draft whose request has ended: submit the next request, or decide about the text."""
         del self._drafts[draft.number]
         result = draft.request.result()
         if draft.user is not None:
@@ -194,7 +195,7 @@ class TextMaker:
             self._answer(draft.number, self._chat.drawn_turn(turn))
 
     def _judged(self, draft: _Draft, user: str, tokens: list[int]) -> TrainingText | str:
-        """The text of a user turn and the ``tokens`` of its answer, or why it is dropped."""
+        """Text of a user turn and the ``tokens`` of its answer, or the reason to drop it."""
         answer = str(self._chat.tokenizer.decode(tokens, skip_special_tokens=True))
         if not words(answer):
             return "empty"
@@ -206,7 +207,7 @@ class TextMaker:
         return TrainingText(torch.tensor([*prompt, *tokens]), len(prompt), draft.number)
 
     def _commit(self, decided: _Decided, bar: tqdm[Any]) -> None:
-        """Append the next text, or count why it is dropped."""
+        """Append the next text, or count its reason."""
         self._next += 1
         text = "duplicate" if decided.key in self._known else decided.text
         accepted = None if isinstance(text, str) else text
@@ -224,12 +225,12 @@ class TextMaker:
 
 
 def counts(dropped: Mapping[str, int]) -> str:
-    """``3 duplicate, 1 long``."""
+    """Format counts, such as ``3 duplicate, 1 long``."""
     return ", ".join(f"{count} {reason}" for reason, count in sorted(dropped.items())) or "none"
 
 
 def _sampling(temperature: float, top_p: float, seed: int, what: str) -> dict[str, Any]:
-    """Options of ``submit``. Those of the generation_config do not count."""
+    """Options of ``submit``. They replace those of the generation_config."""
     if temperature == 0:
         return {"do_sample": False}
     own = int.from_bytes(hashlib.sha256(f"{seed} {what}".encode()).digest()[:8], "little") >> 1

@@ -1,4 +1,4 @@
-"""The options of ``make_texts``. Nothing here imports torch: the command line shows and checks them before that.
+"""Options of ``make_texts``. This module does not import torch, so the command line can show and check them first.
 
 ``python -m speccompile.training.text_options`` prints the table of docs/reference/options.md.
 """
@@ -18,13 +18,13 @@ from speccompile.utils.options import Options, WholeNumber, flag_or_none, option
 
 @dataclass(frozen=True)
 class Number:
-    """A finite number of ``least`` or more and at most ``most``."""
+    """Check for a finite number of at least ``least`` and at most ``most``."""
 
     least: float
     most: float = math.inf
 
     def __call__(self, where: str, name: str, value: Any) -> float:
-        """Raises InvalidOption."""
+        """Return ``value`` as a float. Raises InvalidOption."""
         number = python_numbers(value)
         good = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
         if not (good and self.least <= number <= self.most):
@@ -35,7 +35,7 @@ class Number:
 
 
 def _files(where: str, name: str, value: Any) -> tuple[Path, ...]:
-    """Raises InvalidOption."""
+    """Convert to paths. Raises InvalidOption if a file is missing."""
     values = [value] if isinstance(value, str | Path) else value
     if not isinstance(values, Sequence) or not all(isinstance(path, str | Path) for path in values):
         raise InvalidOption(where=where, name=name, value=value, reason="give paths of files")
@@ -46,7 +46,7 @@ def _files(where: str, name: str, value: Any) -> tuple[Path, ...]:
 
 @dataclass(frozen=True)
 class TextOptions(Options):
-    """What :func:`speccompile.training.make_texts` is to write.
+    """Options of :func:`speccompile.training.make_texts`.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -59,15 +59,15 @@ class TextOptions(Options):
         metadata=option("Tokens of all texts together, the chat template's included.", WholeNumber(1)),
     )
     seed: int = field(default=0, metadata=option("Seed of all draws.", WholeNumber(0)))
-    temperature: float = field(default=0.7, metadata=option("Of the answers; 0 is greedy.", Number(0)))
+    temperature: float = field(default=0.7, metadata=option("Temperature of the answers; 0 is greedy.", Number(0)))
     top_p: float = field(
-        default=0.95, metadata=option("Of the answers: keep the likeliest tokens of this mass.", Number(0, 1))
+        default=0.95, metadata=option("Answers: keep the likeliest tokens of this mass.", Number(0, 1))
     )
     user_temperature: float = field(
-        default=0.9, metadata=option("Of the user turns that the target writes.", Number(0))
+        default=0.9, metadata=option("Temperature of the user turns that the target writes.", Number(0))
     )
     user_top_p: float = field(
-        default=0.95, metadata=option("Of the user turns: keep the likeliest tokens of this mass.", Number(0, 1))
+        default=0.95, metadata=option("User turns: keep the likeliest tokens of this mass.", Number(0, 1))
     )
     max_user_tokens: int = field(default=256, metadata=option("Longer user turns are dropped.", WholeNumber(1)))
     max_answer_tokens: int = field(default=512, metadata=option("Longer answers end there.", WholeNumber(1)))

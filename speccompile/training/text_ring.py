@@ -1,4 +1,4 @@
-"""The newest texts that were served, in memory."""
+"""The newest served texts, in memory."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from speccompile.training.batches import Batch
 
 
 class TextRing:
-    """Keeps texts until newer ones have taken their place.
+    """Keeps texts until newer ones replace them.
 
     Args:
-        tokens: most tokens that are kept; of a longer text the end is.
-        judged: tokens of the newest texts, which :meth:`newest` gives and :meth:`sample` does not.
+        tokens: largest number of tokens to keep. Of a longer text the end is kept.
+        judged: number of tokens of the newest texts, which :meth:`newest` returns and :meth:`sample` does not.
     """
 
     def __init__(self, tokens: int, judged: int) -> None:
@@ -26,17 +26,17 @@ class TextRing:
         self._texts: deque[ServedText] = deque()
 
     def add(self, text: ServedText) -> None:
-        """Add a text; the oldest ones leave when there are too many tokens."""
+        """Add a text. The oldest texts are removed when there are too many tokens."""
         self._texts.append(last_tokens(text, self._most))
         while sum(map(len, self._texts)) > self._most:
             self._texts.popleft()
 
     def newest(self) -> list[ServedText]:
-        """Texts that were never trained on, at least one if there is any."""
+        """Texts that were never trained on: at least one, unless the ring is empty."""
         return list(self._texts)[self._first_judged() :]
 
     def sample(self, tokens: int, draws: random.Random) -> list[ServedText]:
-        """Some of the others, of at most so many tokens when they are padded to the longest; none if there are none."""
+        """Draw some of the other texts, of at most ``tokens`` tokens when padded to the longest; may be empty."""
         older = list(self._texts)[: self._first_judged()]
         draws.shuffle(older)
         chosen: list[ServedText] = []
@@ -58,7 +58,7 @@ class TextRing:
 
 
 def last_tokens(text: ServedText, count: int) -> ServedText:
-    """Its last tokens. Attention sees distances between positions alone, so a text may begin anywhere."""
+    """Last tokens of a text. Attention depends only on distances between positions, so a text may begin anywhere."""
     if len(text) <= count:
         return text
     parts = {field.name: getattr(text, field.name) for field in fields(text)}
@@ -66,7 +66,7 @@ def last_tokens(text: ServedText, count: int) -> ServedText:
 
 
 def as_batch(texts: Sequence[ServedText]) -> Batch:
-    """As :class:`~speccompile.training.batches.Batches` has them, with hidden states and choices."""
+    """Batch in the format of :class:`~speccompile.training.batches.Batches`, with hidden states and choices."""
     return {
         field.name: torch.nn.utils.rnn.pad_sequence([getattr(text, field.name) for text in texts], batch_first=True)
         for field in fields(ServedText)

@@ -1,4 +1,4 @@
-"""Writes training texts so that a killed process loses those of the last seconds only."""
+"""Writer of training texts. A killed process loses only the texts of the last seconds."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from speccompile.errors import InvalidInput, TextsNotWritten, error_line
 from speccompile.training.text_files import PATTERN, Progress, Source, TextFile, TrainingText, encode
 from speccompile.utils.whole_files import partial_path, write_whole
 
-#: Tokens after which another file begins.
+#: Number of tokens after which another file begins.
 FILE_TOKENS = 2**18
 
 
 class TextWriter:
-    """Appends texts to a folder. The newest file is written again as a whole with each :meth:`save`, until it is full.
+    """Appends texts to a folder. Each :meth:`save` rewrites the newest file as a whole, until it is full.
 
-    What a folder holds depends on the texts alone, not on when they were saved. A context manager that holds the
+    The contents of a folder depend only on the texts, not on the times of saves. As a context manager, it locks the
     folder for this process.
 
     Raises:
@@ -50,7 +50,7 @@ class TextWriter:
             self._check(file)
         for partial in self.folder.glob(partial_path(Path(PATTERN)).name):
             partial.unlink()
-        #: Files that are full, and the texts of the newest.
+        #: Full files, and the texts of the newest file.
         full = [file for file in files if file.tokens >= FILE_TOKENS]
         self._full = len(full)
         self._newest = list(files[-1]) if len(files) > len(full) else []
@@ -65,21 +65,21 @@ class TextWriter:
         names = sorted({*theirs.options, *ours.options})
         if changed := [name for name in names if theirs.options.get(name) != ours.options.get(name)]:
             pairs = ", ".join(f"{name} {theirs.options.get(name)} and not {ours.options.get(name)}" for name in changed)
-            raise self._refused(f"its texts were made with {pairs}")
+            raise self._refused(f"its texts were written with {pairs}")
 
     def _refused(self, reason: str) -> InvalidInput:
         return InvalidInput(name=f"the folder {self.folder}", reason=f"{reason}; give another folder")
 
     def there(self) -> Iterator[TrainingText]:
-        """The texts that are in the folder."""
+        """Texts that the folder already has."""
         for path in sorted(self.folder.glob(PATTERN)):
             yield from TextFile(path)
 
     def add(self, text: TrainingText | None, progress: Progress) -> None:
-        """Append a text; None only notes the progress. A file that is full is saved.
+        """Append a text, or with None only record the progress. A full file is saved.
 
         Raises:
-            TextsNotWritten: the disk does not take it.
+            TextsNotWritten: the folder cannot be written.
         """
         self.progress, self._unsaved = progress, True
         if text is None:
@@ -92,10 +92,10 @@ class TextWriter:
             self._full, self._newest = self._full + 1, []
 
     def save(self) -> None:
-        """Write what was added.
+        """Write the added texts.
 
         Raises:
-            TextsNotWritten: the disk does not take it.
+            TextsNotWritten: the folder cannot be written.
         """
         if not self._unsaved:
             return

@@ -1,4 +1,4 @@
-"""``train_head``: a draft head from texts of its target."""
+"""``train_head``: train a draft head from texts of its target."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from speccompile.training.train_options import TrainOptions
 from speccompile.utils.progress import task
 from speccompile.utils.whole_files import write_whole
 
-#: In the output folder: checkpoints and what they depend on; hidden states; how the head did.
+#: Names in the output folder: checkpoints and their inputs; hidden states; results of the head.
 CHECKPOINTS, STATES, REPORT = "checkpoints", "states", "training.json"
 _GIVEN = "given.json"
-#: Of that file. The first one had less of what a training depends on.
+#: Version of that file. In the first version some inputs of a training were missing.
 FORMAT = 2
 
 
@@ -39,9 +39,9 @@ class TrainedHead:
 
     Args:
         folder: its checkpoint, which ``wrap(mode=mode, draft=folder)`` loads.
-        acceptance: of this head, on texts that were held out: the best one so far, or, before the first evaluation, the
-            newest.
-        step, steps: how far the training is, and its end.
+        acceptance: acceptance of this head on held-out texts. The head is the best one so far, or before the first
+            evaluation the newest.
+        step, steps: the steps so far, and the total.
         curve: acceptance by step.
         mode: the mode that drafts with it.
     """
@@ -68,39 +68,41 @@ def train_head(
     tokenizer: PreTrainedTokenizerBase | None = None,
     progress: bool = True,
 ) -> TrainedHead:
-    """Train a draft head for ``target`` from texts that it wrote, and write it as a checkpoint.
+    """Train a draft head for ``target`` from texts that the target wrote, and write it as a checkpoint.
 
-    The loop is transformers' ``Trainer``: on several GPUs start the process with ``accelerate launch`` or ``torchrun``.
-    A call that was killed, or that ``options.minutes`` ended, continues from its newest checkpoint when it is made
-    again. The weights, the evaluations and the head that is written are then the same, bit for bit, as without the
-    interruption, where the device computes the same twice. That head is the best one on the texts that are held out, by
-    acceptance length at 3 drafts; evaluations are ``options.eval_every`` steps apart, with one at the end.
+    The loop is transformers' ``Trainer``: for several GPUs start the process with ``accelerate launch`` or
+    ``torchrun``.
+
+    A call that was killed, or that ``options.minutes`` ended, continues from its newest checkpoint when it is repeated.
+    Weights, evaluations and the written head then equal those of an uninterrupted training bit for bit, on a device
+    whose computation is deterministic. The written head is the best one on held-out texts, by acceptance length at 3
+    drafts. Evaluations are ``options.eval_every`` steps apart, with one at the end.
 
     Args:
-        target: in eval mode. Its weights are not changed.
+        target: in eval mode. Its weights do not change.
         data: texts of :func:`make_texts`, hidden states of ``save_hidden_states``, or the folder of either; or several
-            folders of texts. Own texts are a JSON lines file (``*.jsonl``) with ``text``, ``messages``,
+            folders of texts. Your texts are a JSON lines file (``*.jsonl``) with ``text``, ``messages``,
             ``conversations``, ``prompt`` or ``turns``, or a list of such mappings or of strings; they need
-            ``tokenizer``. A string in a list is a text if it has white space and names no file. A head learns best from
-            texts that the target wrote.
-        output: a folder; created if it does not exist. It has the head's checkpoint, ``training.json`` with the
-            acceptance by step, and in the folders ``checkpoints`` and ``states`` what the same call continues from,
-            which may be deleted when the training has finished.
-        tokenizer: the target's; it encodes own texts. Its special tokens are part of the draft vocabulary, as the
+            ``tokenizer``. A string in a list is a text if it has white space and is not the name of a file. A head
+            learns best from texts that the target wrote.
+        output: folder, which is created if necessary. It contains the head's checkpoint, ``training.json`` with the
+            acceptance by step, and the folders ``checkpoints`` and ``states`` from which the same call continues. These
+            two may be deleted when the training has finished.
+        tokenizer: the target's, to encode your texts. Its special tokens are included in the draft vocabulary. The
             target's end-of-text tokens always are.
-        progress: show a bar on stderr, and the acceptance by position at each evaluation.
+        progress: whether to show a bar on stderr, and the acceptance by position at each evaluation.
 
     Raises:
-        InvalidOption: the target does not have that layer, or the library accelerate is not installed.
+        InvalidOption: the target does not have such a layer, or the library accelerate is not installed.
         InvalidInput: the texts are of another target, or too few; the folder has a training of other options, texts or
-            weights, with another tokenizer, or on another number of devices; another process trains there.
-        InvalidHead: there cannot be such a head for this target.
-        UnsupportedModel: the target's logits are not a linear of its final hidden state, times a factor and capped as
-            its config has it.
+            weights, with another tokenizer, or on another number of devices; or another process trains there.
+        InvalidHead: such a head is not possible for this target.
+        UnsupportedModel: the target's logits are not a linear function of its final hidden state, with a factor or a
+            cap that its config names.
         ModelInTraining: the target is in training mode.
         TrainingDiverged: the loss is not finite.
-        TrainingNotSaved: the disk does not take what is written.
-        CorruptCheckpoint: a checkpoint there was damaged, or copied from another training.
+        TrainingNotSaved: the output cannot be written.
+        CorruptCheckpoint: a checkpoint was damaged, or copied from another training.
         CorruptTexts, CorruptRecords: a file is cut off or changed.
     """
     options = TrainOptions() if options is None else options
@@ -112,7 +114,7 @@ def train_head(
     if options.start not in NEW and Path(options.start).resolve() == Path(output).resolve():
         reason = "it is the output folder, whose head is overwritten; give another output"
         raise InvalidOption(where="train_head", name="start", value=options.start, reason=reason)
-    # It needs accelerate.
+    # Imported here, since it needs accelerate.
     from speccompile.training import loop
 
     kind, folder = kind_of(target, options), Path(output)
@@ -126,7 +128,7 @@ def train_head(
     kept, held_out = examples.split(options.held_out)
     checkpoints, always = folder / CHECKPOINTS, _always(target, tokenizer)
     arguments = loop.arguments(checkpoints, options, target.device)
-    # Contents and not the path of a head; the precision that was chosen.
+    # The contents of a head, not its path; the precision that was chosen.
     settled = {"precision": "bfloat16" if arguments.bf16 else "float32"}
     if kind.given is not None:
         settled["start"] = "head"
@@ -140,7 +142,7 @@ def train_head(
         **kind.depends_on(always),
     }
     with ExitStack() as claims:
-        # The other processes read what the first one has noted.
+        # The other processes read the file that the first one writes.
         with arguments.main_process_first(desc="checkpoints"):
             claims.enter_context(_claimed(checkpoints, arguments))
             training = _check_given(checkpoints, given)
@@ -165,14 +167,14 @@ def train_head(
 
 @contextmanager
 def _claimed(folder: Path, arguments: TrainingArguments) -> Iterator[None]:
-    """The checkpoints in ``folder`` are of this training alone within the context.
+    """Lock the checkpoints in ``folder`` for this training within the context.
 
     Raises:
         InvalidInput: another process trains there.
         TrainingNotSaved: the folder cannot be written.
     """
     with ExitStack() as claims:
-        # Processes of one training share it.
+        # Processes of one training share the lock.
         if arguments.process_index == 0:
             try:
                 folder.mkdir(parents=True, exist_ok=True)
@@ -194,7 +196,7 @@ def _always(target: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) 
 
 
 def _check_target(examples: Examples, teacher: Teacher) -> None:
-    """Raises InvalidInput."""
+    """Raise InvalidInput if the examples belong to another target or to other layers."""
     for theirs in examples.targets:
         if not is_id_of(theirs, teacher.target):
             ours = target_id(teacher.target)
@@ -208,10 +210,10 @@ def _check_target(examples: Examples, teacher: Teacher) -> None:
 
 
 def _check_given(folder: Path, given: dict[str, Any]) -> str:
-    """Note what the checkpoints of ``folder`` depend on. Returns a digest of it.
+    """Record the inputs of the checkpoints in ``folder``. Returns a digest of the inputs.
 
     Raises:
-        InvalidInput: it has checkpoints that depend on other things.
+        InvalidInput: it has checkpoints of other inputs.
         TrainingNotSaved: the folder cannot be written.
     """
     text = json.dumps(given, indent=2) + "\n"
@@ -240,7 +242,7 @@ def _check_given(folder: Path, given: dict[str, Any]) -> str:
 
 
 def _differences(theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    """Name, their value and ours of what differs, options one by one."""
+    """Name, old value and new value of each difference. Options are compared one by one."""
     for name in dict.fromkeys([*ours, *theirs]):
         old, new = theirs.get(name), ours.get(name)
         if name == "options" and isinstance(old, dict) and isinstance(new, dict):

@@ -1,4 +1,4 @@
-"""The options of ``train_head``. Nothing here imports torch: the command line shows and checks them before that.
+"""Options of ``train_head``. This module does not import torch, so the command line can show and check them first.
 
 ``python -m speccompile.training.train_options`` prints the table of docs/reference/options.md.
 """
@@ -17,7 +17,7 @@ from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
 
 #: Kinds of heads, each in its own module; see :mod:`speccompile.training.kinds`.
 KINDS = ("eagle3", "mtp", "block")
-#: Options that not all kinds have, and the kinds that have them.
+#: Options that only some kinds have, and these kinds.
 OF_KINDS = {
     "unroll": ("eagle3", "mtp"),
     "draft_vocab": ("eagle3",),
@@ -30,7 +30,7 @@ OF_KINDS = {
 
 
 def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
-    """Raises InvalidOption."""
+    """Check ascending layers. Raises InvalidOption."""
     given = python_numbers(value)
     if given is None:
         return None
@@ -41,12 +41,12 @@ def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
 
 
 def _minutes(where: str, name: str, value: Any) -> float | None:
-    """Raises InvalidOption."""
+    """Check minutes, or None. Raises InvalidOption."""
     return None if python_numbers(value) is None else Number(0)(where, name, value)
 
 
 def _start(where: str, name: str, value: Any) -> str:
-    """Raises InvalidOption."""
+    """Check initial weights. Raises InvalidOption."""
     if not isinstance(value, str | Path) or not str(value):
         reason = "give target, random, or a head: a folder or a hub id"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)
@@ -55,15 +55,15 @@ def _start(where: str, name: str, value: Any) -> str:
 
 @dataclass(frozen=True)
 class TrainOptions(Options):
-    """How :func:`speccompile.training.train_head` trains.
+    """Options of :func:`speccompile.training.train_head`.
 
     Raises:
         InvalidOption: a value is not valid.
     """
 
     where: ClassVar[str] = "train_head"
-    #: Options that a later call may change. They do not change what is trained, except that hidden states on the disk
-    #: are rounded to bfloat16.
+    #: Options that a later call may change. They do not affect the training, except that hidden states on the disk are
+    #: rounded to bfloat16.
     free: ClassVar[tuple[str, ...]] = ("minutes", "states", "layout")
 
     kind: str = field(default="eagle3", metadata=option("What is trained.", OneOf(KINDS)))
@@ -124,11 +124,11 @@ class TrainOptions(Options):
     precision: str = field(
         default="auto",
         metadata=option(
-            "Of the computation, the target's forward included: auto is bfloat16 on GPUs. Trained weights are float32.",
+            "Precision of forwards, the target's included: auto is bfloat16 on GPUs. Trained weights are float32.",
             OneOf(("auto", "float32", "bfloat16")),
         ),
     )
-    seed: int = field(default=0, metadata=option("Of initial weights and of the order of texts.", WholeNumber(0)))
+    seed: int = field(default=0, metadata=option("Seed of initial weights and of the order of texts.", WholeNumber(0)))
     states: bool = field(
         default=True,
         metadata=option(
@@ -141,7 +141,7 @@ class TrainOptions(Options):
     )
     layout: str = field(
         default="speculators",
-        metadata=option("Of an EAGLE-3 head's checkpoint.", OneOf(("speculators", "specforge"))),
+        metadata=option("Layout of an EAGLE-3 head's checkpoint.", OneOf(("speculators", "specforge"))),
     )
     block_size: int = field(
         default=8,
@@ -153,7 +153,7 @@ class TrainOptions(Options):
     head_layers: int = field(default=2, metadata=option("Decoder layers of a block drafter.", WholeNumber(1)))
 
     def as_json(self) -> dict[str, Any]:
-        """What training depends on."""
+        """Options that the training depends on."""
         return {name: value for name, value in asdict(self).items() if name not in self.free and self._has(name)}
 
     def __post_init__(self) -> None:
@@ -166,7 +166,7 @@ class TrainOptions(Options):
                 raise InvalidOption(where=self.where, name=name, value=value, reason=reason)
 
     def _has(self, name: str) -> bool:
-        """Whether it is an option of the kind."""
+        """Return whether the kind has the option ``name``."""
         return self.kind in OF_KINDS.get(name, KINDS)
 
 

@@ -13,14 +13,14 @@ from speccompile.errors import InvalidInput
 
 
 def read_turns(path: Path) -> list[list[str]]:
-    """The user turns of each conversation of a file, empty lines left out.
+    """Read the user turns of each conversation of a file. Empty lines are left out.
 
     A file whose name ends in ``.jsonl`` has a JSON object in each line: ``turns`` (a list of texts), ``messages`` or
-    ``conversations`` (lists of ``role`` and ``content``), ``prompt`` or ``text``. Each line of another file is a
+    ``conversations`` (lists of ``role`` and ``content``), ``prompt`` or ``text``. In other files each line is a
     conversation of one turn. A name may also end in ``.gz``.
 
     Raises:
-        InvalidInput: names the file, and the line.
+        InvalidInput: a line is not valid. The error names the file and the line.
     """
     found = list(_conversations(read_lines(path), path, is_json_lines(path)))
     if not found:
@@ -29,30 +29,30 @@ def read_turns(path: Path) -> list[list[str]]:
 
 
 def is_json_lines(path: Path) -> bool:
-    """Whether a file has a JSON object in each line, by its name."""
+    """Return whether a file has a JSON object in each line, judged by its name."""
     return path.name.lower().endswith((".jsonl", ".jsonl.gz"))
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a UTF-8 file, whose name may end in ``.gz``. A byte order mark at its start is left out.
+    """Read the lines of a UTF-8 file, whose name may end in ``.gz``, without a byte order mark.
 
     Raises:
-        InvalidInput: it cannot be read.
+        InvalidInput: the file cannot be read.
     """
     packed = path.suffix.lower() == ".gz"
     try:
         with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
-            # Not by splitlines(), which takes more characters than the newline for one.
+            # splitlines() would also split at other characters than the newline.
             return file.read().split("\n")
     except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
         raise InvalidInput(name=f"the file {path}", reason=f"it cannot be read ({error})") from error
 
 
 def parse_line(line: str) -> Any:
-    """The value of a line of a file of JSON lines.
+    """Parse a line of a JSON lines file.
 
     Raises:
-        ValueError: it is not JSON.
+        ValueError: the line is not JSON.
     """
     try:
         return json.loads(line)

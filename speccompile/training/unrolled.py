@@ -1,4 +1,4 @@
-"""Training of heads that draft in a chain: several draft steps in a row, each on the head's own outputs.
+"""Training of heads that draft in a chain: several consecutive draft steps, each on the head's own outputs.
 
 Source: Li et al., "EAGLE-3" (2025), section 3.2, "training-time test"; weights of steps as in SpecForge.
 """
@@ -21,36 +21,37 @@ from speccompile.training.unrolled_attention import UnrolledAttention
 
 
 class ChainHead(Protocol):
-    """What unrolling needs of a head: the parts that its ``forward`` is composed of."""
+    """Parts of a head's ``forward`` that unrolling needs."""
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """The target's hidden states as what the first draft step reads."""
+        """Convert the target's hidden states to the input of the first draft step."""
 
     def read(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor, cache: RowAttention
     ) -> torch.Tensor:
-        """One draft step over all rows; returns its hidden states."""
+        """Run one draft step over all rows; returns its hidden states."""
 
     def carry(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the next draft step reads of the last one's hidden states."""
+        """Convert the hidden states of a draft step to the input of the next step."""
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Scores of the tokens that the head can draft."""
 
 
 class UnrolledTraining(nn.Module):
-    """A head and its loss.
+    """Module of a head and its loss.
 
-    Row t reads the target's hidden states at t and the token at t + 1, and drafts the token at t + 2; in step s it
-    reads what it left in step s - 1 and the token at t + 1 + s, and drafts the token at t + 2 + s. The loss of a step
-    is the cross entropy with the target's distribution over the draft vocabulary, where the target's choice is a token
-    of it; steps have the weights 1, decay, decay^2, ...
+    Row t reads the target's hidden states at t and the token at t + 1, and drafts the token at t + 2. In step s it
+    reads its output of step s - 1 and the token at t + 1 + s, and drafts the token at t + 2 + s. The loss of a step is
+    the cross entropy with the target's distribution over the draft vocabulary, at positions whose target choice is in
+    that vocabulary. Steps have the weights 1, decay, decay^2, ...
 
     Args:
-        head: a module that is a :class:`ChainHead`. Parameters that need no gradient are not in the state dict.
-        teacher: computes hidden states that a batch does not have.
+        head: a module that is a :class:`ChainHead`. Parameters without gradient are not in the state dict.
+        teacher: computes hidden states that are missing in a batch.
         ids: int64 ``[Vd]``, the target's ids of the draft tokens.
-        unroll: draft steps to train. :data:`~speccompile.training.acceptance.REPORTED` are judged besides.
+        unroll: number of draft steps to train. Evaluations also judge
+            :data:`~speccompile.training.acceptance.REPORTED`.
     """
 
     ids: torch.Tensor
@@ -67,7 +68,7 @@ class UnrolledTraining(nn.Module):
         draft_ids = torch.full((teacher.weight.shape[0],), -1, device=device)
         draft_ids[ids] = torch.arange(len(ids), device=device)
         self.register_buffer("ids", ids, persistent=False)
-        #: ``[V]``, the draft token of each of the target's tokens, or -1.
+        #: ``[V]``, the draft token of each token of the target, or -1.
         self.register_buffer("draft_ids", draft_ids, persistent=False)
         rows = slice(None) if len(ids) == len(teacher.weight) else ids
         self.register_buffer("weight", teacher.weight[rows].float(), persistent=False)
@@ -84,10 +85,11 @@ class UnrolledTraining(nn.Module):
         final: torch.Tensor | None = None,
         choices: torch.Tensor | None = None,
     ) -> dict[str, torch.Tensor]:
-        """A batch, see :class:`~speccompile.training.batches.Batches`.
+        """Compute the loss of a batch, see :class:`~speccompile.training.batches.Batches`.
 
         Returns:
-            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, accepted and judged drafts by position.
+            ``loss``, and in eval mode ``counts`` int64 ``[1, 2, K]``, numbers of accepted and judged drafts by
+            position.
         """
         states = self._teacher.states(input_ids, tapped, final, choices)
         steps = self._unroll if self.training else max(self._unroll, *REPORTED)
@@ -116,15 +118,15 @@ class UnrolledTraining(nn.Module):
     def _loss(
         self, left: torch.Tensor, learnt: torch.Tensor, probs: torch.Tensor, wanted: torch.Tensor
     ) -> torch.Tensor:
-        """Of a step's rows ``left`` ``[R, H]``, those that are ``learnt`` (bool ``[R]``), whose distributions are the
-        rows ``wanted`` of ``probs``."""
+        """Loss of the rows of ``left`` ``[R, H]`` that are ``learnt`` (bool ``[R]``). Their distributions are the rows
+        ``wanted`` of ``probs``."""
         logits = self.head.logits(left).float()
         return cross_entropy(logits[learnt], probs[wanted])
 
     @torch.no_grad()
     def _target_probs(self, final: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The target's distribution over the draft vocabulary after the positions ``rows`` (bool ``[B, T]``), float32
-        ``[R, Vd]``, and which of its rows each position has, int64 ``[B, T]``."""
+        """The target's distributions over the draft vocabulary after the positions ``rows`` (bool ``[B, T]``), float32
+        ``[R, Vd]``, and the index of each position's distribution, int64 ``[B, T]``."""
         with torch.autocast(final.device.type, enabled=False):
             probs = self._teacher.after(F.linear(final[rows].float(), self.weight, self.bias)).softmax(-1)
         return probs, (rows.flatten().cumsum(0) - 1).view_as(rows)
@@ -133,10 +135,11 @@ class UnrolledTraining(nn.Module):
 def unrolled(
     head: ChainHead, input_ids: torch.Tensor, hidden_states: torch.Tensor, steps: int
 ) -> Iterator[torch.Tensor]:
-    """What the head's layers leave in each step, ``[B, T, H]``, where row t of step s reads the token at t + 1 + s.
+    """Yield the output of the head's layers in each step, ``[B, T, H]``. Row t of step s reads the token at t + 1 + s.
 
     Args:
-        input_ids: int64 ``[B, T]``; hidden_states: ``[B, T, taps * M]``.
+        input_ids: int64 ``[B, T]``.
+        hidden_states: ``[B, T, taps * M]``.
     """
     attention = UnrolledAttention()
     positions = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
@@ -147,6 +150,6 @@ def unrolled(
         hidden = head.carry(left)
 
 
-def later(x: torch.Tensor, places: int) -> torch.Tensor:
-    """``[B, T]``, of each position what stands so many places further on; zeros after the end."""
-    return F.pad(x[:, places:], (0, min(places, x.shape[1])))
+def later(x: torch.Tensor, count: int) -> torch.Tensor:
+    """Shift ``x`` ``[B, T]`` left by ``count`` positions, with zeros at the end."""
+    return F.pad(x[:, count:], (0, min(count, x.shape[1])))

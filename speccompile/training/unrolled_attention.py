@@ -1,4 +1,4 @@
-"""Attention of unrolled draft steps: what a head's KV cache would hold, as tensors that gradients flow through."""
+"""Attention of unrolled draft steps: the contents of a head's KV cache, as tensors with gradients."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch.nn import functional as F
 class UnrolledAttention:
     """Attention of one batch; each call for a layer is the next draft step.
 
-    Row t of step s stands for the draft that follows row t of step 0 by s places. In a decoding head's cache it finds
-    the rows 0 .. t of step 0, which read the target's hidden states, and its own earlier drafts: row t of the steps
-    1 .. s. Keys of other rows' drafts belong to other continuations.
+    Row t of step s is the draft s positions after row t of step 0. It attends to two groups of rows, as in a decoding
+    head's cache: rows 0 .. t of step 0, which read the target's hidden states, and row t of steps 1 .. s, its own
+    earlier drafts. Keys of other rows' drafts belong to other continuations.
 
     Source: Li et al., "EAGLE-3" (2025), section 3.2 and figure 6; SpecForge, ``LlamaAttention`` with ``cache_hidden``.
     """
@@ -28,7 +28,7 @@ class UnrolledAttention:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """See :class:`~speccompile.modes.network.draft_head.RowAttention`. Windows are not supported."""
+        """Attend in the next step, see :class:`~speccompile.modes.network.draft_head.RowAttention`, without windows."""
         assert window is None
         steps = self._kept.setdefault(layer, [])
         # [B, heads, T, D]
@@ -42,7 +42,7 @@ class UnrolledAttention:
 
 
 def _attend(query: torch.Tensor, steps: list[tuple[torch.Tensor, torch.Tensor]], scale: float) -> torch.Tensor:
-    """``query`` ``[B, H, T, D]`` of the last step; keys and values ``[B, G, T, D]`` of all steps."""
+    """Attend with ``query`` ``[B, H, T, D]`` of the last step to keys and values ``[B, G, T, D]`` of all steps."""
     (first_key, first_value), own = steps[0], steps[1:]
     groups, length = first_key.shape[1], query.shape[2]
     # [B, G, H / G, T, D]: heads of a group share keys.

@@ -1,1 +1,1 @@
-"""What knows nothing of step graphs: files, locks, threads, memory, versions of the machine."""
+"""Helpers that do not depend on step graphs: files, locks, threads, memory, versions of the machine."""

@@ -13,7 +13,7 @@ _lock = threading.RLock()
 
 @contextlib.contextmanager
 def one_build() -> Iterator[None]:
-    """Wait until no other thread builds, and keep other builds out meanwhile. A thread may nest it.
+    """Wait until no other thread builds, and exclude other builds meanwhile. A thread may nest it.
 
     The order of locks: a thread that runs a step may enter a build, and a thread that builds never waits for a step.
     """
@@ -22,7 +22,7 @@ def one_build() -> Iterator[None]:
 
 
 def _after_fork() -> None:
-    """The thread that held the lock may be none of the child's."""
+    """Replace the lock in a forked child. The thread that held it may not exist there."""
     global _lock
     _lock = threading.RLock()
 

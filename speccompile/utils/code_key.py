@@ -1,4 +1,4 @@
-"""A key of an object of a user's class: equal while its values and the code that it may run are the same."""
+"""A key for an object of a user's class. Keys are equal while its values and the code that it may run are equal."""
 
 from __future__ import annotations
 
@@ -23,17 +23,22 @@ _INSTALLED = tuple(Path(sysconfig.get_path(name)).resolve() for name in ("pureli
 
 
 def own_code_key(value: Any) -> Any:
-    """JSON of the attributes of ``value`` and of its class, of the digests of all files of the user's that the class's
-    module imports from, directly or not, wherever the import stands, of the code of the user's that its methods reach
-    as it was loaded, with the global numbers, texts and containers of these that it reads, and of the versions of
-    installed packages. Modules whose names are computed (``importlib.import_module``) are not found.
+    """Return a key of ``value`` and its class, as JSON. It has:
+
+    - the attributes of ``value`` and of its class;
+    - digests of all files of the user that the class's module imports, directly or not, at any place;
+    - the loaded code of the user that its methods reach, with the global numbers, strings and containers of these that
+      the code reads;
+    - versions of installed packages.
+
+    It does not find modules with computed names (``importlib.import_module``).
 
     Raises:
-        NoStableKey: an attribute has no such form, a method is a closure, or the code is in no file (typed into a
+        NoStableKey: an attribute has no stable form, a method is a closure, or the code is in no file (typed into a
             console).
     """
     own = [cls for cls in type(value).__mro__ if not (_is_ours(cls.__module__) or cls in (object, ABC, Generic))]
-    # A class that type() made has the module of its metaclass.
+    # A class that type() created has the module of its metaclass.
     held = [cls.__module__ for cls in own] + [item.__module__ for cls in own for item in functions(cls)]
     files, packages = _imports([name for name in dict.fromkeys(held) if not _is_known(name)])
     digests = sorted(hashlib.sha256(file.read_bytes()).hexdigest() for file in files)
@@ -48,12 +53,12 @@ def _is_ours(module: str) -> bool:
 
 
 def _is_known(module: str) -> bool:
-    """Of this package or of the standard library."""
+    """Whether ``module`` is of this package or of the standard library."""
     return _is_ours(module) or (module != "__main__" and module.partition(".")[0] in sys.stdlib_module_names)
 
 
 def _is_users(module: str) -> bool:
-    """Of none of these, nor of an installed package."""
+    """Whether ``module`` is the user's: not of this package, the standard library or an installed package."""
     if _is_known(module):
         return False
     file = getattr(sys.modules.get(module), "__file__", None)
@@ -61,7 +66,7 @@ def _is_users(module: str) -> bool:
 
 
 def _values(value: Any) -> dict[str, Any]:
-    """Attributes of the object, in ``__dict__`` or in slots."""
+    """Attributes of the object, from ``__dict__`` and slots."""
     names = [name for cls in type(value).__mro__ for name in slots(cls)]
     in_slots = {name: getattr(value, name) for name in names if hasattr(value, name)}
     return {**getattr(value, "__dict__", {}), **in_slots}
@@ -83,7 +88,7 @@ def _function_key(function: Any) -> Any:
 
 
 def _imports(modules: list[str]) -> tuple[set[Path], set[str]]:
-    """Files of the user's that ``modules`` consist of and import from, and the installed packages that they import."""
+    """Return the user's files that ``modules`` consist of and import from, and the installed packages they import."""
     files: set[Path] = set()
     packages: set[str] = set()
     waiting, seen = list(modules), set(modules)
@@ -103,7 +108,7 @@ def _imports(modules: list[str]) -> tuple[set[Path], set[str]]:
 
 
 def _file_of(name: str, *, required: bool) -> Path | None:
-    """The file of a module; None of a name that is not a module, or has no source."""
+    """Return the file of a module; None if the name is not a module, or has no source."""
     module = sys.modules.get(name)
     file = getattr(module, "__file__", None)
     if module is None and not required:
@@ -118,7 +123,7 @@ def _file_of(name: str, *, required: bool) -> Path | None:
 
 
 def _imported(file: Path, name: str) -> Iterator[str]:
-    """Names that may be modules which ``file``, the module ``name``, imports, at any place."""
+    """Yield names that ``file``, the module ``name``, imports at any place. They may be modules."""
     if file.suffix != ".py":
         return
     package = name if file.name == "__init__.py" else name.rpartition(".")[0]

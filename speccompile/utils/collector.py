@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from speccompile.utils.forks import in_child
 
-# After so many new objects, after so many young collections, and after so many of the middle ones.
+# Thresholds: new objects, young collections, middle collections.
 _RARE = (50_000, 20, 20)
 
 _before: tuple[int, int, int] | None = None
@@ -16,9 +16,11 @@ _before: tuple[int, int, int] | None = None
 
 @contextlib.contextmanager
 def rare_collections() -> Iterator[None]:
-    """The process collects more rarely meanwhile. A build makes hundreds of thousands of nodes and symbols, most of
-    which stay until its end; to visit them again and again takes a twentieth of its time. Where collections are off, or
-    as rare, nothing changes. One thread at a time.
+    """Run Python's garbage collector more rarely in this context.
+
+    A build creates hundreds of thousands of nodes and symbols, most of which live until its end. Visiting them
+    repeatedly costs a twentieth of its time. Nothing changes if the collector is off, or already runs as rarely. Only
+    one thread may be in this context.
     """
     global _before
     thresholds = gc.get_threshold()
@@ -34,7 +36,7 @@ def rare_collections() -> Iterator[None]:
 
 
 def _restore() -> None:
-    """Also in a forked child, which may not have the thread that would."""
+    """Restore the thresholds. A forked child also calls this, since it may not have the thread that would."""
     global _before
     if _before is not None:
         gc.set_threshold(*_before)

@@ -1,4 +1,4 @@
-"""How the files of a checkpoint's folder say that its weights are quantised."""
+"""Declaration of quantised weights in the files of a checkpoint's folder."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from speccompile.errors import DamagedCheckpoint, error_line
 CONFIG = "config.json"
 #: NVIDIA ModelOpt's own file. Its older versions write nothing into ``config.json``.
 MODELOPT_CONFIG = "hf_quant_config.json"
-#: Where a config has the quantisation; the second name is of old versions of compressed-tensors.
+#: Names of the quantisation in a config. Old versions of compressed-tensors use the second one.
 CONFIG_NAMES = ("quantization_config", "compression_config")
 
 
 def declared_quantization(folder: Path) -> Mapping[str, Any] | None:
-    """``quantization_config`` of the folder's ``config.json`` or of its text part, or the contents of ModelOpt's file
-    with ``quant_method: modelopt``. None where no weights are quantised.
+    """Return ``quantization_config`` of the folder's ``config.json`` or of its text part, or the contents of ModelOpt's
+    file with ``quant_method: modelopt``. Return None if no weights are quantised.
 
     Raises:
         DamagedCheckpoint: a file cannot be read, or an entry is not a mapping.
@@ -36,7 +36,7 @@ def declared_quantization(folder: Path) -> Mapping[str, Any] | None:
         declared = {**quantization, "quant_method": "modelopt"}
     else:
         return None
-    # ModelOpt can round the KV cache alone.
+    # ModelOpt can round only the KV cache.
     only_kv = declared.get("quant_method") == "modelopt" and declared.get("quant_algo", "") is None
     return None if only_kv else declared
 

@@ -1,4 +1,4 @@
-"""Free memory of a GPU, and errors with the numbers where it does not suffice."""
+"""Free memory of a GPU, and errors with numbers if it is not enough."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _TRIED = re.compile(r"Tried to allocate ([\d.]+ \w+)")
 
 
 def free_memory(device: torch.device) -> tuple[int, int] | None:
-    """Bytes of a GPU that torch can still allocate, and all of its bytes. None for a device that is not a GPU."""
+    """Return the bytes of a GPU that torch can still allocate, and all its bytes; None if the device is not a GPU."""
     if device.type != "cuda":
         return None
     free, total = torch.cuda.mem_get_info(device)
@@ -24,16 +24,16 @@ def free_memory(device: torch.device) -> tuple[int, int] | None:
 
 
 def check_memory(device: torch.device, what: str, parts: Mapping[str, int], *, advice: str, loaded: int = 0) -> None:
-    """Check, before anything is allocated, that a GPU has the memory.
+    """Check before an allocation that a GPU has enough memory.
 
     Args:
-        what: needs the memory; a noun.
+        what: a noun, the object that needs the memory.
         parts: bytes by name.
-        advice: how to need less; a clause.
-        loaded: bytes of weights that are on the device already.
+        advice: a clause, how to need less memory.
+        loaded: bytes of weights that are already on the device.
 
     Raises:
-        DeviceMemoryFull: it has less.
+        DeviceMemoryFull: the GPU has less memory.
     """
     found = free_memory(device)
     needed = sum(parts.values())
@@ -42,16 +42,16 @@ def check_memory(device: torch.device, what: str, parts: Mapping[str, int], *, a
     listed = ", ".join(f"{name} {sized(nbytes)}" for name, nbytes in parts.items())
     text = f"{sized(needed)} are needed" + f" ({listed})" * (len(parts) > 1)
     if loaded:
-        text += f" beside {sized(loaded)} of weights that are there"
+        text += f" in addition to {sized(loaded)} of loaded weights"
     raise _full(device, what, text, advice, found)
 
 
 @contextlib.contextmanager
 def memory_errors(device: torch.device, what: str, *, advice: str, known: Mapping[str, int]) -> Iterator[None]:
-    """Raise what torch raises when a GPU is full as :class:`DeviceMemoryFull`.
+    """Convert torch's error for a full GPU to :class:`DeviceMemoryFull`.
 
     Args:
-        known: bytes by name that ``what`` is known to take.
+        known: bytes by name that ``what`` is known to need.
     """
     try:
         yield
@@ -66,7 +66,7 @@ def memory_errors(device: torch.device, what: str, *, advice: str, known: Mappin
 
 
 def sized(nbytes: int) -> str:
-    """``15.0 GiB``, or MiB of what is smaller than one."""
+    """Format bytes as ``15.0 GiB``, or in MiB below one GiB."""
     return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 

@@ -1,4 +1,4 @@
-"""Names of devices: ``cpu``, ``cuda``, ``cuda:1``. Without torch, for the command line."""
+"""Names of devices: ``cpu``, ``cuda``, ``cuda:1``. This module does not import torch, for the command line."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import re
 from speccompile.errors import UnknownDevice
 
 _NAME = re.compile(r"cpu|cuda(:\d{1,4})?")
-#: Types of devices that torch knows and that speccompile has no kernels for.
+#: Types of devices of torch that speccompile has no kernels for.
 _OTHERS = ("hpu", "mps", "npu", "tpu", "xla", "xpu")
 
 
 def check_device_name(name: str) -> None:
-    """Check that ``name`` is that of a device that speccompile runs on. Whether this machine has it is not asked.
+    """Check that ``name`` names a device that speccompile runs on. It does not check whether this machine has it.
 
     Raises:
-        UnknownDevice: it is not.
+        UnknownDevice: ``name`` is another device, or no device.
     """
     if _NAME.fullmatch(name):
         return

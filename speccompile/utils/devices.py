@@ -1,4 +1,4 @@
-"""What differs between kinds of devices, by trait. Code asks for a trait, not for a device's name."""
+"""Traits in which kinds of devices differ. Code checks a trait, not a device's name."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ class DeviceTraits:
     """Traits of one kind of device.
 
     Args:
-        default_backend: what ``backend="auto"`` takes, where it can build code.
+        default_backend: backend of ``backend="auto"``, if it can build code.
         host_memory: tensors are in the host's memory. Reading a value costs nothing, kernels share the host's cores,
             and a forked child has its own copy.
-        asynchronous: a call returns before its kernels have run. Results are awaited by events, and values from the
-            host are staged in pinned memory.
-        cpp_ops: the C++ ops of ``ops/cpu`` run there.
-        triton_ops: the Triton kernels of ``ops/triton`` run there.
-        prefill_budget: prompt tokens between two decode steps, where the caller gives no number. None reads prompts
-            along with decode steps, or in chunks whose measured time is short beside a step's.
+        asynchronous: a call returns before its kernels have run. The host waits for results by events, and values from
+            the host are staged in pinned memory.
+        cpp_ops: the C++ ops of ``ops/cpu`` run on it.
+        triton_ops: the Triton kernels of ``ops/triton`` run on it.
+        prefill_budget: prompt tokens between two decode steps, unless the caller gives a number. None processes prompts
+            along with decode steps, or in chunks whose measured time is short compared with a step's.
         replaces_attention: the attention op replaces a model's own attention that would read all positions of a slot
             (MLA, ALiBi).
-        flat_chunk: up to so many tokens a prompt chunk is expected to take as long as one of a single token.
+        flat_chunk: a prompt chunk of up to this many tokens is expected to be as fast as a chunk of one token.
     """
 
     default_backend: str = "inductor"
@@ -41,7 +41,7 @@ class DeviceTraits:
 
 TRAITS: dict[str, DeviceTraits] = {
     "cpu": DeviceTraits(host_memory=True, cpp_ops=True),
-    # Small chunks take as long as a decode step: both read all weights once.
+    # Small chunks are as slow as a decode step: both read all weights once.
     "cuda": DeviceTraits(
         default_backend="cudagraph",
         asynchronous=True,
@@ -55,22 +55,22 @@ _OTHER = DeviceTraits()
 
 
 def traits_of(device: torch.device) -> DeviceTraits:
-    """The traits of the kind that ``device`` is of; of a kind that is not known, none."""
+    """Return the traits of the kind of ``device``; those of an unknown kind are all off."""
     return TRAITS.get(device.type, _OTHER)
 
 
 def gpu_count() -> int:
-    """The number of GPUs that torch finds. The question creates no CUDA context, so the process can still be forked."""
+    """Return the number of GPUs that torch finds. This creates no CUDA context, so the process can still be forked."""
     return torch.cuda.device_count()
 
 
-#: How to use a GPU that stands idle.
+#: Advice for a GPU that is not used.
 MOVE = "Move the model with model.to('cuda') before wrap (--device cuda on the command line)"
 
 
 def unused_gpu(device: torch.device) -> str | None:
-    """A clause about the GPUs of this machine, for a model on a CPU ``device``. None if there are none, or the model
-    is on another kind of device."""
+    """Return a clause about the GPUs of this machine, for a model on a CPU ``device``. Return None if the machine has
+    no GPU, or the model is on another kind of device."""
     count = gpu_count() if traits_of(device).host_memory else 0
     if not count:
         return None
@@ -78,7 +78,7 @@ def unused_gpu(device: torch.device) -> str | None:
 
 
 def find_device(name: str, *, local_rank: int = 0) -> torch.device:
-    """The device of that name.
+    """Return the device called ``name``.
 
     Args:
         name: ``cpu``, ``cuda``, or ``cuda:N``.

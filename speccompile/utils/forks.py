@@ -1,4 +1,4 @@
-"""What is to be done when the process forks. Nothing on systems that cannot."""
+"""Callbacks for forks of the process. On systems without ``fork`` they are never called."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def before_fork(function: Callable[[], None]) -> None:
 
 
 def in_child(function: Callable[[], None]) -> None:
-    """Call ``function`` in each forked child, which has no thread but the one that forked."""
+    """Call ``function`` in each forked child. A child only has the thread that forked."""
     if sys.platform != "win32":
         os.register_at_fork(after_in_child=function)

@@ -1,4 +1,4 @@
-"""What is asked of the hub before a model is loaded: one request each, instead of half a minute of retries."""
+"""Checks on the hub before a model is loaded. Each needs one request, instead of half a minute of retries."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubH
 from speccompile.errors import PretrainedError, error_line
 from speccompile.utils.model_names import SMOLLM2, has_tokenizer, is_repository, no_tokenizer
 
-#: The file that PEFT's folders and repositories have.
+#: The config file in PEFT's folders and repositories.
 ADAPTER_CONFIG = "adapter_config.json"
 _FILE = "config.json"
-#: One of them is in the cache if a tokenizer is.
+#: A tokenizer in the cache has at least one of these files.
 TOKENIZER_FILES = ("tokenizer_config.json", "tokenizer.json", _FILE)
 _SECONDS = 10.0
 
 
 def cached_folder(name_or_path: str) -> Path | None:
-    """A local folder with a config, or that of a hub id in the cache of huggingface_hub. None where there is none."""
+    """Return a local folder with a config, or the folder of a hub id in the cache of huggingface_hub; None if neither
+    exists."""
     if (Path(name_or_path) / _FILE).is_file():
         return Path(name_or_path)
     with contextlib.suppress(HFValidationError):
@@ -32,13 +33,13 @@ def cached_folder(name_or_path: str) -> Path | None:
 
 
 def is_on_hub(repo_id: str, file: str) -> bool:
-    """Whether the hub has a file. False where it cannot be reached."""
+    """Whether the hub has a file. False if the hub cannot be reached."""
     try:
         get_hf_file_metadata(hf_hub_url(repo_id, file))
     except (HfHubHTTPError, EntryNotFoundError, HTTPError, OSError):
         return False
     except FileMetadataError:
-        # It has answered.
+        # The hub has answered.
         return True
     return True
 
@@ -47,10 +48,10 @@ def check_reachable(repo_id: str, *files: str) -> None:
     """Check that ``repo_id`` is in the cache of huggingface_hub, or that the hub answers.
 
     Args:
-        files: one of them is in the cache if the repository is; without any, its config.
+        files: at least one of them is in the cache if the repository is. Without any, its config.
 
     Raises:
-        PretrainedError: neither holds.
+        PretrainedError: neither is true.
     """
     if (reason := unavailable(repo_id, *(files or (_FILE,)))) is not None:
         meant = difflib.get_close_matches(repo_id.lower(), [SMOLLM2])
@@ -59,21 +60,22 @@ def check_reachable(repo_id: str, *files: str) -> None:
 
 
 def unavailable(source: str, *files: str) -> str | None:
-    """Why ``source`` is neither a folder nor leads to a repository with one of ``files``, found by one request; else
-    None."""
+    """Return why ``source`` is neither a folder nor a repository with one of ``files``; None if it is one of them. This
+    sends one request."""
     if os.path.isdir(source):
         return None
     if not is_repository(source):
-        return "there is no such folder"
+        return "no such folder exists"
     if (error := _unreachable(source, *files)) is None:
         return None
-    reason = "there is no such folder, it is not in the cache of huggingface_hub, and the hub cannot be reached"
+    reason = "no such folder exists, it is not in the cache of huggingface_hub, and the hub cannot be reached"
     return f"{reason} ({error_line(error)})"
 
 
 def _unreachable(repo_id: str, *files: str) -> Exception | None:
-    """The error of a repository with none of ``files`` in the cache of huggingface_hub while the hub does not answer;
-    else None. Whether the hub has them is not checked. A slow answer is left to huggingface_hub, which waits longer."""
+    """Return the error of the request if the cache of huggingface_hub has none of ``files`` and the hub does not
+    answer; else None. It is not checked whether the hub has them. huggingface_hub waits longer for a slow answer, so a
+    timeout is not an error here."""
     if any(isinstance(try_to_load_from_cache(repo_id, file), str) for file in files):
         return None
     try:
@@ -87,11 +89,11 @@ def _unreachable(repo_id: str, *files: str) -> Exception | None:
 
 
 def check_hub_tokenizer(repo_id: str) -> None:
-    """Check that ``repo_id`` has a tokenizer: in the cache of huggingface_hub, or else on the hub. transformers builds
-    an empty tokenizer for some families without one. Nothing is checked if neither has a list of its files.
+    """Check that ``repo_id`` has a tokenizer: in the cache of huggingface_hub, or else on the hub. transformers would
+    build an empty tokenizer for some families without one. Nothing is checked if neither has a list of its files.
 
     Raises:
-        PretrainedError: it has none.
+        PretrainedError: the repository has no tokenizer.
     """
     config = try_to_load_from_cache(repo_id, _FILE)
     files = [path.name for path in Path(config).parent.iterdir()] if isinstance(config, str) else []
@@ -100,10 +102,10 @@ def check_hub_tokenizer(repo_id: str) -> None:
             names = [file.rfilename for file in model_info(repo_id, timeout=_SECONDS).siblings or []]
             files = [name for name in names if "/" not in name]
     if files and not has_tokenizer(files):
-        advice = "Save the model and its tokenizer into one folder by save_pretrained(FOLDER), and give that folder."
+        advice = "Save the model and its tokenizer into one folder with save_pretrained(FOLDER), and give that folder."
         raise no_tokenizer(repo_id, advice)
 
 
 def _is_timeout(error: Exception) -> bool:
-    # By name: versions of huggingface_hub differ in the HTTP client that they use.
+    # Compared by name, since versions of huggingface_hub use different HTTP clients.
     return any(kind.__name__ == "TimeoutException" for kind in type(error).__mro__)

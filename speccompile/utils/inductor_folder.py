@@ -1,6 +1,6 @@
-"""Inductor's cache folder, or a folder of this process that replaces it where it cannot be written.
+"""Inductor's cache folder, or a temporary folder that replaces it in this process if it cannot be written.
 
-Inductor writes into its folder also when all that it needs is there: locks, and sources that it compares.
+Inductor writes to its folder even if all files that it needs exist: locks, and sources that it compares.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from speccompile.utils.torch_private import inductor_cache_dir
 from speccompile.utils.warn import warn_caller
 
 VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-#: Written for trial: a disk that is nearly full takes a few bytes, and no kernel.
+#: Size of a trial file. A disk that is nearly full accepts a few bytes, but no kernel.
 TRIAL_BYTES = 2**18
-#: Of errors after which another folder may help.
+#: Errors after which another folder may help.
 UNWRITABLE = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.ENOTDIR})
 FULL = os.strerror(errno.ENOSPC)
 
 
 @dataclass
 class _Replacement:
-    """``folder`` is in the place of ``original``, to whose files it has links if it is ``linked``."""
+    """``folder`` replaces ``original``. If it is ``linked``, it has links to the original's files."""
 
     original: str
     folder: Path
@@ -49,13 +49,13 @@ def _replacement() -> _Replacement | None:
 
 
 def replaced_inductor_folder() -> str | None:
-    """The folder that was replaced, if one is."""
+    """Return the original folder if it was replaced, else None."""
     replacement = _replacement()
     return None if replacement is None else replacement.original
 
 
 def make_inductor_folder_writable() -> None:
-    """Replace Inductor's cache folder if it cannot be written. To be called before Inductor compiles or loads."""
+    """Replace Inductor's cache folder if it cannot be written. Call this before Inductor compiles or loads."""
     try:
         _try(Path(inductor_cache_dir()))
     except OSError as error:
@@ -63,11 +63,11 @@ def make_inductor_folder_writable() -> None:
 
 
 def replace_inductor_folder_after(failure: BaseException) -> bool:
-    """Replace the folder by an empty one if it could not be written, as on a disk that has become full. A compiler
-    may have left parts of files there, and would write through links to them.
+    """Replace the folder by an empty one if it could not be written, for example on a full disk. The empty folder has
+    no links: a compiler may have left partial files, and would write through links to them.
 
     Returns:
-        Whether it was replaced, so that another attempt may succeed.
+        Whether the folder was replaced, so another attempt may succeed.
     """
     error, replacement = write_error(failure), _replacement()
     if error is None or not (replacement is None or replacement.linked):
@@ -76,20 +76,20 @@ def replace_inductor_folder_after(failure: BaseException) -> bool:
 
 
 def write_error(failure: BaseException) -> OSError | None:
-    """The error of a folder that cannot be written, if ``failure`` is one or was caused by one."""
+    """Return the error of a folder that cannot be written, if ``failure`` is one or was caused by one."""
     error: BaseException | None = failure
     while error is not None:
         if isinstance(error, OSError) and error.errno in UNWRITABLE:
             return error
         if FULL in str(error):
-            # Of the C++ compiler, which is another process.
+            # Raised by the C++ compiler, which is another process.
             return OSError(errno.ENOSPC, FULL)
         error = error.__cause__ or error.__context__
     return None
 
 
 def warn_of_lost_kernels() -> None:
-    """Warn once if the folder that replaces Inductor's has kernels that the original has not."""
+    """Warn once if the folder that replaces Inductor's has kernels that the original lacks."""
     replacement = _replacement()
     if replacement is None or replacement.warned:
         return
@@ -98,28 +98,32 @@ def warn_of_lost_kernels() -> None:
     replacement.warned = True
     warn_caller(
         f"Inductor's cache folder {replacement.original} cannot be written ({replacement.error.strerror}), so its "
-        f"kernels last as long as this process, and every other one compiles them again. Set {VARIABLE} to a folder "
-        "that can be written, or to one that was filled by the same wrap",
+        f"kernels last only as long as this process, and every other process compiles them again. Set {VARIABLE} to a "
+        "folder that can be written, or to one that was filled by the same wrap",
         Degraded,
     )
 
 
 def _try(folder: Path) -> None:
-    """Raises OSError: the folder cannot be written."""
+    """Write a trial file.
+
+    Raises:
+        OSError: the folder cannot be written.
+    """
     with tempfile.NamedTemporaryFile(dir=folder, prefix="speccompile-") as file:
         file.write(bytes(TRIAL_BYTES))
         file.flush()
 
 
 def _replace(error: OSError, *, linked: bool) -> bool:
-    # Torch has noted the folder there before it failed.
+    # torch stores its folder in the variable before it fails.
     original = replaced_inductor_folder() or os.environ[VARIABLE]
     try:
         folder = Path(tempfile.mkdtemp(prefix="speccompile-inductor-"))
         remove_with_process(folder)
         if linked:
             with contextlib.suppress(OSError, shutil.Error):
-                # Locks are not opened through links.
+                # Links to locks are left out: Inductor does not open locks through links.
                 locks = shutil.ignore_patterns("*.lock")
                 shutil.copytree(original, folder, ignore=locks, copy_function=os.symlink, dirs_exist_ok=True)
         _try(folder)

@@ -1,4 +1,4 @@
-"""What this CPU and compiler can do, as Inductor finds it out."""
+"""Instruction sets of this CPU and compiler, as Inductor detects them."""
 
 from __future__ import annotations
 
@@ -12,23 +12,24 @@ from speccompile.utils.torch_private import cpu_vec_isa, import_inductor, induct
 
 @functools.cache
 def instruction_sets() -> Thread:
-    """Let Inductor find out beside other work. Who asks it before the thread has ended begins anew.
+    """Start Inductor's detection in a thread. A caller that needs the result before the thread has ended runs the
+    detection again.
 
-    With AVX-512, torch's vectors are not compiled and loaded for trial, which takes seconds: the C++ ops are made of
-    them. Where those do not come about, see :func:`try_vectors`.
+    With AVX-512, Inductor would compile and load torch's vectors for a trial, which needs seconds. The trial is
+    skipped, since the C++ ops use the same vectors. If these ops cannot be built, call :func:`try_vectors`.
     """
-    # Not in the thread: two threads that import parts of one package at a time may see each other's half of it.
+    # Imported outside of the thread: two threads that import parts of one package may see each other's partial imports.
     import_inductor()
     make_inductor_folder_writable()
     asked = inductor_config.cpp.vec_isa_ok
     granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
 
     def find() -> None:
-        # A caller that needs the answer asks again, and receives the error.
+        # A caller that needs the result runs the detection again, and receives the error.
         with contextlib.suppress(Exception):
             with granted:
                 picked = pick_vec_isa()
-            # Inductor will ask it whether it works. AVX2 forgets what was granted, and is tried.
+            # Inductor calls this later. AVX2 does not use the granted result, and is tried.
             bool(picked)
 
     thread = Thread(target=find, name="speccompile-probe", daemon=True)
@@ -37,10 +38,10 @@ def instruction_sets() -> Thread:
 
 
 def try_vectors() -> None:
-    """What was taken for granted, Inductor tries when it is asked the next time."""
+    """Clear Inductor's granted results, so it tries the vectors at the next call."""
     cpu_vec_isa.valid_vec_isa_list.cache_clear()
     for isa in cpu_vec_isa.supported_vec_isa_list:
-        # Those that have more than another one keep their own answer.
+        # Instruction sets that extend another one cache their own result.
         forget = getattr(type(isa).__bool__, "cache_clear", None)
         if forget is not None:
             forget()

@@ -1,4 +1,4 @@
-"""Ctrl-C between two steps, never inside of one."""
+"""Ctrl-C between two steps, but not inside of a step."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def deferred_interrupts() -> Iterator[None]:
-    """Python raises a ``KeyboardInterrupt`` between any two instructions of the main thread, also between taking a lock
-    and the ``try`` that gives it back. It comes after this ``with`` instead.
+    """Defer a ``KeyboardInterrupt`` until the end of this context.
 
-    Other threads get none; a program that handles the signal itself is left to do so.
+    Python raises it between any two instructions of the main thread, also between acquiring a lock and the ``try`` that
+    releases it. Other threads receive none. A program that handles the signal itself is not affected.
     """
     main = threading.current_thread() is threading.main_thread()
     if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:

@@ -1,4 +1,4 @@
-"""Weights of a model side by side in memory, so that one product reads several of them."""
+"""Weights of a model side by side in memory, so one product reads several of them."""
 
 from __future__ import annotations
 
@@ -11,13 +11,12 @@ from speccompile.utils.torch_private import StorageReference
 
 
 class JoinedWeights:
-    """Moves parameters of a model into joined tensors. A parameter that is moved stays the same object with the same
-    values: it becomes a part of the joined memory. There is one copy, and a change in place is a change of the joined
-    tensor.
+    """Moves parameters of a model into joined tensors. A moved parameter stays the same object with the same values,
+    and becomes a part of the joined memory. There is only one copy, so a change in place changes the joined tensor.
 
     Args:
-        model: the owner of the parameters; None if there are none.
-        in_use: addresses of weights that other executables read. These weights stay where they are.
+        model: the owner of the parameters; None without any.
+        in_use: addresses of weights that other executables read. These weights are not moved.
     """
 
     def __init__(self, model: nn.Module | None = None, in_use: Collection[int] = ()) -> None:
@@ -30,10 +29,10 @@ class JoinedWeights:
         self._moved: set[int] = set()
 
     def refusal(self, paths: Sequence[str], values: Sequence[torch.Tensor]) -> str | None:
-        """The reason for which the weights at ``paths`` cannot be joined, None if they can be.
+        """Return the reason why the weights at ``paths`` cannot be joined; None if they can be.
 
         Args:
-            values: what steps read of each.
+            values: the tensor that steps read for each path.
         """
         for path, value in zip(paths, values, strict=True):
             weight = self._parameters.get(path)
@@ -57,33 +56,33 @@ class JoinedWeights:
         return None
 
     def join(self, paths: Sequence[str], aliases: Iterable[torch.Tensor]) -> torch.Tensor:
-        """The weights at ``paths`` as one tensor, each after the one before it along the first dimension.
+        """Join the weights at ``paths`` along the first dimension, in their order, and return the tensor.
 
         Args:
-            paths: of weights without :meth:`refusal`.
-            aliases: other tensors of this process. Those that are views of a whole weight follow it.
+            paths: weights without :meth:`refusal`.
+            aliases: other tensors of this process. A view of a whole weight moves with it.
         """
         weights = [self._parameters[path] for path in paths]
         joined = _joined(weights)
         if joined is None:
-            # A tensor of inference mode could not be trained any more.
+            # Created outside of inference mode: a tensor of inference mode cannot be trained.
             with torch.inference_mode(False), torch.no_grad():
                 joined = torch.cat([weight.detach() for weight in weights])
-                known = {_place(weight): part for weight, part in zip(weights, _parts(joined, weights), strict=True)}
+                known = {_address(weight): part for weight, part in zip(weights, _parts(joined, weights), strict=True)}
                 for tensor in (*aliases, *weights):
-                    if (part := known.get(_place(tensor))) is not None:
+                    if (part := known.get(_address(tensor))) is not None:
                         tensor.data = part
         self._moved |= set(map(id, weights))
         return joined
 
 
-#: The storages of joined tensors, by their address. A storage lives as long as one of its parts does.
+#: Storages of joined tensors, by their address. A storage lives as long as one of its parts does.
 _storages: dict[int, StorageReference] = {}
 
 
 def _parts(joined: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """A tensor over the memory of each weight, with its own storage: what saves models takes weights of one storage for
-    tied ones, and a part of it for incomplete."""
+    """Return a tensor over the memory of each weight, with its own storage. Code that saves models treats weights with
+    one storage as tied, and a part of a storage as incomplete."""
     whole = joined.untyped_storage()
     for address in [address for address, reference in _storages.items() if reference.storage() is None]:
         del _storages[address]
@@ -97,7 +96,7 @@ def _parts(joined: torch.Tensor, weights: Sequence[torch.Tensor]) -> list[torch.
 
 
 def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """One tensor of all weights, if they are the parts of one already."""
+    """Return one tensor of all weights if they are already the parts of one, else None."""
     first = weights[0].detach()
     reference = _storages.get(first.data_ptr())
     whole = None if reference is None else reference.storage()
@@ -111,7 +110,7 @@ def _joined(weights: Sequence[torch.Tensor]) -> torch.Tensor | None:
     return first.new_empty(0).set_(whole, 0, (sum(map(len, weights)), *first.shape[1:]), first.stride())
 
 
-def _place(tensor: torch.Tensor) -> tuple[object, ...]:
+def _address(tensor: torch.Tensor) -> tuple[object, ...]:
     return tensor.data_ptr(), tensor.dtype, tensor.shape, tensor.stride()
 
 

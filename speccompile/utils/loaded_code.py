@@ -1,4 +1,4 @@
-"""Keys of code as it was loaded, which need not be what is in its file any more, and of the global values it reads."""
+"""Keys of loaded code, which may differ from the code in its file, and of the global values that it reads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from speccompile.utils.stable_key import NoStableKey, stable_key
 
 
 def code_key(code: CodeType) -> Any:
-    """JSON that is equal for code that does the same with its arguments and globals."""
+    """Return JSON that is equal for code that computes the same from its arguments and globals."""
     constants = [code_key(item) if isinstance(item, CodeType) else _constant_key(item) for item in code.co_consts]
     return [code.co_code.hex(), code.co_names, code.co_varnames, constants]
 
@@ -21,7 +21,7 @@ def _constant_key(value: Any) -> str:
 
 
 def attributes(cls: type) -> Iterator[tuple[str, Any]]:
-    """Names and values that ``cls`` itself defines, but for special ones and slots."""
+    """Names and values that ``cls`` itself defines, except special names and slots."""
     skipped = {*slots(cls), "_abc_impl"}
     return ((name, item) for name, item in vars(cls).items() if not name.startswith("__") and name not in skipped)
 
@@ -38,11 +38,11 @@ def functions(cls: type) -> list[FunctionType]:
 
 
 def reached(start: Iterable[FunctionType], is_users: Callable[[str], bool]) -> list[Any]:
-    """JSON of what the global names in ``start`` stand for: of functions and classes of the user's their code, and so
-    on from there; of numbers, texts and containers of these their values. Values of other kinds are left out.
+    """Return JSON of the values of the global names in ``start``: the code of the user's functions and classes, and of
+    those that they reach in turn; the values of numbers, strings and containers of these. Other values are left out.
 
     Args:
-        is_users: whether the module of that name is followed.
+        is_users: whether a module of that name is followed.
     """
     found: dict[str, Any] = {}
     waiting = list(start)
@@ -77,6 +77,6 @@ def reached(start: Iterable[FunctionType], is_users: Callable[[str], bool]) -> l
 
 
 def _names(code: CodeType) -> frozenset[str]:
-    """Global names and attributes in ``code`` and the code inside it."""
+    """Return global names and attributes in ``code`` and the code inside it."""
     inner = [_names(item) for item in code.co_consts if isinstance(item, CodeType)]
     return frozenset(code.co_names).union(*inner)

@@ -1,4 +1,4 @@
-"""Progress bars of transformers, switched off where they are noise."""
+"""Progress bars of transformers, switched off for short work."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.utils import logging as hf_logging
 
 @contextlib.contextmanager
 def without_loading_bars() -> Iterator[None]:
-    """Switch the bars of transformers off in this context: loading from a local disk takes seconds at most."""
+    """Switch the bars of transformers off in this context: loading from a local disk needs seconds at most."""
     shown = hf_logging.is_progress_bar_enabled()
     hf_logging.disable_progress_bar()
     try:

@@ -1,4 +1,4 @@
-"""Threads that leave the processor to others."""
+"""Threads with low priority."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 
 
 def start_low_priority(work: Callable[[], None], name: str) -> threading.Thread:
-    """Start a daemon thread that calls ``work``. It computes alone, and on Linux at the lowest priority."""
+    """Start a daemon thread that calls ``work``. It uses one torch thread, and on Linux the lowest priority."""
     settled, threads = threading.Event(), torch.get_num_threads()
 
     def run() -> None:
@@ -24,6 +24,6 @@ def start_low_priority(work: Callable[[], None], name: str) -> threading.Thread:
     thread = threading.Thread(target=run, name=name, daemon=True)
     thread.start()
     settled.wait()
-    # Each thread has its own number, but new threads begin with the one that was set last.
+    # Each thread has its own number of torch threads, but new threads start with the number that was set last.
     torch.set_num_threads(threads)
     return thread

@@ -1,4 +1,4 @@
-"""What compiled code depends on besides what was compiled."""
+"""Properties of the machine that compiled code depends on."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from speccompile.utils.torch_private import inductor_config
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Names and values; code that was compiled where one of them differs may be slow, wrong, or not run at all."""
+    """Return names and values. Code compiled with another value of one of them may be slow, wrong, or not run."""
     if device.type == "cpu":
-        # They change Inductor's settings for a moment.
+        # The detection changes Inductor's settings for a moment.
         instruction_sets().join()
     known = {
         "processor": platform.machine(),
@@ -32,7 +32,7 @@ def machine(device: torch.device) -> dict[str, str]:
 
 
 def _instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    # Inductor compiles for the very CPU; torch's own capability is but a class of CPUs.
+    # Inductor compiles for this exact CPU; torch's own capability only names a class of CPUs.
     if cpuinfo.is_file():
         for line in cpuinfo.read_text().splitlines():
             name, _, flags = line.partition(":")

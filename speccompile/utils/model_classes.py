@@ -9,8 +9,8 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 
 def model_class(config: PretrainedConfig) -> Any:
-    """The auto class that knows ``config``: of causal language models, or of models that read images and text
-    (Mistral 3, Qwen3-VL), which are used for text alone.
+    """Return the auto class that supports ``config``: of causal language models, or of models of images and text
+    (Mistral 3, Qwen3-VL), which are only used for text.
 
     Raises:
         ValueError: transformers has neither.

@@ -1,5 +1,5 @@
-"""What the name of a model means: ``smollm2``, a folder, a GGUF file or a hub id; and names of model families. Imports
-neither torch nor transformers."""
+"""Kinds of model names: ``smollm2``, a folder, a GGUF file or a hub id; and names of model families. This module
+imports neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ _HUB_ID = re.compile(r"(?!.*(--|\.\.))(\b[\w.-]+\b/)?\b[\w.-]{1,96}\b(?<!\.git)"
 
 
 def is_gguf(name: str) -> bool:
-    """Whether the name is that of a GGUF file."""
+    """Whether ``name`` is the name of a GGUF file."""
     return name.lower().endswith(".gguf")
 
 
 def is_hub_id(name: str) -> bool:
-    """Whether ``name`` can only be a hub id: there is no such folder, and it is neither a path nor a known name."""
+    """Whether ``name`` can only be a hub id: it is neither a folder, nor a path, nor a known name."""
     return name not in (SMOLLM2, TINY) and not os.path.isdir(name) and not is_gguf(name)
 
 
 def is_repository(name: str) -> bool:
-    """Whether huggingface_hub accepts ``name`` as that of a repository."""
+    """Whether huggingface_hub accepts ``name`` as the name of a repository."""
     return _HUB_ID.fullmatch(name) is not None
 
 
 def check_model_name(name: str) -> None:
-    """Check that a local path exists; whether the hub has an id is not asked.
+    """Check that a local path exists. It is not checked whether the hub has an id.
 
     Raises:
-        PretrainedError: ``name`` is a path, and there is no such folder or file.
+        PretrainedError: ``name`` is a path, and no such folder or file exists.
     """
     if is_gguf(name):
         if not Path(name).is_file():
@@ -55,7 +55,7 @@ def check_model_name(name: str) -> None:
         raise PretrainedError(f"no such folder: {name!r}.", source=name, reason="no such folder")
 
 
-# What `save_pretrained` and the tokenizer classes of transformers call their files.
+# Names of the files that `save_pretrained` and the tokenizer classes of transformers write.
 _TOKENIZER_FILES = (
     *("tokenizer*", "vocab*", "*.model", "*.spm", "*.tokenizer", "*.tiktoken"),
     *("merges.txt", "bpe.codes", "dict.txt", "tekken.json"),
@@ -66,7 +66,7 @@ def check_tokenizer(name: str) -> None:
     """Check that the folder of a checkpoint has a tokenizer.
 
     Raises:
-        PretrainedError: it has none.
+        PretrainedError: the folder has none.
     """
     folder = Path(name)
     if name in (SMOLLM2, TINY) or not (folder / "config.json").is_file():
@@ -91,10 +91,10 @@ _CAUSAL_LMS = re.compile(r"^MODEL_FOR_CAUSAL_LM_MAPPING_NAMES = (.*?)^\)", re.MU
 
 
 def check_families(names: Collection[str]) -> None:
-    """Check names of families against the source of the installed transformers: its import takes seconds.
+    """Check names of families against the source of the installed transformers, since its import needs seconds.
 
-    A family without a causal LM passes, and so does every name if the source has another form than expected:
-    :func:`speccompile.tools.families.find_families` decides these.
+    A family without a causal LM passes. Every name passes if the source has another form than expected. For these,
+    :func:`speccompile.tools.families.find_families` decides.
 
     Raises:
         UnknownFamily: transformers has no family of that name.
@@ -111,7 +111,7 @@ def check_families(names: Collection[str]) -> None:
 
 
 def unknown_family(names: Collection[str], known: Collection[str]) -> UnknownFamily:
-    """The error for ``names``, with what comes close to each among ``known``."""
+    """Return the error for ``names``, with the similar names among ``known``."""
     close = {name: difflib.get_close_matches(name.lower().replace("-", "_"), known) for name in names}
     meant = [f"{', '.join(matches)} (for {name})" for name, matches in close.items() if matches]
     return UnknownFamily(

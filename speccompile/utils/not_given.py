@@ -1,4 +1,4 @@
-"""The default of a parameter for which None has a meaning."""
+"""The default of a parameter for which None is a valid value."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import enum
 
 
 class NotGiven(enum.Enum):
-    """The type of :data:`NOT_GIVEN` alone, for type hints."""
+    """The type of :data:`NOT_GIVEN`, only for type hints."""
 
     NOT_GIVEN = enum.auto()
 

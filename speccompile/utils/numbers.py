@@ -1,4 +1,4 @@
-"""Numbers as Python's own: what callers compute with NumPy are numbers too."""
+"""Conversion of numbers to Python's own types, for callers that compute arguments with NumPy."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 
 
 def python_numbers(value: Any) -> Any:
-    """``value``, or the int, float or bool that it is; the same of what lists, tuples and mappings hold. A bool stays
-    one, so that it is refused where a number is wanted."""
-    # Without NumPy there are none of its values, and the command line need not load it.
+    """Convert ``value`` to an int, float or bool, if it is such a number. Lists, tuples and mappings are converted
+    item by item. A bool stays a bool, so it is refused for a number."""
+    # Without NumPy its values cannot occur. The command line need not import it.
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.bool_):
         return bool(value)

@@ -1,6 +1,6 @@
 """Options of a call as a frozen dataclass, each with its default, its check and one sentence of documentation.
 
-The sentence is written here alone. It is the help of the command line and a row of the table in
+The sentence is only written here. It is the help of the command line and a row of the table in
 ``docs/reference/options.md``, and the option's paragraph in the docstring of the call begins with it; tests compare
 them.
 """
@@ -15,7 +15,7 @@ from speccompile.errors import InvalidOption
 from speccompile.utils.not_given import NOT_GIVEN
 from speccompile.utils.numbers import python_numbers
 
-#: ``(where, name, value)`` to the value that is kept. Raises a UserError for one that is not valid.
+#: Converts ``(where, name, value)`` to the value that is kept. Raises a UserError for one that is not valid.
 Read = Callable[[str, str, Any], Any]
 
 
@@ -23,21 +23,21 @@ def option(sentence: str, read: Read | None = None) -> dict[str, Any]:
     """Metadata of a field of an :class:`Options`.
 
     Args:
-        sentence: what the option is, for people.
-        read: checks a value as far as that is possible without a model; None leaves that to the code that uses it.
+        sentence: a description of the option for users.
+        read: checks a value without a model; None leaves the check to the code that uses it.
     """
     return {"sentence": sentence, "read": read}
 
 
 @dataclass(frozen=True)
 class Options:
-    """Base of the options of one call. A value is checked when it is constructed.
+    """Base of the options of one call. Values are checked when an instance is created.
 
     Raises:
         UserError: a value is not valid.
     """
 
-    #: The call, for messages.
+    #: The name of the call, for messages.
     where: ClassVar[str]
     #: Parameters of the call that are not options.
     inputs: ClassVar[tuple[str, ...]] = ()
@@ -55,23 +55,23 @@ class Options:
 
     @classmethod
     def parameters(cls) -> list[str]:
-        """All that the call accepts, for messages about what it does not."""
+        """Return all names that the call accepts, for messages about unknown ones."""
         return [*cls.inputs, *cls.names()]
 
     @classmethod
     def sentence(cls, name: str) -> str:
-        """What the option ``name`` is, for people."""
+        """Return the description of the option ``name``."""
         return str(cls._field(name).metadata["sentence"])
 
     @classmethod
     def least(cls, name: str) -> int | None:
-        """The least value of an int, None where there is none."""
+        """Return the least value of an int option; None if it has none."""
         read = cls._field(name).metadata["read"]
         return read.least if isinstance(read, WholeNumber) else None
 
     @classmethod
     def table(cls) -> str:
-        """Markdown: a line for each option."""
+        """Return a Markdown table with a line for each option."""
         lines = [f"| `{item.name}` | `{item.default!r}` | {item.metadata['sentence']} |" for item in cls._own_fields()]
         return "\n".join(["| option | default | |", "|---|---|---|", *lines])
 
@@ -89,39 +89,51 @@ class Options:
 
 @dataclass(frozen=True)
 class WholeNumber:
-    """An int from ``least`` to ``most``; NumPy's are ints, too."""
+    """Check for an int from ``least`` to ``most``. NumPy's ints are accepted."""
 
     least: int
     most: int | None = None
     or_none: bool = False
 
     def __call__(self, where: str, name: str, value: Any) -> int | None:
-        """Raises InvalidOption."""
+        """Return ``value`` as an int, or None if that is allowed.
+
+        Raises:
+            InvalidOption: ``value`` is not such an int.
+        """
         number = python_numbers(value)
         if number is None and self.or_none:
             return None
         whole = isinstance(number, int) and not isinstance(number, bool) and number >= self.least
         if not whole or (self.most is not None and number > self.most):
             bounds = f"of at least {self.least}" if self.most is None else f"in {self.least} .. {self.most}"
-            raise InvalidOption(where=where, name=name, value=value, reason=f"it has to be an int {bounds}")
+            raise InvalidOption(where=where, name=name, value=value, reason=f"it must be an int {bounds}")
         return int(number)
 
 
 @dataclass(frozen=True)
 class OneOf:
-    """One of these texts."""
+    """Check for one of several strings."""
 
     choices: tuple[str, ...]
 
     def __call__(self, where: str, name: str, value: Any) -> str:
-        """Raises InvalidOption."""
+        """Return ``value``.
+
+        Raises:
+            InvalidOption: ``value`` is not one of the choices.
+        """
         if not isinstance(value, str) or value not in self.choices:
             raise InvalidOption(where=where, name=name, value=value, reason=f"choose from {', '.join(self.choices)}")
         return value
 
 
 def flag(where: str, name: str, value: Any) -> bool:
-    """Raises InvalidOption."""
+    """Check that ``value`` is True or False.
+
+    Raises:
+        InvalidOption: it is neither.
+    """
     given = python_numbers(value)
     if not isinstance(given, bool):
         raise InvalidOption(where=where, name=name, value=value, reason="use True or False")
@@ -129,7 +141,11 @@ def flag(where: str, name: str, value: Any) -> bool:
 
 
 def flag_or_none(where: str, name: str, value: Any) -> bool | None:
-    """Raises InvalidOption."""
+    """Check that ``value`` is True, False or None.
+
+    Raises:
+        InvalidOption: it is another value.
+    """
     given = python_numbers(value)
     if not (given is None or isinstance(given, bool)):
         raise InvalidOption(where=where, name=name, value=value, reason="use True, False or None")

@@ -20,11 +20,11 @@ def owners_by_parameter(model: nn.Module) -> dict[int, Owners]:
 
 
 def put_parameter(owners: Owners, parameter: nn.Parameter) -> None:
-    """Let ``parameter`` take the place of the one that ``owners`` have."""
+    """Replace the parameter of ``owners`` by ``parameter``."""
     for module, name in owners:
         module._parameters[name] = parameter
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters and buffers of ``model``, shared ones once."""
+    """Bytes of the parameters and buffers of ``model``. Shared ones count once."""
     return sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()) if not tensor.is_meta)

@@ -1,4 +1,4 @@
-"""Where this package keeps what it need not make twice."""
+"""The cache folder of this package."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 
 def cache_dir() -> Path:
-    """``$SPECCOMPILE_CACHE``, else ``speccompile`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
+    """Return ``$SPECCOMPILE_CACHE``, else ``speccompile`` in ``$XDG_CACHE_HOME`` or ``~/.cache``."""
     if own := os.environ.get("SPECCOMPILE_CACHE"):
         return Path(own).expanduser()
     if shared := os.environ.get("XDG_CACHE_HOME"):

@@ -1,4 +1,4 @@
-"""Reports what is being built: to the logger ``speccompile``, and to the callback of ``wrap(progress=...)``."""
+"""Reports of build tasks, to the logger ``speccompile`` and to the callback of ``wrap(progress=...)``."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _listener: contextvars.ContextVar[Progress | None] = contextvars.ContextVar("lis
 
 
 def listener() -> Progress | None:
-    """What the present thread's tasks are reported to."""
+    """The callback that receives the tasks of the current thread; None without one."""
     return _listener.get()
 
 
 @contextlib.contextmanager
 def listening(progress: Progress | None) -> Iterator[None]:
-    """Report the tasks inside to ``progress``; None leaves it to what listens already.
+    """Report the tasks of this context to ``progress``. None keeps the current listener.
 
     Raises:
-        InvalidOption: it cannot be called.
+        InvalidOption: ``progress`` cannot be called.
     """
     if progress is not None and not callable(progress):
         reason = "use a function of a description (str) and of whether that work begins (bool), or None"
@@ -44,7 +44,7 @@ def listening(progress: Progress | None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def task(description: str) -> Iterator[None]:
-    """Work that may take seconds. Without a listener it is shown on stderr, if it does."""
+    """Report work that may need seconds. Without a listener, slow work is shown on stderr."""
     report, started = _listener.get(), time.perf_counter()
     shown = report is None and sys.stderr is not None
     if report is not None:

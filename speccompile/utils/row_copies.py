@@ -1,4 +1,4 @@
-"""Callables of the user's for a batch whose rows are decoded one by one: each row calls its own copy."""
+"""Copies of a user's callable for each row of a batch. Rows are decoded one by one, and each calls its own copy."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from speccompile.utils.shared_functions import LARGE, SharedFunctions, reachable
 
 
 def own_copy(name: str, called: Callable[..., Any], row: int) -> Callable[..., Any]:
-    """A deep copy for one row, with memory that no other row changes.
+    """Return a deep copy for one row, whose state no other row changes.
 
-    Modules and tokenizers in it are shared, wherever they are held: they may be large. Python does not copy functions:
-    one that holds anything is called by way of :class:`~speccompile.utils.shared_functions.SharedFunctions`.
+    Modules and tokenizers inside are shared, since they may be large. Python does not copy functions: if a function
+    holds any object, :class:`~speccompile.utils.shared_functions.SharedFunctions` calls it.
 
     Args:
-        name: of the option, for messages.
+        name: the option's name, for messages.
 
     Raises:
-        InvalidOption: it cannot be copied, or a function holds what may be memory of one row.
+        InvalidOption: it cannot be copied, or a function holds an object that may be state of one row.
     """
     reached = list(reachable(called))
     shared = {id(value): value for value in reached if isinstance(value, LARGE)}

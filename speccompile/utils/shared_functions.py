@@ -1,4 +1,4 @@
-"""Functions that several rows of a batch call: each call is checked to leave what the function holds unchanged."""
+"""Functions that several rows of a batch call. Each call is checked: it must not change what the function holds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput, InvalidOption
 
-#: What rows share, with all that it holds: weights and vocabularies may be large.
+#: Types that rows share: weights and vocabularies may be large.
 LARGE = (torch.nn.Module, PreTrainedTokenizerBase)
 
 _CLASS = (
@@ -30,9 +30,9 @@ _OPS = ("LOAD_GLOBAL", "STORE_GLOBAL", "DELETE_GLOBAL")
 
 
 def reachable(called: Any) -> Iterator[Any]:
-    """Everything that ``copy.deepcopy(called)`` may reach, and what functions in it hold; of :data:`LARGE` the object
-    alone."""
-    # Of a bound method, as of an object, the owner is copied even if it is a module.
+    """Yield every object that ``copy.deepcopy(called)`` may reach, and the objects that functions in it hold. Objects
+    of :data:`LARGE` are yielded without their parts."""
+    # The owner of a bound method is copied like an object, even if it is a module.
     owner = called.__self__ if isinstance(called, MethodType) else called
     left, seen = gc.get_referents(owner) if isinstance(owner, LARGE) else [owner], set()
     while left:
@@ -51,7 +51,7 @@ def reachable(called: Any) -> Iterator[Any]:
 
 @dataclass(frozen=True)
 class Variable:
-    """What a function holds under a name: in its closure, as a default, as an attribute, or as a global variable."""
+    """An object that a function holds under a name: in its closure, a default, an attribute, or a global variable."""
 
     function: FunctionType
     name: str
@@ -59,7 +59,7 @@ class Variable:
 
     @property
     def value(self) -> Any:
-        """None if it has none yet."""
+        """The object; None if the variable has no value yet."""
         try:
             return self.read()
         except (KeyError, ValueError):
@@ -70,7 +70,7 @@ class Variable:
 
 
 def variables(function: FunctionType) -> Iterator[Variable]:
-    """What it holds."""
+    """Yield the variables of ``function``."""
     code = function.__code__
     for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
         yield Variable(function, name, partial(getattr, cell, "cell_contents"))
@@ -83,7 +83,7 @@ def variables(function: FunctionType) -> Iterator[Variable]:
         yield Variable(function, name, partial(getitem, function.__dict__, name))
     for name in _globals_named(code):
         value = function.__globals__.get(name)
-        # A function of another module is a library's, as is what that names.
+        # A function of another module belongs to a library, and so do the names in it.
         if not isinstance(value, FunctionType) or value.__globals__ is function.__globals__:
             yield Variable(function, name, partial(getitem, function.__globals__, name))
 
@@ -94,14 +94,14 @@ def _globals_named(code: CodeType) -> set[str]:
 
 
 class _Opaque(Exception):
-    """A value whose changes cannot be seen."""
+    """A value whose changes cannot be detected."""
 
 
 def _fingerprint(value: Any, alive: list[Any]) -> Any:
-    """Equal to a later one if the value has not changed in between.
+    """Return a fingerprint of ``value``. Two are equal if the value has not changed in between.
 
     Args:
-        alive: gets what is compared by its id, so that no other object takes that.
+        alive: receives the objects that are compared by their id, so no other object can get the same id.
     """
     alive.append(value)
     if isinstance(value, torch.Tensor):
@@ -113,7 +113,7 @@ def _fingerprint(value: Any, alive: list[Any]) -> Any:
     if isinstance(value, MethodType | BuiltinMethodType):
         return _fingerprint(value.__self__, alive)
     try:
-        # Version 2 depends on the value alone, not on how often it is referred to.
+        # Version 2 only depends on the value, not on its reference count.
         return marshal.dumps(value, 2)
     except ValueError:
         pass
@@ -122,10 +122,10 @@ def _fingerprint(value: Any, alive: list[Any]) -> Any:
     if isinstance(value, dict):
         return id(value), [(_fingerprint(key, alive), _fingerprint(item, alive)) for key, item in value.items()]
     try:
-        # As for enum members, loggers and compiled patterns.
+        # True for enum members, loggers and compiled patterns.
         immutable = copy.deepcopy(value) is value
     except Exception:
-        # Its own code failed. The value counts as one that may change, and is refused.
+        # The value's own code failed. The value may change, so it is refused.
         immutable = False
     if not immutable:
         raise _Opaque
@@ -135,19 +135,21 @@ def _fingerprint(value: Any, alive: list[Any]) -> Any:
 class SharedFunctions:
     """A callable whose functions are the given ones for every row, since Python copies no function.
 
-    A function that only reads what it holds gives each row what it would give it alone. One that keeps memory there (a
-    closure's list, a counter) would mix the rows, so a call that changes any of it is an error. Held are the values of
-    the closure, defaults, attributes of the function and global variables that it names: numbers, texts, tensors and
-    lists, dicts, sets of them are compared before and after each call. Modules and tokenizers are not looked into. Any
-    other object may change without trace, so a function that holds one is refused at once.
+    A function that only reads the objects that it holds returns the same for each row as in a separate call. A function
+    that keeps state in them (a closure's list, a counter) would mix the rows, so a call that changes one is an error.
+
+    A function holds the values of its closure, its defaults, its attributes and the global variables that it names.
+    Numbers, strings, tensors, and lists, dicts and sets of them are compared before and after each call. Modules and
+    tokenizers are not compared. Any other object may change undetected, so a function that holds one is refused at
+    once.
 
     Args:
-        name: of the option, for messages.
+        name: the option's name, for messages.
         called: the row's own copy, or a function.
-        held: by its functions.
+        held: variables of its functions.
 
     Raises:
-        InvalidOption: a function holds what cannot be compared.
+        InvalidOption: a function holds an object that cannot be compared.
     """
 
     def __init__(self, name: str, called: Callable[..., Any], held: Sequence[Variable]) -> None:
@@ -172,8 +174,8 @@ class SharedFunctions:
         for variable, expected in zip(self._variables, before, strict=True):
             if not _is_still(variable, expected):
                 reason = (
-                    f"a call changed {variable}, which all rows of the batch share: what it remembers of one row "
-                    f"would change the others; {_CLASS}"
+                    f"a call changed {variable}, which all rows of the batch share: the state of one row would change "
+                    f"the others; {_CLASS}"
                 )
                 raise InvalidInput(name=self._name, reason=reason)
         return returned

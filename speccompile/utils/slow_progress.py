@@ -1,4 +1,4 @@
-"""Shows work that takes seconds, on stderr."""
+"""Display of slow work on stderr."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from typing import TypeAlias
 
-#: Work of commands, and work that a terminal shows, is announced after this time.
+#: Seconds after which work of commands, and work on a terminal, is shown.
 _SLOW_SECONDS = 2.0
-#: Work of a library call whose stderr is no terminal: a notebook, or the log of a program.
+#: Seconds for a library call whose stderr is not a terminal: a notebook, or the log of a program.
 _SECONDS_IN_LOGS = 4.0
 
 Stage: TypeAlias = Callable[[str], AbstractContextManager[None]]
-"""Called with what is about to happen; the context it returns lasts as long as that."""
+"""Called with a description of the next work. The returned context lasts as long as the work."""
 
 
 @contextlib.contextmanager
 def show_when_slow(what: str) -> Iterator[None]:
-    """Show ``what`` on stderr while the context lasts, from the second second on. Elsewhere than on a terminal it is a
-    line."""
+    """Show ``what`` on stderr while the context lasts, after the first two seconds. If stderr is not a terminal, this
+    prints one line."""
     with _shown(what, _SLOW_SECONDS):
         yield
 
 
 @contextlib.contextmanager
 def show_work_of_library(what: str) -> Iterator[None]:
-    """Show ``what`` as :func:`show_when_slow` does. A line in the log of a program comes later."""
+    """Show ``what`` like :func:`show_when_slow`, but later if stderr is not a terminal, such as a program's log."""
     with _shown(what, _SECONDS_IN_LOGS):
         yield
 
 
 @contextlib.contextmanager
 def _shown(what: str, seconds_in_logs: float) -> Iterator[None]:
-    # Most programs never show anything.
+    # Imported late, since most programs never show anything.
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    # Bound to the stderr of now, and without redirects: the conversion of a GGUF file redirects stderr meanwhile.
+    # Bound to the current stderr, and without redirects: the conversion of a GGUF file redirects stderr meanwhile.
     console = Console(file=sys.stderr)
     progress = Progress(
         SpinnerColumn(),
@@ -47,7 +47,7 @@ def _shown(what: str, seconds_in_logs: float) -> Iterator[None]:
         TimeElapsedColumn(),
         console=console,
         transient=True,
-        # Drawing takes a core from the work.
+        # Drawing uses a core that the work needs.
         refresh_per_second=2,
         redirect_stdout=False,
         redirect_stderr=False,
@@ -67,7 +67,7 @@ def _shown(what: str, seconds_in_logs: float) -> Iterator[None]:
         yield
     finally:
         timer.cancel()
-        # It may be starting the display right now; only then is there a display to stop.
+        # The timer may be starting the display at this moment. It is joined before the display is stopped.
         timer.join()
         if progress.live.is_started:
             progress.stop()

@@ -1,4 +1,4 @@
-"""The code of this package as a part of keys: what was made by other code is not read."""
+"""Digest of this package's code, as a part of keys. Results of other code are not read."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ SUFFIXES = (".py", ".cpp", ".h", ".cu")
 
 
 @functools.cache
-def sources(*rooms: str) -> str:
-    """Digest of the code of ``rooms`` (folders of this package), or of the whole package."""
+def sources(*packages: str) -> str:
+    """Return a digest of the code of ``packages`` (folders of this package), or of the whole package."""
     whole = hashlib.sha256()
-    folders = [PACKAGE / room for room in rooms] or [PACKAGE]
+    folders = [PACKAGE / package for package in packages] or [PACKAGE]
     for path in sorted(path for folder in folders for path in folder.rglob("*") if path.suffix in SUFFIXES):
         whole.update(f"{path.relative_to(PACKAGE)}\n".encode())
         whole.update(path.read_bytes())

@@ -1,4 +1,4 @@
-"""Values as text that is equal for those that behave alike, in this process and in any other."""
+"""Stable keys: text that is equal for values that behave alike, in this process and in any other."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PACKAGE = __name__.partition(".")[0]
 
 
 class NoStableKey(Exception):
-    """A value that :func:`stable_key` has no form for."""
+    """The value has no form for :func:`stable_key`."""
 
 
 def stable_key(value: Any) -> Any:
-    """JSON that is equal for values that behave alike, in this process and in any other.
+    """Return JSON that is equal for values that behave alike, in this process and in any other.
 
     Raises:
-        NoStableKey: the value has no such form, or it contains code from outside this package, whose inputs are
+        NoStableKey: the value has no such form, or it contains code from outside this package, whose dependencies are
             unknown.
     """
-    # A subclass of a number says by its repr what it is (a Tree).
+    # The repr of a subclass of a number (a Tree) identifies it.
     if value is None or isinstance(value, bool | int | float | str):
         return repr(value)
     if isinstance(value, tuple | list):

@@ -21,16 +21,16 @@ from speccompile.utils.warn import warn_caller
 FOLDERS = ("captures", "compiled", "steps")
 #: Unread files are deleted after this time.
 RETENTION_SECONDS = 60 * 24 * 3600
-#: Time between two searches for unread files: thousands of files take longer than a small model.
+#: Time between two searches for unread files. A search over thousands of files is slower than a small model's wrap.
 SCAN_INTERVAL_SECONDS = 24 * 3600
 
 
 class Storage(Protocol):
-    """Names are paths with slashes, and contain a hash of everything that the content depends on. So a name always
-    means the same content."""
+    """Storage of build results by name. Names are paths with slashes. They contain a hash of everything that the
+    content depends on, so a name always has the same content."""
 
     def read(self, name: str) -> bytes | None:
-        """The stored data. None if there is none or it is damaged."""
+        """Return the stored data; None if it does not exist or is damaged."""
 
     def write(self, name: str, data: bytes) -> None:
         """Store ``data`` under ``name``."""
@@ -41,11 +41,11 @@ class CacheFolder:
     """Files in :func:`~speccompile.utils.paths.cache_dir`, each with its checksum. It may be deleted at any time."""
 
     def path(self, name: str) -> Path:
-        """Where ``name`` is stored."""
+        """Return the path of the file for ``name``."""
         return cache_dir() / name
 
     def read(self, name: str) -> bytes | None:
-        """The stored data, None if there is none."""
+        """Return the stored data; None if it does not exist."""
         spare = known_spare()
         data = _read(self.path(name))
         return _read(spare / name) if data is None and spare is not None else data
@@ -57,12 +57,12 @@ class CacheFolder:
         except OSError as error:
             spare = spare_dir(cache_dir(), error)
             if spare is not None:
-                # A full disk costs the next wrap, not this one.
+                # On a full disk the data is lost: the next wrap builds it again.
                 with contextlib.suppress(OSError):
                     _write(spare / name, data)
 
     def drop_unread(self) -> None:
-        """Delete files that were not read for long: every version of a model, an option or this package leaves
+        """Delete files that were not read for 60 days. Every version of a model, an option or this package leaves
         files."""
         now, mark = time.time(), self.path("looked-through")
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ class CacheFolder:
         try:
             mark.touch()
         except OSError:
-            # There is no folder, or none of its files can be deleted.
+            # The folder does not exist, or none of its files can be deleted.
             return
         oldest = now - RETENTION_SECONDS
         for path in (path for folder in FOLDERS for path in self.path(folder).glob("*.*")):
@@ -107,18 +107,18 @@ _spare: list[Path] = []
 
 
 def known_spare() -> Path | None:
-    """:func:`spare_dir`, if this process has needed it."""
+    """Return :func:`spare_dir` if this process has needed it, else None."""
     return _spare[0] if _spare else None
 
 
 def spare_dir(folder: Path, error: OSError) -> Path | None:
-    """A temporary folder of this process that replaces the cache ``folder``, which cannot be written. None if it cannot
-    be created. The first call warns."""
+    """Return a temporary folder of this process that replaces the cache ``folder``, which cannot be written. Return
+    None if it cannot be created. The first call warns."""
     if not _spare:
         warn_caller(
-            f"the cache folder {folder} cannot be written ({error.strerror}), so what is built lasts as long as this "
-            "process, and every other one builds it again. Set SPECCOMPILE_CACHE to a folder that can be written, or "
-            "to one that was filled by the same wrap",
+            f"the cache folder {folder} cannot be written ({error.strerror}), so build results last only as long as "
+            "this process, and every other process builds them again. Set SPECCOMPILE_CACHE to a folder that can be "
+            "written, or to one that was filled by the same wrap",
             Degraded,
         )
         try:
@@ -147,22 +147,22 @@ class PackageStorage:
     fallback: CacheFolder = field(default_factory=CacheFolder)
 
     def read(self, name: str) -> bytes | None:
-        """The package's data, else that of the fallback."""
+        """Return the package's data, else that of the fallback."""
         return self.files[name] if name in self.files else self.fallback.read(name)
 
     def write(self, name: str, data: bytes) -> None:
-        """Store in the fallback: packages are not changed."""
+        """Store ``data`` in the fallback: packages are not changed."""
         self.fallback.write(name, data)
 
 
 @dataclass(frozen=True)
 class Collected:
-    """Collects the files of a package that is being saved."""
+    """Storage in memory that collects the files of a package that is being saved."""
 
     files: dict[str, bytes] = field(default_factory=dict, repr=False)
 
     def read(self, name: str) -> bytes | None:
-        """The collected data, None if there is none."""
+        """Return the collected data; None if it does not exist."""
         return self.files.get(name)
 
     def write(self, name: str, data: bytes) -> None:
@@ -171,5 +171,5 @@ class Collected:
 
 
 def digest(data: str | bytes) -> str:
-    """SHA-256 as hexadecimal digits."""
+    """Return the SHA-256 as hexadecimal digits."""
     return hashlib.sha256(data.encode() if isinstance(data, str) else data).hexdigest()

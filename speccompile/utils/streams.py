@@ -1,4 +1,4 @@
-"""The CUDA stream that all of an engine's work goes to."""
+"""The CUDA stream of an engine's work."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import contextlib
 import torch
 
 
-def stream_of_turns(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """The device's default stream, also where the calling thread has selected another stream or device.
+def engine_stream(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Select the device's default stream, also if the calling thread has selected another stream or device.
 
-    Threads take turns on the host, which orders nothing on the device: a step may write what the one before it still
-    reads, unless both are on one stream.
+    The engine's lock orders the threads on the host, but not their work on the device. On two streams, a step could
+    overwrite data that the step before it still reads.
     """
     if device.type != "cuda":
         return contextlib.nullcontext()

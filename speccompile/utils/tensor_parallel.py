@@ -1,4 +1,4 @@
-"""How transformers shards a model over the processes that torchrun has started."""
+"""Sharding of a model by transformers over the processes that torchrun has started."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from speccompile.utils.model_classes import model_class
 
 
 def started_processes() -> int:
-    """The number of processes that torchrun has started; 1 without it."""
+    """Return the number of processes that torchrun has started; 1 without torchrun."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local_rank() -> int:
-    """The number of this process among those that torchrun has started on this machine; 0 without it."""
+    """Return the number of this process among those of torchrun on this machine; 0 without torchrun."""
     return int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def tensor_parallel(source: str, ranks: int) -> DistributedConfig:
-    """The plan of a model's family for ``ranks`` processes. Attention stays whole on every rank where the KV heads
-    cannot be shared out evenly.
+    """Return the plan of a model's family for ``ranks`` processes. Every rank holds the complete attention if the KV
+    heads cannot be divided evenly.
 
     Args:
         source: a folder, or a hub id.

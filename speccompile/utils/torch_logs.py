@@ -1,4 +1,4 @@
-"""torch's own log lines."""
+"""Control of torch's log lines."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def without_log(name: str) -> Iterator[None]:
-    """torch logs what it is about to raise; here the error is enough."""
+    """Disable the log ``name``. torch logs errors before it raises them; the error is enough here."""
     logger = logging.getLogger(name)
     before, logger.disabled = logger.disabled, True
     try:

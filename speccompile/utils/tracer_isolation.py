@@ -1,4 +1,4 @@
-"""Keeps what torch's tracers change in the process away from other threads, which may run models meanwhile."""
+"""Isolation of torch's tracers. They change the process, while other threads may run models."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ logger = logging.getLogger("speccompile")
 
 
 class _OwnPatcher(symbolic_trace._Patcher):
-    """Patches ``nn.Module`` as torch's does, for calls of the thread that traces."""
+    """Patches ``nn.Module`` like torch's patcher, but only for calls of the thread that traces."""
 
     def __init__(self) -> None:
         super().__init__()
-        # torch sets the flag for the process just before. Nothing here reads it; a compiled function that another
+        # torch has just set this flag for the process. This package does not read it. A compiled function that another
         # thread calls would refuse to run.
         symbolic_trace._is_fx_tracing_flag = False
 
@@ -40,7 +40,7 @@ class _OwnPatcher(symbolic_trace._Patcher):
 
 
 def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any]) -> Callable[..., Any]:
-    """``function`` for calls of the present thread, ``elsewhere`` for those of any other."""
+    """Return a function that calls ``function`` in the current thread, and ``elsewhere`` in any other."""
     owner = threading.get_ident()
 
     @functools.wraps(function)
@@ -52,7 +52,7 @@ def _in_this_thread(function: Callable[..., Any], elsewhere: Callable[..., Any])
 
 @contextlib.contextmanager
 def traced_alone() -> Iterator[None]:
-    """What torch's tracers do to ``nn.Module`` inside holds for the present thread. One thread at a time."""
+    """Limit the patches of ``nn.Module`` by torch's tracers to the current thread. One thread at a time may enter."""
     before = symbolic_trace._Patcher
     symbolic_trace._Patcher = _OwnPatcher  # type: ignore[misc]
     try:
@@ -63,8 +63,8 @@ def traced_alone() -> Iterator[None]:
 
 @contextlib.contextmanager
 def exported_alone() -> Iterator[None]:
-    """:func:`traced_alone`, and ``torch.compiler.is_compiling()`` and ``is_exporting()`` are true of the present thread
-    only. A ``torch.compile`` of another thread waits, since it raises the same flags."""
+    """:func:`traced_alone`, in which ``torch.compiler.is_compiling()`` and ``is_exporting()`` are only true in the
+    current thread. A ``torch.compile`` of another thread waits, since it sets the same flags."""
     compiler, names = torch.compiler, ("is_compiling", "is_exporting")
     before = {name: getattr(compiler, name) for name in names}
     with compile_lock, traced_alone():
@@ -83,7 +83,7 @@ def _never() -> bool:
 
 @contextlib.contextmanager
 def silenced() -> Iterator[None]:
-    """Drop what the present thread prints to stderr; other threads' output goes where it went."""
+    """Drop the current thread's output to stderr. The output of other threads is not changed."""
     with contextlib.redirect_stderr(_Silenced(sys.stderr)):
         yield
 
@@ -100,22 +100,22 @@ class _Silenced(io.TextIOBase):
         self._beyond.flush()
 
 
-def module_twin(module: Module) -> Module:
-    """The tree of ``module`` once more, over the same tensors. A capture sets attributes, adds hooks and puts fakes in
-    the place of weights: with a twin, another thread may run ``module`` meanwhile.
+def copy_over_same_tensors(module: Module) -> Module:
+    """Copy the tree of ``module`` over the same tensors. A capture sets attributes, adds hooks and replaces weights by
+    fakes. If it changes the copy, another thread may run ``module`` meanwhile.
 
-    A tree that cannot be copied is its own twin; the log says so.
+    If the tree cannot be copied, the result is ``module`` itself, and the log has a line.
     """
     try:
-        return copy.deepcopy(module, shared_with_twin(module))
+        return copy.deepcopy(module, shared_with_copy(module))
     except Exception as error:
         logger.info("%s cannot be copied (%s): do not run it while it is captured", type(module).__name__, error)
         return module
 
 
-def shared_with_twin(module: nn.Module) -> dict[int, Any]:
-    """What a twin has in common with ``module``, by id, as a memo of ``copy.deepcopy``: all tensors that a copy would
-    reach, those of hooks and of lists too, so that a change in place is a change of both."""
+def shared_with_copy(module: nn.Module) -> dict[int, Any]:
+    """Return the objects that a copy shares with ``module``, by id, as a memo of ``copy.deepcopy``. They are all
+    tensors that a copy would reach, also in hooks and lists, so a change in place changes both."""
     shared: dict[int, Any] = {}
     seen: dict[int, Any] = {}
     found: list[Any] = [module]
@@ -129,7 +129,7 @@ def shared_with_twin(module: nn.Module) -> dict[int, Any]:
             continue
         held = _held(value)
         if isinstance(value, nn.Module):
-            # Such as a ``generate`` that was put into the model: it leads out of it.
+            # For example a ``generate`` that was assigned to the model: it refers to objects outside of the model.
             outside = [each for each in held if isinstance(each, MethodType) and not _is_method_of_module(each)]
             shared |= {id(each): each for each in outside}
             held = [each for each in held if id(each) not in shared]
@@ -138,7 +138,7 @@ def shared_with_twin(module: nn.Module) -> dict[int, Any]:
 
 
 def _held(value: Any) -> list[Any]:
-    """What ``copy.deepcopy`` copies with ``value``."""
+    """Return the objects that ``copy.deepcopy`` copies with ``value``."""
     if isinstance(value, _COPIED_AS_ONE):
         return []
     if isinstance(value, MethodType):

@@ -1,4 +1,4 @@
-"""Warnings at the line of the caller's own code."""
+"""Warnings at the line of the caller's code."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from types import FrameType
 from typing import Any
 
 PACKAGE = __name__.partition(".")[0]
-#: The commands are callers of the package.
+#: The command line counts as a caller of the package.
 COMMANDS = f"{PACKAGE}.cli"
-#: Context managers stand between frames of this package.
+#: Modules whose frames are skipped. Context managers are between frames of this package.
 SKIPPED_MODULES = (PACKAGE, "contextlib")
 #: The modules that call the first function of a thread.
 THREADS = ("threading", "concurrent.futures.thread")
@@ -22,7 +22,7 @@ THREADS = ("threading", "concurrent.futures.thread")
 
 @dataclass(frozen=True)
 class CallSite:
-    """The line that a warning is shown at, as ``warnings.warn_explicit`` accepts it."""
+    """The line at which a warning is shown, with the arguments of ``warnings.warn_explicit``."""
 
     filename: str
     line: int
@@ -34,8 +34,8 @@ _threads = threading.local()
 
 
 def calling_line() -> CallSite:
-    """The line that called into this package, however deep this call is. In a thread that this package started, this is
-    the site given to :func:`on_behalf_of`. Without a frame of the caller it is the outermost line of this package."""
+    """Return the line that called into this package, at any depth. In a thread that this package started, it is the
+    site given to :func:`on_behalf_of`. Without a frame of the caller it is the outermost line of this package."""
     frame = sys._getframe(1)
     while (outer := frame.f_back) is not None and _is_skipped(frame):
         if _module(outer) in THREADS:
@@ -62,7 +62,7 @@ def _call_site(frame: FrameType) -> CallSite:
 
 @contextlib.contextmanager
 def on_behalf_of(site: CallSite) -> Iterator[None]:
-    """In a thread that this package started: show warnings at ``site``, an earlier :func:`calling_line`."""
+    """Show warnings at ``site``, an earlier :func:`calling_line`, in a thread that this package started."""
     _threads.site = site
     try:
         yield

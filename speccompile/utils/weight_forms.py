@@ -1,4 +1,4 @@
-"""The option ``weights`` of ``wrap``: which form each weight gets. Without torch, for the command line."""
+"""The option ``weights`` of ``wrap``: the form of each weight. The command line uses it, so it imports no torch."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from speccompile.errors import InvalidOption
 
-#: ``same``: the model's own values. The others round them, which makes another model of it.
+#: ``same`` keeps the model's own values. The others round them, which changes the model.
 WeightForm = Literal["same", "int8", "int4"]
 WEIGHT_FORMS: tuple[WeightForm, ...] = get_args(WeightForm)
 #: One form, or one for each of these modules.
@@ -20,10 +20,10 @@ OTHERS = "*"
 
 
 class QuantizedForms:
-    """Base of what holds the weights of a quantised checkpoint: those have the form that they were stored in.
+    """Base of the weights of a quantised checkpoint, which keep the form in which they are stored.
 
     Args:
-        format: the checkpoint's: ``"GGUF Q4_K"``.
+        format: the checkpoint's format: ``"GGUF Q4_K"``.
         others: the forms of all other weights.
     """
 
@@ -39,12 +39,12 @@ class WeightForms:
     """A form for each weight of a linear, and for the table of input embeddings.
 
     Args:
-        others: of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they are
-            few, and the logits depend on them directly.
+        others: form of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they
+            are few, and the logits depend on them directly.
         modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
-            within (``lm_head``, ``mlp.down_proj``, ``layers.0``). Of several, the one with the most parts counts, and
-            of these the one with the most letters. Their order in the mapping does not matter.
-        format: that of a quantised checkpoint whose weights are used as they are stored there; empty if there is none.
+            within (``lm_head``, ``mlp.down_proj``, ``layers.0``). If several match, the one with the most parts is
+            used, and among these the one with the most letters. Their order in the mapping does not matter.
+        format: format of a quantised checkpoint whose weights are used as they are stored; else empty.
     """
 
     others: WeightForm = "same"
@@ -53,7 +53,7 @@ class WeightForms:
 
     @staticmethod
     def of(value: Weights) -> WeightForms:
-        """From the option, which :func:`read_weights` has checked."""
+        """Create the forms from the option, which :func:`read_weights` has checked."""
         if isinstance(value, QuantizedForms):
             return replace(WeightForms.of(value.others), format=value.format)
         if isinstance(value, str):
@@ -68,22 +68,23 @@ class WeightForms:
         return bool(self.format) or any(form != "same" for form in forms)
 
     def key(self, modules: Iterable[str]) -> str | None:
-        """The name that decides on a weight of these modules (several where it is tied); None: :attr:`others`."""
+        """Return the name that decides on a weight of these modules; None means :attr:`others`. A tied weight has
+        several modules."""
         return max(self.keys(modules), key=lambda name: (name.count("."), len(name), name), default=None)
 
     def keys(self, modules: Iterable[str]) -> list[str]:
-        """All names that match a weight of these modules."""
+        """Return all names that match a weight of these modules."""
         return [name for name, _ in self.modules for module in modules if f".{name}." in f".{module}."]
 
     def form(self, modules: Iterable[str], *, of_vocabulary: bool) -> WeightForm:
-        """The form of a weight of these modules, an embedding's or an lm_head's if ``of_vocabulary``."""
+        """Return the form of a weight of these modules; ``of_vocabulary`` for an embedding's or an lm_head's weight."""
         key = self.key(modules)
         if key is not None:
             return dict(self.modules)[key]
         return "int8" if self.others == "int4" and of_vocabulary else self.others
 
     def __str__(self) -> str:
-        """``int4``, or JSON without spaces: of equal forms the same text. That of a checkpoint comes first."""
+        """``int4``, or JSON without spaces. Equal forms have equal text. The format of a checkpoint comes first."""
         if self.format:
             others = str(replace(self, format=""))
             return self.format if others == "same" else f"{self.format}, others {others}"
@@ -93,10 +94,10 @@ class WeightForms:
 
 
 def read_weights(where: str, name: str, value: Any) -> Weights:
-    """A check of :mod:`speccompile.utils.options`.
+    """Check the option ``weights``, for :mod:`speccompile.utils.options`.
 
     Raises:
-        InvalidOption: it is neither a form, nor a mapping of module names to forms, nor quantised weights.
+        InvalidOption: ``value`` is neither a form, nor a mapping of module names to forms, nor quantised weights.
     """
     if isinstance(value, QuantizedForms):
         return value
@@ -112,7 +113,7 @@ def read_weights(where: str, name: str, value: Any) -> Weights:
             if not isinstance(module, str) or not all(module.split(".")):
                 raise refuse(f"{module!r} must be a module's name, such as 'lm_head' or 'layers.0.mlp', or {OTHERS!r}")
             if form not in WEIGHT_FORMS:
-                raise refuse(f"{form!r}, of {module!r}, is no form; {choices}")
+                raise refuse(f"{form!r}, of {module!r}, is not a form; {choices}")
         return dict(value)
     if not isinstance(value, str) or value not in WEIGHT_FORMS:
         raise refuse(f"{choices}, or give a mapping of module names to these, or QuantizedWeights")

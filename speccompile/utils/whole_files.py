@@ -12,7 +12,7 @@ def write_whole(path: Path, data: bytes) -> None:
     A killed process leaves at most ``partial_path(path)``.
 
     Raises:
-        OSError: the disk does not take it; ``path`` is then as it was.
+        OSError: the disk is full or cannot be written; ``path`` does not change.
     """
     partial = partial_path(path)
     try:
@@ -21,7 +21,7 @@ def write_whole(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
     except OSError:
-        # On a full disk its space is needed.
+        # On a full disk, other files need the space.
         partial.unlink(missing_ok=True)
         raise
     os.replace(partial, path)
@@ -34,7 +34,7 @@ def partial_path(path: Path) -> Path:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Flush its names to the disk, too."""
+    """Flush the folder's file names to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""The threads that a step's ops run on: those of the C++ ops' own pool, or OpenMP's."""
+"""The threads of a step's ops: the pool of the C++ ops, or OpenMP's threads."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import torch
 
 from speccompile.utils.forks import before_fork
 
-# OpenMP 5.0: omp_pause_soft keeps what the program set.
+# OpenMP 5.0: omp_pause_soft keeps the settings of the program.
 PAUSE_SOFT = 1
 TORCH_LIBRARIES = {"linux": "libtorch_cpu.so", "darwin": "libtorch_cpu.dylib"}
 
 
 @contextlib.contextmanager
 def in_pool(tokens: int) -> Iterator[None]:
-    """Run the C++ ops of the calling thread in their own pool, and OpenMP's regions on the calling thread alone.
+    """Run the C++ ops of the calling thread in their own pool, and OpenMP's regions only on the calling thread.
 
     The pool uses ``torch.get_num_threads()`` threads. The C++ ops must be loaded. Wide steps stay on OpenMP's threads:
-    what Inductor writes cannot run in the pool, and would take too long on one thread (``csrc/base/ops/share.cpp``).
+    Inductor's code cannot run in the pool, and would be too slow on one thread (``csrc/base/ops/share.cpp``).
 
     Args:
-        tokens: that the step reads, of all rows.
+        tokens: number of tokens of the step, over all rows.
     """
     enter, leave = _pool()
     entered = ctypes.c_bool()
@@ -40,9 +40,9 @@ def in_pool(tokens: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def out_of_pool() -> Iterator[None]:
-    """Run a caller's code inside a step as outside of it, on all of torch's threads.
+    """Run the caller's code inside a step on all of torch's threads, as outside of it.
 
-    A number of threads that the caller's code sets is valid for the rest of the step and after it.
+    If that code sets a number of threads, it applies to the rest of the step and afterwards.
     """
     if not _pool.cache_info().currsize:
         # No thread has entered the pool. The C++ ops may not even be loaded.
@@ -55,7 +55,7 @@ def out_of_pool() -> Iterator[None]:
         yield
     finally:
         if left:
-            # A step that was narrow enough still is.
+            # Zero tokens: a step that was narrow enough for the pool still is.
             enter(0, left)
 
 
@@ -70,17 +70,17 @@ def _pool() -> tuple[Callable[[int, ctypes.c_bool], None], Callable[[ctypes.c_bo
 
 
 def release_workers() -> None:
-    """Let go of the calling thread's OpenMP workers. Its next parallel operation makes new ones (under 0.1 ms a few).
+    """End the calling thread's OpenMP workers. Its next parallel operation creates new ones, in under 0.1 ms for a few.
 
-    Between two operations workers spin for a moment, which is what makes the hundreds of short operations of a step
-    fast. libgomp lets them only while it has no more threads than the machine has cores, counting those that wait
-    for the next operation of *another* thread (``gomp_throttled_spin_count_var`` in its env.c): a step in a second
-    thread then takes two to three times as long. So each thread lets go of its workers when it has done its part.
+    Workers spin for a moment between two operations, so the hundreds of short operations of a step are fast.
+    libgomp lets them spin only while it has no more threads than the machine has cores. It counts threads that wait for
+    the next operation of *another* thread (``gomp_throttled_spin_count_var`` in its env.c). A step in a second thread
+    is then two to three times as slow. Each thread therefore ends its workers when it has done its part.
 
-    A process that forks lets go of them too: a child has no threads but the one that forked, and would wait for the
-    others in its first parallel operation. It makes workers of its own instead.
+    A process that forks also ends them. A child only has the thread that forked, and would wait for the others in its
+    first parallel operation. It creates new workers instead.
 
-    Nothing happens where torch's OpenMP is not known.
+    Nothing happens if torch's OpenMP is unknown.
     """
     if (pause := _pause()) is not None:
         pause(PAUSE_SOFT)
@@ -91,7 +91,7 @@ def _pause() -> Callable[[int], int] | None:
     name = TORCH_LIBRARIES.get(sys.platform)
     if name is None:
         return None
-    # Looked up through torch's own library, which leads to the OpenMP that torch runs on.
+    # Looked up through torch's own library, which finds the OpenMP that torch uses.
     library = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / name))
     return getattr(library, "omp_pause_resource_all", None)
 

@@ -26,7 +26,6 @@ from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
 from support.errors import raises
 from support.plans import step_graph
-from support.tiny import tiny_llama
 
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
 
@@ -103,9 +102,7 @@ def modes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
         speccompile.register_mode(mode.name, mode)
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=16)
+TINY = {"vocab": 16}
 
 
 def test_which_rules_need_them() -> None:

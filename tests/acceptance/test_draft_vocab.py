@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from speccompile.acceptance import Block, Rejection
 from speccompile.errors import InvalidInput
 from speccompile.ops import noise
-from speccompile.sampling.draft_vocab import check_d2t, in_target_vocab, target_ids
+from speccompile.sampling.draft_vocab import check_d2t, target_ids
 from support.errors import raises
 from support.rule_laws import (
     VOCAB,
@@ -35,6 +35,12 @@ from support.rules import RULES
 LOSSLESS = [(Rejection.judge, ratios), (Block.judge, heights)]
 rules = pytest.mark.parametrize(("rule", "bars_of"), LOSSLESS, ids=["rejection", "block"])
 parts = pytest.mark.parametrize("ids", list(itertools.combinations(range(VOCAB), 2)), ids=str)
+
+
+def in_target_vocab(draft_probs: torch.Tensor, d2t: torch.Tensor, vocab: int) -> torch.Tensor:
+    """``[..., V]`` of ``[..., Vd]``: tokens that the drafter cannot draw have q = 0."""
+    mass = draft_probs.new_zeros((*draft_probs.shape[:-1], vocab))
+    return mass.index_copy(-1, target_ids(d2t), draft_probs)
 
 
 def offsets(ids: tuple[int, ...]) -> torch.Tensor:

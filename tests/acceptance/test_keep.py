@@ -141,7 +141,7 @@ def test_the_last_token_of_both_decides(text: list[int], junk: list[int]) -> Non
     [
         (lambda: Typical(threshold=1.5), "threshold", "at most 1"),
         (lambda: Typical(alpha=-1), "alpha", "at least 0"),
-        (lambda: Relaxed(1, 1), "end", "begin token too"),
+        (lambda: Relaxed(1, 1), "end", "differ from the begin token"),
         (lambda: Relaxed(1, 2, top_k=0), "top_k", "at least 1"),
         (lambda: Relaxed(-1, 2), "begin", "at least 0"),
         (lambda: Relaxed(1, 2, delta=float("nan")), "delta", "at least 0"),

@@ -11,15 +11,10 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.acceptance import Rule
-from support.tiny import tiny_llama
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_rule.py"
 PROMPT = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]])
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=16)
+TINY = {"vocab": 16}
 
 
 def among_top(k: int) -> Rule:

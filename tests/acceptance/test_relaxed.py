@@ -16,7 +16,6 @@ from speccompile.acceptance import Relaxed
 from speccompile.acceptance.relaxed import thinking, within_top, within_top_in_trtllm
 from speccompile.errors import InvalidOption
 from support.errors import raises
-from support.tiny import tiny_llama
 
 BEGIN, END = 8, 9
 VOCAB = 10
@@ -130,9 +129,7 @@ def test_trtllm_compat_must_be_a_bool() -> None:
 # --- in steps ------------------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {"vocab": VOCAB}
 
 
 @pytest.mark.parametrize(("begin", "end", "name"), [(VOCAB, END, "begin"), (BEGIN, VOCAB + 5, "end")])

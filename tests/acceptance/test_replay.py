@@ -19,7 +19,6 @@ from speccompile.errors import InvalidOption
 from speccompile.runtime.request import Request
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
-from support.tiny import tiny_llama
 
 K = 3
 TRACE = [2, 0, 3, 1, 0]
@@ -34,11 +33,6 @@ class Tiers:
     def choose(self, live_rows: int) -> int:
         self.chosen += 1
         return self.draft_lens[(self.chosen - 1) % len(self.draft_lens)]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")
@@ -142,13 +136,13 @@ def test_the_ops_by_hand() -> None:
 @pytest.mark.parametrize(
     ("trace", "value", "reason"),
     [
-        ([], [], "has to be a list"),
-        (3, 3, "has to be a list"),
-        ("12", "12", "has to be a list"),
+        ([], [], "must be a list"),
+        (3, 3, "must be a list"),
+        ("12", "12", "must be a list"),
         ([1, -1], [1, -1], "-1 must be an int >= 0"),
         ([1, 2.0], [1, 2.0], "2.0 must be an int >= 0"),
         ([True], [True], "True must be an int >= 0"),
-        ([1] * (CAPACITY + 1), [*[1] * 8, ...], "it has 4097 steps.* room for 4096"),
+        ([1] * (CAPACITY + 1), [*[1] * 8, ...], "at most 4096 steps, got 4097"),
     ],
 )
 def test_traces_that_cannot_be_replayed_are_refused(trace: Any, value: Any, reason: str) -> None:

@@ -16,14 +16,9 @@ from speccompile import Speculator, acceptance, wrap
 from speccompile.errors import InvalidOption
 from support.errors import raises
 from support.text_laws import distance_of_texts, text_law
-from support.tiny import tiny_llama
 
 PROMPT = [1, 2, 3, 1, 2, 3, 1, 2]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=16)
+TINY = {"vocab": 16}
 
 
 def greedy(model: LlamaForCausalLM, new: int) -> list[int]:

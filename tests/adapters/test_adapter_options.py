@@ -44,7 +44,9 @@ def test_what_is_no_adapters_is_refused() -> None:
 
 
 def test_a_name_that_no_linear_has_is_refused() -> None:
-    with raises(InvalidOption, where="wrap", name="adapters", reason=re.compile("called 'query': there are down_proj")):
+    with raises(
+        InvalidOption, where="wrap", name="adapters", reason=re.compile("called 'query'. Give some of down_proj")
+    ):
         wrapped(tiny_llama(), Adapters(1, modules=("q_proj", "query")))
     # The lm_head is in no decoder layer.
     with raises(InvalidOption, where="wrap", name="adapters", reason=re.compile("called 'lm_head'")):

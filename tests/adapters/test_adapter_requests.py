@@ -99,7 +99,7 @@ def test_bad_names_are_refused(spec: Speculator, adapted: PeftModel) -> None:
         spec.engine.submit(PROMPT, adapter=3)  # type: ignore[arg-type]
     with raises(InvalidOption, where="generate", name="adapter", reason=re.compile("each of the 1 prompts")):
         spec.generate(torch.tensor([PROMPT]), adapter=["one", "two"])
-    with raises(InvalidAdapter, name="one", reason=re.compile("one of that name is loaded")):
+    with raises(InvalidAdapter, name="one", reason=re.compile("an adapter of that name is loaded")):
         spec.add_adapter("one", adapted)
     with raises(InvalidOption, where="add_adapter", name="name", value=""):
         spec.add_adapter("", adapted)
@@ -121,7 +121,7 @@ def test_without_room_for_adapters_each_use_says_so(adapted: PeftModel) -> None:
 
 def test_explain_and_the_report_name_them(spec: Speculator) -> None:
     line = next(line for line in spec.explain().splitlines() if line.startswith("adapters"))
-    assert "room for 2 of rank 16 on 14 linears" in line and "one (rank 8, 14 linears), two (rank 2," in line
+    assert "buffers for 2 of rank 16 on 14 linears" in line and "one (rank 8, 14 linears), two (rank 2," in line
     report = spec.report(measure=False)
     buffers = [buffer for buffer in report.buffers if buffer.group == "adapters"]
     # Two matrices of each linear; ranks and scales of each layer; the adapter of each slot.

@@ -44,10 +44,13 @@ def folder_with(tmp_path: Path, **options: Any) -> Path:
     ("options", "reason"),
     [
         ({"use_dora": True}, "use_dora=True is not supported: DoRA"),
-        ({"bias": "lora_only"}, "bias='lora_only' is not supported: it has biases"),
-        ({"lora_bias": True}, "lora_bias=True is not supported: it has biases"),
+        ({"bias": "lora_only"}, "bias='lora_only' is not supported: the adapter has biases"),
+        ({"lora_bias": True}, "lora_bias=True is not supported: the adapter has biases"),
         ({"modules_to_save": ["lm_head"]}, "modules_to_save=.'lm_head'. is not supported"),
-        ({"trainable_token_indices": [1, 2]}, "trainable_token_indices=.* is not supported: it has embeddings"),
+        (
+            {"trainable_token_indices": [1, 2]},
+            "trainable_token_indices=.* is not supported: the adapter replaces embeddings",
+        ),
         ({"layer_replication": [(0, 2), (0, 2)]}, "layer_replication=.* is not supported"),
         ({"init_lora_weights": "pissa"}, "init_lora_weights='pissa' is not supported: it belongs to other base"),
         ({"targets": ("embed_tokens",)}, "tensor .*lora_embedding_A.* is not a LoRA matrix"),
@@ -67,7 +70,7 @@ def test_another_kind_of_adapter_is_refused_by_name(tmp_path: Path) -> None:
     model = get_peft_model(tiny_llama(), config)
     model.save_pretrained(str(tmp_path))
     for source in (model, tmp_path):
-        with raises(InvalidAdapter, reason=re.compile("it is IA3, and LORA alone is supported")):
+        with raises(InvalidAdapter, reason=re.compile("its type must be LORA, got IA3")):
             read(source)
 
 
@@ -117,9 +120,9 @@ LAYER = "base_model.model.model.layers.1.mlp.up_proj"
         (cut, "peft cannot read it"),
         (lambda folder: (folder / CONFIG).write_text("{"), "peft cannot read it"),
         (configured(peft_type="NEWEST"), "peft cannot read it"),
-        (lambda folder: (folder / CONFIG).write_text("{}"), "it is of no kind, and LORA alone is supported"),
-        (configured(r=8), r"its rank in .* is 4, and its config has 8"),
-        (configured(rank_pattern={"up_proj": 2}), r"its rank in .*up_proj is 4, and its config has 2"),
+        (lambda folder: (folder / CONFIG).write_text("{}"), "its type must be LORA, got None"),
+        (configured(r=8), r"its rank in .* must be 8, as in its config, got 4"),
+        (configured(rank_pattern={"up_proj": 2}), r"its rank in .*up_proj must be 2, as in its config, got 4"),
         (configured(lora_alpha=None), "of its config is not valid"),
         (configured(lora_alpha=float("nan")), "its scale in .* is nan"),
         (configured(alpha_pattern={"up_proj": "large"}), "of its config is not valid"),
@@ -128,13 +131,16 @@ LAYER = "base_model.model.model.layers.1.mlp.up_proj"
         (forget(WEIGHTS), "the folder has no adapter_model.safetensors"),
         (
             damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.ones(4, 64, dtype=torch.int8)})),
-            r"1.mlp.up_proj.lora_A.weight is torch.int8, and floating point is needed",
+            r"1.mlp.up_proj.lora_A.weight must be floating point, got torch.int8",
         ),
-        (damage(lambda tensors: tensors.pop(f"{LAYER}.lora_B.weight")), r"of .*1.mlp.up_proj it has lora_A alone"),
+        (
+            damage(lambda tensors: tensors.pop(f"{LAYER}.lora_B.weight")),
+            r"lora_A and lora_B for .*1.mlp.up_proj, got only lora_A",
+        ),
         (damage(lambda tensors: tensors.clear()), "it adapts nothing"),
         (
             damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.zeros(4, 63)})),
-            r"are \[4, 63\] and \[128, 4\], and \[r, 64\] and \[128, r\] are needed",
+            r"must be \[r, 64\] and \[128, r\], got \[4, 63\] and \[128, 4\]",
         ),
         (
             damage(lambda tensors: tensors.update({f"{LAYER}.lora_A.weight": torch.full((4, 64), torch.nan)})),
@@ -206,7 +212,7 @@ def test_a_scale_that_was_set_in_the_model_counts() -> None:
     ("source", "reason"),
     [
         ("nobody/nothing", r"not in the cache of huggingface_hub, and the hub cannot be reached \(OSError: no network"),
-        ("./nowhere/at/all", "there is no such folder"),
+        ("./nowhere/at/all", "no such folder exists"),
     ],
 )
 def test_a_repository_that_cannot_be_reached_is_asked_for_once(

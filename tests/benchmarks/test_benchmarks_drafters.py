@@ -6,17 +6,18 @@ import json
 from pathlib import Path
 
 import pytest
+import typer
 
 from benchmarks import drafters
-from benchmarks.heads import random_head
 from speccompile.cli.models import tiny_model
-from speccompile.heads import save_eagle3
+from speccompile.heads import Eagle3Head, save_eagle3
+from speccompile.policies import Cost, CostTable, Ladder, TierCost
 
 
 @pytest.fixture(scope="module")
 def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("head")
-    save_eagle3(random_head(tiny_model(), None), folder)
+    save_eagle3(Eagle3Head.random(tiny_model(), taps=(0, 1, 1)), folder)
     return folder
 
 
@@ -25,7 +26,7 @@ def test_all_ways_have_the_same_texts(
     head: Path, temperature: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file = tmp_path / "out.json"
-    sizes = {"count": 3, "new_tokens": 12, "draft_len": 2, "max_len": 256}
+    sizes = {"count": 3, "new_tokens": 12, "draft_len": [2], "max_len": 256}
     drafters.main(
         head=head, model="tiny", tree=["3,2,2"], temperature=temperature, backend="eager", json_file=file, **sizes
     )
@@ -41,6 +42,28 @@ def test_all_ways_have_the_same_texts(
     costs = [f"{name}, cost" for name in ("ngram", "head", "suffix+head")]
     assert list(steps) == ["none", "ngram", "head", "suffix+head", *by_tree, *costs]
     assert steps["head, tree:3,2,2"]["tree of 3 nodes, depth 2, 2 branches"] > 0.5
+
+
+def test_every_tier_of_a_lookup_and_the_policies(tmp_path: Path) -> None:
+    file = tmp_path / "out.json"
+    options = {"count": 1, "new_tokens": 6, "max_len": 256, "backend": "eager", "json_file": file}
+    drafters.main(mode=["suffix"], model="tiny", draft_len=[2, 3], tree=["4,2,2"], policy=["cost", "ema"], **options)
+    written = json.loads(file.read_text())
+    fixed = ["suffix, K=2", "suffix, K=3", "suffix, tree:4,2,2"]
+    assert list(written["steps_by_tier"]) == ["none", *fixed, "suffix, cost", "suffix, ema"]
+    assert not written["different_texts"] and written["categories"][0]["ratios"]["suffix, K=2"]["suffix, K=2"] == 1
+
+
+@pytest.mark.parametrize("wrong", [{"tree": ["4,2"]}, {"policy": ["fixed:3"]}])
+def test_what_is_no_tree_or_does_not_adapt_is_refused(wrong: dict[str, list[str]]) -> None:
+    with pytest.raises(typer.Exit):
+        drafters.main(model="tiny", **wrong)
+
+
+def test_a_policy_keeps_what_it_has_learned() -> None:
+    kept = drafters.Continued(Cost())
+    ladder = Ladder((0, 1), CostTable({(1, k): TierCost(1.0) for k in (0, 1)}))
+    assert kept.start(ladder) is kept.start(ladder) and str(kept) == "cost"
 
 
 def test_categories_that_do_not_quote_are_summed() -> None:

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import online
-from benchmarks.heads import random_head
 from speccompile.cli.models import tiny_model
-from speccompile.heads import save_eagle3
+from speccompile.heads import Eagle3Head, save_eagle3
 
 
 def test_a_small_run_serves_each_request_by_both(
@@ -19,7 +18,7 @@ def test_a_small_run_serves_each_request_by_both(
 ) -> None:
     # The tiny model's tokens are bytes: a head that learns from whole logs takes its time.
     monkeypatch.setattr(online, "LOG_LINES", 1)
-    save_eagle3(random_head(tiny_model(), None), tmp_path / "head")
+    save_eagle3(Eagle3Head.random(tiny_model(), taps=(0, 1, 1)), tmp_path / "head")
     files = {"json_file": tmp_path / "out.json", "plot_file": tmp_path / "plot.svg"}
     sizes = {"requests": 4, "new_tokens": 12, "draft_len": 2, "window": 1, "max_len": 512, "backend": "eager"}
     learn = ["share=0.5", "judge_every=1", "judge_tokens=8"]

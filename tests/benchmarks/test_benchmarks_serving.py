@@ -14,8 +14,7 @@ import pytest
 import torch
 import typer
 
-from benchmarks import rows, serve, stall
-from benchmarks.rows import begin, rehearse
+from benchmarks import serve
 from benchmarks.servers import serve_engine, serve_in_turn
 from benchmarks.serving import Served, Service, Watch, arrivals, fitting_prompts, percentile, unlike
 from speccompile import wrap
@@ -182,58 +181,3 @@ def test_serve(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.Captur
 def test_serve_refuses_before_it_loads_anything() -> None:
     with pytest.raises(typer.Exit):
         serve.main(model="no such model", policy=["fixed:5"])
-
-
-# --- rows and stall ----------------------------------------------------------------------------------------------
-
-
-def test_a_rehearsal_leaves_no_trace() -> None:
-    model = tiny_model()
-    expected = serve_in_turn("one by one", model, PROMPTS[:2], [0.0, 0.0], 12)
-    with wrap(model, "early_exit", tiers=(0, 3), max_batch=4, max_len=64, backend="eager") as spec:
-        requests = begin(spec, 3, PROMPTS[:2])
-        before = {
-            name: spec.arena[name].clone()
-            for name, tensor in spec.arena.layout.tensors.items()
-            if not tensor.follows_text
-        }
-        assert rehearse(spec, 3) > 0
-        assert all(torch.equal(spec.arena[name], value) for name, value in before.items())
-        spec.engine.step()
-        assert not torch.equal(spec.arena["length"], before["length"])
-        for request, wanted in zip(requests, expected.requests, strict=True):
-            assert len(request.new_tokens) > 1
-            assert request.new_tokens == wanted.tokens[: len(request.new_tokens)]
-
-
-def test_rows(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "out.json"
-    rows.main(model=folder, prompts=prompts, slots="4,8", steps=4, backend="eager", max_len=256, json_file=file)
-    assert "engine of 8 slots" in capsys.readouterr().out
-    report = json.loads(file.read_text())
-    assert [row["draft_len"] for row in report["rows"]] == [0, 3]
-    for row in report["rows"]:
-        assert (row["live_rows"], row["slots"], row["rows_of_step"]) == (3, [4, 8], [4, 4, 8])
-        assert row["same_texts"] and row["ratios"][0] == 1.0 and min(row["step_seconds"]) > 0
-
-
-def test_stall(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "out.json"
-    stall.main(
-        model=folder, prompts=prompts, long=200, steps=4, tiers="0,3", budget=128, backend="eager", json_file=file
-    )
-    assert "a prompt of 200 tokens" in capsys.readouterr().out
-    report = json.loads(file.read_text())
-    assert [(row["mode"], row["budget"]) for row in report["rows"]] == [
-        (mode, budget) for mode in ("none", "ngram") for budget in (None, 128)
-    ]
-    for row in report["rows"]:
-        assert (row["running"], row["prompt_tokens"]) == (4, 200)
-        assert row["longest_gap_seconds"] == pytest.approx(row["ratio"] * row["usual_step_seconds"])
-        assert row["first_token_seconds"] > 0
-    # 128, 64 and 8 tokens, and no two of them fit into one step.
-    assert [row["steps_while_read"] for row in report["rows"] if row["budget"]] == [2, 2]
-
-
-def test_the_long_prompt_is_made_of_the_others() -> None:
-    assert stall.repeated([[1, 2], [3]], 7) == [1, 2, 3, 1, 2, 3, 1]

@@ -60,7 +60,7 @@ def test_lines_of_a_text_file(tmp_path: Path) -> None:
     ("line", "reason"),
     [
         ("{broken", "it is not JSON (Expecting property name"),
-        ("Write a haiku.", 'it has to be like {"turns": '),
+        ("Write a haiku.", 'it must be like {"turns": '),
         ("[1, 2]", "not a JSON object with 'turns'"),
         ('{"question": "?"}', "not a JSON object with 'turns'"),
         ('{"turns": []}', "'turns' must be a list with at least one text"),

@@ -13,19 +13,12 @@ from safetensors.torch import save_file
 import speccompile
 from speccompile import Calibration
 from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption, ModelConsumed
-from speccompile.lowering import kernels
-from speccompile.lowering.kernels import Kernels
 from support.errors import raises
 from support.families import model_of
 from support.packed_models import MODELS, PROMPTS, wrapped
 from support.tiny import tiny_llama
 
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ops without compiled bodies around them."""
-    assert kernels.load_cpu_ops("rounded") is None
-    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
+pytestmark = pytest.mark.usefixtures("native")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +151,7 @@ def test_a_damaged_file_is_refused(how: str, says: str, calibration: Calibration
 
 
 def test_a_calibration_of_another_model_is_refused(calibration: Calibration) -> None:
-    with raises(InvalidCalibration, reason=re.compile("it is one of LlamaForCausalLM v2:")):
+    with raises(InvalidCalibration, reason=re.compile("it belongs to LlamaForCausalLM v2:")):
         wrapped(tiny_llama(seed=1), weights="int4", calibration=calibration)
 
 

@@ -73,9 +73,9 @@ COMMANDS = [
 ERRORS = [
     (["generate", "tiny"], "--prompt"),
     (["generate", "tiny", "--prompt", "a", "--mode", "telepathy"], "unknown mode 'telepathy'"),
-    (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "there is no policy 'fast'"),
+    (["generate", "tiny", "--prompt", "a", "--policy", "fast", "--tiers", "0,1"], "'fast' is not the name of a policy"),
     (["generate", "tiny", "--prompt", "a", "--backend", "magic"], "unknown backend 'magic'"),
-    (["generate", "tiny", "--prompt", "a", "--policy", "fast"], "there is no policy 'fast'"),
+    (["generate", "tiny", "--prompt", "a", "--policy", "fast"], "'fast' is not the name of a policy"),
     (
         ["generate", "tiny", "--prompt", "a", "--device", "tpu"],
         "device 'tpu' cannot be used: speccompile has no kernels",
@@ -101,8 +101,11 @@ ERRORS = [
     (["generate", "nowhere.gguf", "--prompt", "a"], "no such file: 'nowhere.gguf'"),
     (["demo", "--model", "/no/where"], "no such folder: '/no/where'"),
     (["inspect", "tiny", "--tiers", "1,3"], "0 is missing"),
-    (["generate", "tiny", "--prompt", "a", "--option", "bogus=1"], "does not take bogus. It takes: max_ngram, min_"),
-    (["inspect", "tiny", "--mode", "none", "--option", "bogus=1"], "does not take bogus. It takes: no options"),
+    (
+        ["generate", "tiny", "--prompt", "a", "--option", "bogus=1"],
+        "does not accept bogus. It accepts: max_ngram, min_",
+    ),
+    (["inspect", "tiny", "--mode", "none", "--option", "bogus=1"], "does not accept bogus. It accepts: no options"),
     (["families", "lama", "llama"], "has no causal-LM family 'lama'. Close: llama"),
 ]
 

@@ -28,7 +28,7 @@ def test_a_folder_of_texts_is_made_and_extended(tmp_path: Path) -> None:
         assert texts.tokens >= tokens and texts.source.options["temperature"] == 1.0
         assert re.search(rf"{len(texts)} texts of {texts.tokens} tokens in .*; dropped: ", done.output)
     done = CliRunner().invoke(app, [*arguments, "--seed", "1"])
-    assert done.exit_code == 2 and "were made with seed 0 and not 1" in " ".join(done.output.split())
+    assert done.exit_code == 2 and "were written with seed 0 and not 1" in " ".join(done.output.split())
 
 
 def test_a_model_without_a_chat_template_is_refused(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_an_adapter_that_does_not_exist_is_found_before_the_model_is_loaded(monk
     monkeypatch.setattr("speccompile.cli.serve.run", lambda *_, **__: pytest.fail("it loads the model"))
     result = CliRunner().invoke(app, [*START, "--port", str(free_port()), "--lora-modules", "legal=./nowhere"])
     assert result.exit_code == 2
-    assert "the adapter 'legal' (./nowhere) cannot be added: there is no such folder" in result.stderr
+    assert "the adapter 'legal' (./nowhere) cannot be added: no such folder exists" in result.stderr
 
 
 def test_it_serves_until_a_signal_and_finishes_what_runs(log: IO[str]) -> None:

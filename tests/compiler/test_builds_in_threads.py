@@ -26,7 +26,7 @@ from speccompile.lowering import inductor
 from speccompile.runtime.engine import Engine
 from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.build_lock import one_build
-from speccompile.utils.tracer_isolation import exported_alone, module_twin, silenced, traced_alone
+from speccompile.utils.tracer_isolation import copy_over_same_tensors, exported_alone, silenced, traced_alone
 from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
@@ -137,7 +137,7 @@ def test_a_rebuild_waits_for_a_step_whose_callback_waits_for_a_build() -> None:
         def put(self, value: torch.Tensor) -> None:
             if not in_a_step.is_set():
                 in_a_step.set()
-                while not engine.turns.closed:
+                while not engine.loop.closed:
                     time.sleep(0.001)
                 with pytest.raises(Closed):
                     engine.submit(PROMPT, do_sample=True, seed=3)
@@ -173,7 +173,7 @@ def test_a_request_that_a_rebuild_cancels_is_to_be_sent_again() -> None:
             if not seen:
                 seen.append(value)
                 rebuild.start()
-                while not engine.turns.closed:
+                while not engine.loop.closed:
                     time.sleep(0.001)
                 with raises(Rebuilt):
                     spec.generate(IDS)
@@ -321,7 +321,7 @@ def test_what_other_threads_print_meanwhile_is_heard(monkeypatch: pytest.MonkeyP
 
 def test_a_twin_has_the_same_tensors_and_nothing_else_of_the_model() -> None:
     model = tiny_llama(tie=True)
-    copied = module_twin(model)
+    copied = copy_over_same_tensors(model)
     assert type(copied) is LlamaForCausalLM
     assert {name: id(tensor) for name, tensor in copied.named_parameters(remove_duplicate=False)} == {
         name: id(tensor) for name, tensor in model.named_parameters(remove_duplicate=False)
@@ -335,7 +335,7 @@ def test_a_method_of_something_else_that_was_put_into_a_model_stays_what_it_is()
     model = tiny_llama()
     with wrapped(model) as spec:
         model.generate = spec.generate
-        assert module_twin(model).generate is model.generate
+        assert copy_over_same_tensors(model).generate is model.generate
 
 
 class Steers:
@@ -365,7 +365,7 @@ def test_a_twin_has_the_same_tensors_in_its_hooks_and_lists(make: Callable[[], A
     model, hook = tiny_llama(), make()
     model.model.layers[0].mlp.register_forward_hook(hook)
     model.vectors = [torch.ones(64)]
-    copied = module_twin(model)
+    copied = copy_over_same_tensors(model)
     assert copied is not model and copied.vectors is not model.vectors
     assert copied.vectors[0] is model.vectors[0]
     (copied_hook,) = copied.model.layers[0].mlp._forward_hooks.values()
@@ -377,7 +377,7 @@ def test_a_tree_that_cannot_be_copied_is_its_own_twin(caplog: pytest.LogCaptureF
     model = tiny_llama()
     model.lock = threading.Lock()
     with caplog.at_level("INFO", "speccompile"):
-        assert module_twin(model) is model
+        assert copy_over_same_tensors(model) is model
     assert "do not run it while it is captured" in caplog.text
     with wrapped(model) as spec:
         assert text_of(spec) == greedy(model, PROMPT, NEW)

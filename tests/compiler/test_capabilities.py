@@ -20,7 +20,6 @@ from speccompile.policies.parse import LEARNING, parse_policy
 from support.drafters import random_drafter
 from support.errors import raises
 from support.plans import planned
-from support.tiny import tiny_llama
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
@@ -35,11 +34,6 @@ HEADS = {
     "mtp_eagle_one_model": {"exact", "typical"},
     "draft_target": {"exact", "block", "typical", "relaxed", "forced"},
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

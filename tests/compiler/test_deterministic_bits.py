@@ -8,14 +8,9 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from benchmarks.exactness import text_and_logits
-from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(initializer_range=0.1)
+TINY = {"initializer_range": 0.1}
 
 
 @pytest.mark.parametrize("backend", ["eager", "inductor"])

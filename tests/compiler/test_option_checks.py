@@ -47,11 +47,6 @@ SIZES: dict[str, Any] = {"tiers": (0, 2), "max_len": 64, "backend": "eager"}
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def head(model: LlamaForCausalLM) -> Eagle3Head:
     return Eagle3Head.random(model, taps=(0, 1, 1))
 

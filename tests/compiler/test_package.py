@@ -39,11 +39,6 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def saved(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A package of the eager backend."""
     path = tmp_path_factory.mktemp("packages") / "tiny.spec"

@@ -8,7 +8,7 @@ import pytest
 
 from speccompile.compiler.sharding import abandoned_on_error
 from speccompile.errors import RankLost, UnsupportedModel
-from speccompile.graph_capture.sharded import ShardPlace, _install
+from speccompile.graph_capture.sharded import ShardPosition, _install
 from support.errors import raises
 from support.families import model_of
 
@@ -47,4 +47,4 @@ def test_experts_whose_forward_is_another_ones_are_refused_on_all_ranks_before_a
     module = model_of("llama4_text").get_submodule(path)
     reason = f"{path} (Llama4TextExperts) is captured by another forward, which has no sum over the ranks"
     with raises(UnsupportedModel, model="Llama4ForCausalLM", reason=reason):
-        _install("Llama4ForCausalLM", path, module, "moe_tp_experts", ShardPlace("group", 2, 0), {})
+        _install("Llama4ForCausalLM", path, module, "moe_tp_experts", ShardPosition("group", 2, 0), {})

@@ -46,9 +46,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return names
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=1)
+TINY = {"layers": 1}
 
 
 def wrap(model: LlamaForCausalLM, mode: Any = "ngram", **options: Any) -> speccompile.Speculator:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import sys
 from dataclasses import MISSING, fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -26,18 +25,11 @@ from speccompile.utils.not_given import NOT_GIVEN
 from speccompile.utils.weight_forms import WEIGHT_FORMS
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
-from support.tiny import tiny_llama
 
-OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 #: Parameters of ``wrap`` that are not options.
 OTHERS = {"model", "progress", "mode_options"}
 #: The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options() -> None:
@@ -55,11 +47,6 @@ def test_the_signature_of_wrap_has_the_names_types_and_defaults_of_the_options()
 def test_each_paragraph_of_the_docstring_begins_with_the_sentence_of_its_option() -> None:
     assert paragraphs(speccompile.wrap).keys() == inspect.signature(speccompile.wrap).parameters.keys()
     assert not different_paragraphs(speccompile.wrap, WrapOptions)
-
-
-def test_the_page_of_options_has_the_table_of_the_options() -> None:
-    inside = OPTIONS_PAGE.read_text().split("<!-- wrap options -->")[1].split("<!-- end of wrap options -->")[0]
-    assert inside.strip() == WrapOptions.table(), "put what python -m speccompile.compiler.options prints into it"
 
 
 def test_every_argument_of_wrap_becomes_its_option(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:

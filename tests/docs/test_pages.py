@@ -163,6 +163,22 @@ def test_pages_that_the_code_names_exist() -> None:
                 assert (ROOT / page).is_file(), (file, page)
 
 
+@pytest.mark.parametrize(
+    ("page", "name", "module"),
+    [
+        ("docs/reference/options.md", "wrap options", "speccompile.compiler.options.WrapOptions"),
+        ("docs/reference/options.md", "submit options", "speccompile.runtime.request_options.SubmitOptions"),
+        ("docs/reference/options.md", "text options", "speccompile.training.text_options.TextOptions"),
+        ("docs/reference/options.md", "train options", "speccompile.training.train_options.TrainOptions"),
+        ("docs/reference/options.md", "online options", "speccompile.training.online.OnlineTraining"),
+        ("docs/guides/ranks.md", "rank costs", "speccompile.tools.rank_costs"),
+    ],
+)
+def test_pages_have_the_tables_that_modules_print(page: str, name: str, module: str) -> None:
+    inside = (ROOT / page).read_text().split(f"<!-- {name} -->")[1].split(f"<!-- end of {name} -->")[0]
+    assert inside.strip() == pydoc.locate(module).table(), f"run python -m {module.rpartition('.')[0]}"  # type: ignore
+
+
 def test_public_names_in_pages_exist() -> None:
     """``speccompile.x.y`` in code is a name that can be reached."""
     for page in pages():

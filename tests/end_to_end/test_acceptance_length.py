@@ -58,9 +58,7 @@ def periodic() -> tuple[LlamaForCausalLM, Speculator]:
     return model, wrap(model, "ngram")
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=LAYERS, vocab=VOCAB)
+TINY = {"layers": LAYERS, "vocab": VOCAB}
 
 
 @pytest.fixture(scope="module")

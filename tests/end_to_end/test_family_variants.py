@@ -43,7 +43,7 @@ def settings(model: PreTrainedModel) -> list[tuple[str, str, str | None]]:
 @pytest.mark.parametrize("name", ["gemma2", "mixtral", "gpt_oss", "deepseek_v3", "bloom", "gemma3"])
 def test_the_model_stays_as_it_was(name: str) -> None:
     model = model_of(name)
-    before = settings(model)
+    before, addresses = settings(model), {path: tensor.data_ptr() for path, tensor in model.state_dict().items()}
     weights = {path: tensor.clone() for path, tensor in model.state_dict().items()}
     wanted = [greedy(model, prompt) for prompt in prompts()]
     spec = wrap(model)
@@ -54,6 +54,8 @@ def test_the_model_stays_as_it_was(name: str) -> None:
     assert settings(model) == before
     assert [greedy(model, prompt) for prompt in prompts()] == wanted
     assert all(torch.equal(tensor, weights[path]) for path, tensor in model.state_dict().items())
+    assert {path: tensor.data_ptr() for path, tensor in model.state_dict().items()} == addresses
+    assert all(parameter.requires_grad for parameter in model.parameters()) and not model.training
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 

@@ -20,7 +20,7 @@ from speccompile.graph.state import B, E, K, Layout, N, S, StateSpec, core_state
 from speccompile.lowering.tier import Tier
 from support.engines import always_mixes
 from support.errors import raises
-from support.tiny import admitted, cancel_all, tiny_llama
+from support.tiny import admitted, cancel_all
 
 TIERS = (0, 1, 3, 7)
 CPU = torch.device("cpu")
@@ -102,11 +102,6 @@ def test_reset_slot_clears_that_slot_alone() -> None:
 
 
 # --- nothing moves -----------------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module", params=["eager", "inductor"])

@@ -178,13 +178,13 @@ BROKEN: list[tuple[Callable[[StepGraph], None], str]] = [
     (used_before_defined, "not well formed.*before it has been defined"),
     (name_twice, "not well formed.*redefined"),
     (value_gone, "named values whose node is gone: probabilities"),
-    (write_to_a_weight, "writes 'w', which is weight"),
-    (write_to_a_view_of_a_weight, "writes 'w', which is weight"),
-    (write_to_an_out_argument, "writes 'x', which is input"),
-    (stale_view, "'exp' reads 'slice_1', a view of state 'seen' that was taken before"),
-    (stale_view_of_a_view, "'exp' reads 't', a view of state 'seen' that was taken before"),
-    (stale_view_behind_a_write_through_another, "a view of state 'seen' that was taken before"),
-    (stale_output, "'output' reads .* a view of state 'seen' that was taken before"),
+    (write_to_a_weight, "writes the weight 'w'"),
+    (write_to_a_view_of_a_weight, "writes the weight 'w'"),
+    (write_to_an_out_argument, "writes the input 'x'"),
+    (stale_view, "'exp' reads 'slice_1', a view of state 'seen' from before"),
+    (stale_view_of_a_view, "'exp' reads 't', a view of state 'seen' from before"),
+    (stale_view_behind_a_write_through_another, "a view of state 'seen' from before"),
+    (stale_output, "'output' reads .* a view of state 'seen' from before"),
     (other_dtype, r"'rows' was torch.int64\[2\], now torch.int32\[2\]"),
     (op_with_another_dtype, r"was torch.float32\[2, 3\], now torch.bool\[2, 3\]"),
     (other_rank, r"was torch.float32\[1, 2, 3\], now torch.float32\[\]"),
@@ -266,7 +266,7 @@ def test_a_body_writes_what_it_says() -> None:
 
     step, made = body_graph(frozenset({1}))
     assert list(written(step, made)) == [node(step, "w")]
-    with raises(VerifierError, name="outline", problem=re.compile("'decoder_layer' writes 'w', which is weight")):
+    with raises(VerifierError, name="outline", problem=re.compile("'decoder_layer' writes the weight 'w'")):
         verify(step, "outline")
 
 

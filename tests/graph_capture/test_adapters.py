@@ -98,7 +98,7 @@ def test_a_merged_and_a_new_adapter_are_refused(spec: Speculator, adapted: PeftM
 
 def test_an_adapter_that_is_not_in_the_layers_is_refused() -> None:
     model = get_peft_model(tiny_llama(), PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=3)).eval()
-    with raises(UnsupportedModel, reason=re.compile(r"its adapter \(PROMPT_TUNING\) is not in the layers")):
+    with raises(UnsupportedModel, reason=re.compile(r"its adapter \(PROMPT_TUNING\) is not only in the layers")):
         wrapped(model)
 
 

@@ -17,17 +17,13 @@ from speccompile.graph_capture.attention import ROUTES, Route, Running, captured
 from speccompile.graph_capture.cache import RecordingCache, SlotCache
 from speccompile.graph_capture.experts import EXPERTS
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
-from speccompile.tools.families import find_families, tiny_model
+from support.families import family
 from support.tiny import tiny_llama
 
 SLOTS, PLACES, HEADS, GROUPS, DIM, VALUE = 3, 16, 4, 2, 8, 6
 # Rows at positions of their own, in slots out of order.
 SLOT_OF_ROW = torch.tensor([2, 0])
 POSITIONS = torch.tensor([[9, 10, 11], [3, 4, 5]])
-
-
-def family(name: str) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0])
 
 
 def slot_cache(gather: bool = False) -> SlotCache:
@@ -195,7 +191,7 @@ def test_a_mask_combined_with_one_of_the_models_own_is_refused(route: Route) -> 
     model = tiny_llama()
     with captured_by(model, route), running(Running(slot_cache(), POSITIONS, MaskLog())):
         for extra in ("or_mask_function", "and_mask_function"):
-            with pytest.raises(UnsupportedByRoute, match="combines its attention mask with one of its own"):
+            with pytest.raises(UnsupportedByRoute, match="combines its attention mask with another one"):
                 masking_utils.create_causal_mask(
                     model.config, torch.zeros(2, 3, 8), None, slot_cache(), **{extra: lambda *indices: indices[2] >= 0}
                 )
@@ -273,7 +269,7 @@ def test_foreign_masks_are_refused_when_they_are_used(make: Any) -> None:
 
 @pytest.mark.parametrize("make", [slot_cache, RecordingCache])
 def test_tensors_that_the_op_does_not_know_are_refused(make: Any) -> None:
-    with pytest.raises(UnsupportedByRoute, match="calls attention with alibi, which the attention op does not take"):
+    with pytest.raises(UnsupportedByRoute, match="calls attention with alibi, which the attention op does not accept"):
         attend(make(), Mask(), alibi=torch.zeros(4))
     # Numbers and what changes nothing pass.
     attend(make(), Mask(), alibi=None, layer_idx=3, position_ids=POSITIONS)

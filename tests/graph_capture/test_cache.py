@@ -145,7 +145,7 @@ def test_a_convolution_is_found_by_its_inputs(make: Callable[[], StepCache]) -> 
         cache.check_read()
     assert cache.conv_of(inputs[0]) == "conv_4"
     cache.check_read()
-    with pytest.raises(UnsupportedByRoute, match="convolves something else than it put into the cache"):
+    with pytest.raises(UnsupportedByRoute, match="convolves other inputs than it put into the cache"):
         cache.conv_of(inputs[2])
 
 

@@ -9,13 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import fx
-from transformers import LlamaForCausalLM, PreTrainedModel
+from transformers import LlamaForCausalLM
 
-import speccompile
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.step_graph import StepGraph
-from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
+from support.families import family
 from support.tiny import Captured, captured, tiny_llama
 
 SLOTS, PLACES = 3, 68  # of max_batch=2, max_len=64 and a widest step of 4
@@ -50,10 +49,6 @@ class Recorder(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         self.seen[n.name] = super().run_node(n)
         return self.seen[n.name]
-
-
-def family(name: str) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0])
 
 
 def runnable(model: LlamaForCausalLM) -> Runnable:
@@ -275,26 +270,6 @@ def _integers(value: Any) -> list[int]:
 
 
 # --- the user's model ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("implementation", ["sdpa", "eager"])
-def test_the_model_is_as_it_was(implementation: str) -> None:
-    model = tiny_llama(attn_implementation=implementation)
-    assert model.config._attn_implementation == implementation
-    prompt = torch.randint(128, (1, 6), generator=torch.Generator().manual_seed(0))
-
-    def state() -> tuple[Any, ...]:
-        tensors = [(name, tensor.data_ptr(), tensor.requires_grad) for name, tensor in model.named_parameters()]
-        text = model.generate(prompt, max_new_tokens=8, do_sample=False).tolist()
-        return text, tensors, model.config.to_dict(), model.config._attn_implementation, model.training
-
-    before = state()
-    spec = speccompile.wrap(model, "ngram", tiers=(0, 2), max_len=15, backend="eager")
-    assert state() == before
-    spec.generate(prompt, max_new_tokens=8)
-    assert state() == before
-    spec.close()
-    assert state() == before
 
 
 def test_the_attention_setting_is_back_when_export_fails(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,9 @@ from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.masks import Mask
 from speccompile.lowering.backends import Eager
-from speccompile.tools.families import find_families, tiny_model
 from support import tiny
 from support.errors import raises
+from support.families import family
 from support.tiny import Captured, tiny_llama
 
 Run = Callable[..., Any]
@@ -48,10 +48,6 @@ class Checked:
 
 def lower(graph: StepGraph) -> Run:
     return Eager("reference").lower(graph, "the captured model")
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def captured(model: PreTrainedModel, max_len: int) -> Checked:
@@ -237,7 +233,7 @@ def test_no_layer_is_blamed_for_what_is_wrong_behind_them(llama: Checked) -> Non
     graph = llama.graph.copy()
     changed_argument(graph.anchors.lm_head, 0, graph.insert(lambda x: x * 1.1, graph.anchors.final_norm))
     graph.anchors.lm_head.prepend(graph.anchors.lm_head.args[0])
-    with raises(CaptureMismatch, where=re.compile("no decoder layer alone is wrong")):
+    with raises(CaptureMismatch, where=re.compile("no single decoder layer is wrong")):
         llama.check(graph)
 
 

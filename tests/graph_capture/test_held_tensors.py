@@ -12,15 +12,12 @@ import torch
 from torch import nn
 from transformers import LlamaForCausalLM
 
-import speccompile
 from speccompile import Speculator
 from speccompile.errors import ModelChanged
 from speccompile.graph_capture.held_tensors import HeldTensors, held_by_modules
 from support.errors import raises
 from support.tiny import greedy, tiny_llama
-
-PROMPT = [3, 1, 4, 1, 5]
-NEW = 8
+from support.watched_models import NEW, PROMPT, text, wrapped
 
 
 class Vector:
@@ -52,14 +49,6 @@ def ones() -> torch.Tensor:
 
 def other() -> torch.Tensor:
     return torch.linspace(3, -3, 64)
-
-
-def wrapped(model: LlamaForCausalLM) -> Speculator:
-    return speccompile.wrap(model, "ngram", tiers=(0, 3), max_len=64, backend="eager")
-
-
-def text(spec: Speculator) -> list[int]:
-    return spec.generate(torch.tensor([PROMPT]), max_new_tokens=NEW)[0, len(PROMPT) :].tolist()
 
 
 def steered_model() -> tuple[LlamaForCausalLM, Steered]:

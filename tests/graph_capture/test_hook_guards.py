@@ -18,11 +18,6 @@ from support.tiny import greedy, tiny_llama
 from support.watched_models import NEW, PROMPT, text, wrapped
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
 class Steer:
     """A steering vector that can be switched off."""
 

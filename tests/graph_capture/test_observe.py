@@ -26,19 +26,16 @@ from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
-from speccompile.tools.families import find_families, tiny_config, tiny_model
+from speccompile.tools.families import find_families, tiny_config
 from speccompile.utils.transformers_version import CACHE, FROM_5_23, FROM_5_24
 from support.errors import raises
+from support.families import family
 from support.tiny import tiny_llama
 
 F32 = torch.float32
 FULL, WINDOW, CHUNK = Mask(), Mask(window=8), Mask(chunk=8)
 INTERFACE = "transformers' attention interface"
 RECURRENT = "keeps a recurrent or linear-attention state of a kind that is not captured yet"
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def seen(model: PreTrainedModel, *routes: Route) -> Observation:
@@ -189,7 +186,7 @@ REFUSED: list[tuple[str, Callable[[], PreTrainedModel], str]] = [
     ("openai-gpt", lambda: family("openai-gpt"), "^it keeps no KV cache$"),
     ("xlnet", lambda: family("xlnet"), "^it keeps no KV cache$"),
     ("reformer", lambda: family("reformer"), "^it keeps no KV cache$"),
-    ("bert", bidirectional_bert, r"it lets a token see later ones \(it is not causal\)"),
+    ("bert", bidirectional_bert, r"it lets a token attend to later ones \(it is not causal\)"),
 ]
 
 
@@ -221,7 +218,7 @@ def test_models_without_a_head_are_refused() -> None:
     with raises(
         UnsupportedModel,
         reason=re.compile(
-            r"it has no lm_head \(get_output_embeddings\(\) is None\); load it with AutoModelForCausalLM"
+            r"it has no lm_head \(get_output_embeddings\(\) returns None\); load it with AutoModelForCausalLM"
         ),
     ):
         inspect_model(LlamaModel(tiny_llama().config).eval())
@@ -247,7 +244,7 @@ def test_an_error_of_the_models_own_is_told_with_its_place() -> None:
     with pytest.raises(UnsupportedModel) as refused:
         seen(model)
     message = (
-        "model.layers.1.mlp (Broken) fails in its own forward too, without a cache: "
+        "model.layers.1.mlp (Broken) also fails in its own forward, without a cache: "
         "ArithmeticError: no experts today and no routers"
     )
     assert refused.value.fields["reason"] == message and hooks(model) == 0

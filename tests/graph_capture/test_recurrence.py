@@ -61,7 +61,7 @@ def test_other_threads_run_transformers_own(model: PreTrainedModel) -> None:
         thread.start()
         thread.join()
         # This one captures, and its convolution reads what no layer has put into the cache.
-        with pytest.raises(UnsupportedByRoute, match="convolves something else"):
+        with pytest.raises(UnsupportedByRoute, match="convolves other inputs"):
             convolved()
     assert torch.equal(found[0], expected)
 
@@ -70,7 +70,7 @@ def test_packed_texts_are_refused(model: PreTrainedModel) -> None:
     with (
         recurrences_captured(model),
         running(under_capture()),
-        pytest.raises(UnsupportedByRoute, match="packs several texts into one row"),
+        pytest.raises(UnsupportedByRoute, match="packs several sequences into one row"),
     ):
         convolved(seq_idx=torch.zeros(1, 6))
 

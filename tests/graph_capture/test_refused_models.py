@@ -29,13 +29,9 @@ from speccompile.errors import (
     UnsupportedModel,
 )
 from speccompile.graph_capture.model_info import decoder_layers, inspect_model, module_path, named_tensors
-from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
+from support.families import family
 from support.tiny import tiny_llama
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def without_a_head() -> PreTrainedModel:
@@ -221,7 +217,7 @@ def test_a_mixture_that_the_model_itself_cannot_run_is_refused_with_the_place() 
     model = tiny_llama()
     model.model.layers[1].mlp.to(torch.bfloat16)
     reason = re.compile(
-        r"^model\.layers\.1\.mlp\.gate_proj \(Linear\) fails in its own forward too, without a cache: "
+        r"^model\.layers\.1\.mlp\.gate_proj \(Linear\) also fails in its own forward, without a cache: "
         r"RuntimeError: .*dtype.* \(its weights are in torch\.bfloat16, torch\.float32; load it in one dtype\)"
     )
     with raises(UnsupportedModel, model=LLAMA, reason=reason):

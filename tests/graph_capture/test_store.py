@@ -20,9 +20,9 @@ from speccompile.graph.printing import to_python
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.storage import CacheFolder
 from support.errors import raises
+from support.families import family
 from support.tiny import captured, tiny_llama
 
 
@@ -71,10 +71,6 @@ def wrap(
 ) -> speccompile.Speculator:
     mode = "ngram" if max(tiers) else "none"
     return speccompile.wrap(model, mode, tiers=tiers, backend="eager", max_len=max_len, max_batch=max_batch)
-
-
-def family(name: str, **overrides: Any) -> PreTrainedModel:
-    return tiny_model(find_families([name])[0], **overrides)
 
 
 def text_of(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor]:
@@ -335,5 +331,5 @@ def test_a_bias_cut_out_of_a_longer_table_fits_any_cache() -> None:
 
 
 def test_a_cache_that_is_longer_than_the_table_is_refused() -> None:
-    with raises(UnsupportedModel, reason=re.compile(r"cache of 516 places.*use a smaller max_len \(now 512\)")):
+    with raises(UnsupportedModel, reason=re.compile(r"cache of 516 positions.*use a smaller max_len \(now 512\)")):
         speccompile.wrap(family("mpt"), "none", tiers=(0, 3), max_len=512, backend="eager")

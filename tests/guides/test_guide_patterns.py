@@ -68,8 +68,8 @@ def test_every_way_through_a_guide_is_a_text_that_re_matches(pattern: str, token
 @pytest.mark.parametrize(
     ("pattern", "message"),
     [
-        ("", "a pattern is a text that is not empty"),
-        (None, "a pattern is a text that is not empty"),
+        ("", "a pattern must be a str that is not empty"),
+        (None, "a pattern must be a str that is not empty"),
         ("[", "it is not in the syntax of Rust's regex"),
         ("a)(b", "it is not in the syntax of Rust's regex"),
         ("(?=a)b", "looks around or back"),

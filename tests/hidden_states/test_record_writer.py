@@ -194,7 +194,7 @@ def test_a_folder_of_something_else(tmp_path: Path) -> None:
     # What is none of ours does not matter.
     (tmp_path / "model.safetensors").write_bytes(save({"w": torch.ones(1)}))
     writer(tmp_path).close()
-    with raises(InvalidInput, reason=re.compile("no such folder")):
+    with raises(InvalidInput, reason=re.compile("it does not exist")):
         SavedHiddenStates(tmp_path / "nowhere")
     (tmp_path / "file").touch()
     with raises(InvalidOption, name="output_directory", reason=re.compile("cannot be written")):

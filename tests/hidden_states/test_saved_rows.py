@@ -184,7 +184,7 @@ def test_requests_that_end_by_themselves_are_saved(scripted: Speculator) -> None
     # Those two ids are free again.
     for name in ("cancelled", "failed"):
         engine.submit(prompt, max_new_tokens=2, record=name).result()
-    with raises(InvalidOption, name="record", reason=re.compile("there is a record of that id")):
+    with raises(InvalidOption, name="record", reason=re.compile("a record with that id is in")):
         engine.submit(prompt, max_new_tokens=2, record="failed")
     scripted.generate(ids.repeat(2, 1), torch.ones(2, 6), max_new_tokens=2)
     writer.flush()
@@ -301,7 +301,7 @@ def test_what_the_model_writes(model: LlamaForCausalLM, plain: Speculator) -> No
 def test_a_text_that_is_refused_may_come_again(plain: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
     text = random_prompt(7, 77)
     with monkeypatch.context() as patch:
-        patch.setattr(plain.engine.turns, "enqueue", Mock(side_effect=Closed()))
+        patch.setattr(plain.engine.loop, "enqueue", Mock(side_effect=Closed()))
         with pytest.raises(Closed):
             plain.save_hidden_states([text], ids=["again"], progress=False)
     plain.save_hidden_states([text], ids=["again"], progress=False)
@@ -312,7 +312,7 @@ def test_an_interrupt_while_a_text_is_queued_leaves_no_request(
     plain: Speculator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It would save the text a second time."""
-    text, turns = random_prompt(7, 78), plain.engine.turns
+    text, turns = random_prompt(7, 78), plain.engine.loop
     enqueue = turns.enqueue
 
     def interrupted(requests: list[Request]) -> None:

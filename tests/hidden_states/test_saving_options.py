@@ -18,10 +18,7 @@ from support.errors import raises
 from support.saved_states import LAYERS, wrapped
 from support.tiny import tiny_llama
 
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=3)
+TINY = {"layers": 3}
 
 
 @pytest.mark.parametrize(

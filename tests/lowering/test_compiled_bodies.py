@@ -94,11 +94,11 @@ def test_code_that_compiles_bodies_is_in_their_names_and_no_other(
 ) -> None:
     monkeypatch.setattr(sources, "PACKAGE", tmp_path)
     digests = []
-    for room in ("", "cli", "runtime", *inductor.ROOMS):
-        Path(tmp_path, room).mkdir(exist_ok=True)
-        Path(tmp_path, room, "file.py").write_text("edited")
-        digests.append(sources.sources.__wrapped__(*inductor.ROOMS))
-    assert len(set(digests[:3])) == 1 and len(set(digests)) == 1 + len(inductor.ROOMS)
+    for package in ("", "cli", "runtime", *inductor.PACKAGES):
+        Path(tmp_path, package).mkdir(exist_ok=True)
+        Path(tmp_path, package, "file.py").write_text("edited")
+        digests.append(sources.sources.__wrapped__(*inductor.PACKAGES))
+    assert len(set(digests[:3])) == 1 and len(set(digests)) == 1 + len(inductor.PACKAGES)
 
 
 def test_a_failing_compiler_is_reported_and_not_remembered(

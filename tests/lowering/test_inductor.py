@@ -280,7 +280,7 @@ def test_a_step_waits_for_the_ops_when_its_bodies_are_compiled(built: Built, mon
 
     monkeypatch.setattr(CompiledBodies, "functions", functions)
     monkeypatch.setattr("speccompile.lowering.stage_ops.load_cpu_ops", lambda *_: order.append("ops"))
-    Inductor("asked for").lower(built.graph, "the captured model")
+    Inductor("requested").lower(built.graph, "the captured model")
     assert order == ["bodies", "ops"]
 
 

@@ -25,11 +25,6 @@ DRAWN: dict[str, Any] = {"do_sample": True, **PENALTIES}
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def plain(model: LlamaForCausalLM) -> Speculator:
     return wrap(model, "none", **SIZES | {"tiers": (0,)})
 
@@ -70,18 +65,6 @@ def test_the_text_is_that_of_plain_decoding(
 ) -> None:
     spec.engine.policy = Dice(TIERS, rows)
     assert together(spec, ragged(rows, rows), 24, **(DRAWN if drawn else {})) == plain_texts(rows, drawn)
-
-
-@pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, "temperature": 1.5}], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("draft_len", [1, 3])
-def test_the_target_drafts_for_itself_without_a_mistake(
-    by_itself: Speculator, draft_len: int, options: dict[str, Any]
-) -> None:
-    by_itself.set_tier(draft_len)
-    by_itself.stats.reset()
-    new = 1 + 8 * (draft_len + 1)
-    by_itself.generate(torch.tensor([random_prompt(30)]), max_new_tokens=new, **options)
-    assert by_itself.stats.acceptance_length == draft_len + 1
 
 
 @pytest.mark.parametrize(("rule", "fused"), [("rejection", True), ("block", True), ("block", False)])

@@ -59,11 +59,6 @@ def known() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def head(model: LlamaForCausalLM) -> Eagle3Head:
     return Eagle3Head.random(model, taps=(0, 1, 1))
 

@@ -17,7 +17,7 @@ from speccompile.errors import InvalidOption
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.prediction import LONGEST_MATCH, reference
 from support.errors import raises
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 assert load_cpu_ops() is None
 
@@ -90,11 +90,6 @@ def test_both_forms_of_the_op_are_the_search(rows: list[tuple[int, list[int], li
         assert found[0][row, : found[1][row]].tolist() == drafts
         expected = [(size / (size + 1)) ** (place + 1) for place in range(len(drafts))]
         assert found[2][row, : len(drafts)].tolist() == pytest.approx(expected)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

@@ -54,11 +54,6 @@ PROMPTS = prompts_from(0)
 PROMPTS_BY_KIND = {kind: prompts_from(len(PROMPTS) * place) for place, kind in enumerate(KINDS)}
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
 def texts_of(spec: Speculator, shapes: tuple[int, ...], kind: str, seed: int = 0) -> list[list[int]]:
     return texts_by_shapes(spec, PROMPTS_BY_KIND[kind], (NEW, NEW + 5, NEW + 10), shapes, seed, **KINDS[kind])
 
@@ -369,7 +364,7 @@ def test_a_drafter_that_returns_something_else_is_named(
 def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where they cost no more than a step without drafts, whatever this machine takes for one."""
     costs = CostTable({(1, tier): TierCost(1.0) for tier in (0, STATIC)})
-    monkeypatch.setattr("speccompile.runtime.engine_parts.measure_tiers", lambda *_, **__: costs)
+    monkeypatch.setattr("speccompile.runtime.engine.measure_tiers", lambda *_, **__: costs)
     spec = wrap(model, "suffix", tiers=(0, STATIC), max_len=MAX_LEN, backend="eager")
     assert spec.engine.policy == Cost()
     request = spec.engine.submit(PROMPTS[1] * 3, max_new_tokens=60)

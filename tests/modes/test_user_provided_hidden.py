@@ -16,7 +16,6 @@ from speccompile.heads import MedusaHeads
 from support.dice import Dice
 from support.errors import raises
 from support.medusa import fitted_heads
-from support.tiny import tiny_llama
 
 NEW, KMAX = 24, 3
 SIZES: dict[str, Any] = {"tiers": (0, KMAX), "max_batch": 2, "max_len": 70, "backend": "eager"}
@@ -35,11 +34,6 @@ class OneAfterAnother(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         _, last = hidden.chunk(2, dim=-1)
         return self.heads(last).argmax(-1), torch.full_like(length, draft_len)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=128)
 
 
 @pytest.fixture(scope="module")

@@ -34,7 +34,9 @@ def fit(
     static = (list(tree.parents or ()), list(tree.ranks or ()))
     sizes = (int(tree), tree.depth, tree.branches)
     return list(
-        FORMS[form]("fit_tree")(given_tokens, given_parents, torch.tensor(count), torch.tensor([limit] * len(count)), *sizes, *static)
+        FORMS[form]("fit_tree")(
+            given_tokens, given_parents, torch.tensor(count), torch.tensor([limit] * len(count)), *sizes, *static
+        )
     )
 
 

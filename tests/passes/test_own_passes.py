@@ -23,7 +23,6 @@ from speccompile.speculator.speculator import Speculator
 from support.errors import raises as refuses
 from support.own_passes import OPTIONS, own
 from support.plans import planned
-from support.tiny import tiny_llama
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_pass.py"
 
@@ -35,11 +34,6 @@ def example_pass() -> Pass:
     spec.loader.exec_module(module)
     found: Pass = module.RecordEntropy()
     return found
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

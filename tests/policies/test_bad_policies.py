@@ -16,14 +16,8 @@ from speccompile.errors import InvalidPolicy, InvalidTrace, UnknownTier
 from speccompile.policies import Cost, Done, Ema, Fixed, Gate, Schedule, ScheduleUpTo, parse_policy
 from speccompile.tools.policy_lab import Recorder, read_trace
 from support.errors import raises
-from support.tiny import tiny_llama
 
 TIERS = (0, 1, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(autouse=True)
@@ -54,15 +48,15 @@ def test_a_tier_that_is_not_built_is_refused_at_wrap(model: LlamaForCausalLM, po
     ("policy", "reason"),
     [
         # Lists of candidates that are empty, unsorted or doubled.
-        ("cost:candidates=/", "a list of draft lengths is wanted, and this is empty"),
-        ("ema:candidates=/", "a list of draft lengths is wanted, and this is empty"),
-        ("ema:candidates=3/1/0", "draft lengths have to rise, and none may occur twice"),
-        ("cost:candidates=0/3/3", "draft lengths have to rise, and none may occur twice"),
-        ("ema:candidates=1:0/1;4:1/0", "draft lengths have to rise"),
-        ("ema:candidates=1:0/1;1:0/3", "names a number of rows twice"),
+        ("cost:candidates=/", "it must be a list of draft lengths that is not empty"),
+        ("ema:candidates=/", "it must be a list of draft lengths that is not empty"),
+        ("ema:candidates=3/1/0", "draft lengths must ascend, without repetition"),
+        ("cost:candidates=0/3/3", "draft lengths must ascend, without repetition"),
+        ("ema:candidates=1:0/1;4:1/0", "draft lengths must ascend"),
+        ("ema:candidates=1:0/1;1:0/3", "has an entry for the same number of rows twice"),
         ("ema:candidates=0//3", "'' is not a number"),
         # What one policy takes by rows, another one does not.
-        ("cost:candidates=1:0/3", "one list of draft lengths is wanted"),
+        ("cost:candidates=1:0/3", "it must be one list of draft lengths"),
     ],
 )
 def test_candidates_that_are_not_valid_are_refused_at_wrap(model: LlamaForCausalLM, policy: str, reason: str) -> None:
@@ -108,18 +102,18 @@ def test_candidates_are_refused_before_there_is_a_wrap(policy: type[Ema | Cost],
 @pytest.mark.parametrize(
     ("make", "reason"),
     [
-        (lambda: Fixed("3"), "draft_len='3' has to be a whole number"),  # type: ignore[arg-type]
-        (lambda: Fixed(-1), "draft_len=-1 has to be a whole number"),
+        (lambda: Fixed("3"), "draft_len='3' must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Fixed(-1), "draft_len=-1 must be a whole number"),
         (lambda: Schedule(()), "begin with 1=K"),
         (lambda: Schedule(((2, 3),)), "begin with 1=K"),
-        (lambda: Schedule(((1, 3), (4, 1), (4, 0))), "do not rise"),
-        (lambda: Schedule(((1, 3.0),)), "has to be a whole number"),  # type: ignore[arg-type]
-        (lambda: Schedule({1: 3}), "has to be pairs"),  # type: ignore[arg-type]
-        (lambda: Schedule(((1,),)), "has to be pairs"),  # type: ignore[arg-type]
-        (lambda: Schedule("1=3"), "has to be pairs"),  # type: ignore[arg-type]
+        (lambda: Schedule(((1, 3), (4, 1), (4, 0))), "must ascend"),
+        (lambda: Schedule(((1, 3.0),)), "must be a whole number"),  # type: ignore[arg-type]
+        (lambda: Schedule({1: 3}), "must be pairs"),  # type: ignore[arg-type]
+        (lambda: Schedule(((1,),)), "must be pairs"),  # type: ignore[arg-type]
+        (lambda: Schedule("1=3"), "must be pairs"),  # type: ignore[arg-type]
         (lambda: ScheduleUpTo(()), "begin with <=ROWS=K for"),
         (lambda: ScheduleUpTo(((0, 3),)), "at least 1"),
-        (lambda: ScheduleUpTo({4: 3}), "has to be pairs"),  # type: ignore[arg-type]
+        (lambda: ScheduleUpTo({4: 3}), "must be pairs"),  # type: ignore[arg-type]
     ],
 )
 def test_simple_policies_are_checked_however_they_are_made(make: Callable[[], object], reason: str) -> None:

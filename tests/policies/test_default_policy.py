@@ -14,12 +14,7 @@ from speccompile.acceptance import RULES, Typical
 from speccompile.policies import Cost, Fixed, default_policy
 from speccompile.runtime.measure import REPEATS
 from support.clocks import SimulatedClock
-from support.tiny import greedy, random_prompt, tiny_llama
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
+from support.tiny import greedy, random_prompt
 
 
 @pytest.fixture(scope="module")

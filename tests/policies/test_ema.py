@@ -170,12 +170,12 @@ def test_text_and_policy_by_rows() -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("ema:down=4:0.5", "does not say what one row uses"),
-        ("ema:down=0:0.5;1:0", "rows of down=0 has to be a whole number of at least 1"),
+        ("ema:down=4:0.5", "has no entry for one row"),
+        ("ema:down=0:0.5;1:0", "rows of down=0 must be a whole number of at least 1"),
         ("ema:up=1:0/1", "'0/1' is not a number"),
-        ("ema:ceiling=-1", "ceiling=-1 has to be a number at least 0"),
-        ("ema:ceiling=1:1;4:-1", "ceiling=-1 has to be a number at least 0"),
-        ("ema:initial=-1", "initial=-1 has to be a whole number"),
+        ("ema:ceiling=-1", "ceiling=-1 must be a number at least 0"),
+        ("ema:ceiling=1:1;4:-1", "ceiling=-1 must be a number at least 0"),
+        ("ema:initial=-1", "initial=-1 must be a whole number"),
     ],
 )
 def test_what_is_refused(text: str, reason: str) -> None:

@@ -25,8 +25,9 @@ from speccompile.policies import (
     parse_policy,
     start,
 )
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import AnyPolicy, Chooser
+from support.chances import survival
 from support.errors import raises
 
 TIERS = (0, 1, 3, 7)
@@ -82,18 +83,18 @@ def test_text_and_policy(text: str, policy: AnyPolicy) -> None:
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("cost:speed=3", "'speed=3' is none of its options"),
-        ("cost:probing", "'probing' is none of its options"),
-        ("cost:probing=0.1,probing=0.2", "each once"),
+        ("cost:speed=3", "'speed=3' must be one of its options"),
+        ("cost:probing", "'probing' must be one of its options"),
+        ("cost:probing=0.1,probing=0.2", "of its options, once"),
         ("cost:probing=fast", "'fast' is not a number"),
         ("cost:probing=2", "at most 1"),
         ("cost:hysteresis_ms=-1", "at least 0"),
         ("ema:alpha=0", "above 0"),
         ("ema:warmup=-1", "at least 0"),
-        ("ema:candidates=3/1", "have to rise"),
-        ("ema:candidates=1/1/3", "have to rise"),
-        ("ema:candidates=3", "a list of draft lengths is wanted"),
-        ("ema:candidates=2:0/1", "what one row uses"),
+        ("ema:candidates=3/1", "must ascend"),
+        ("ema:candidates=1/1/3", "must ascend"),
+        ("ema:candidates=3", "it must be a list of draft lengths"),
+        ("ema:candidates=2:0/1", "no entry for one row"),
         ("gate:window=0", "at least 1"),
         ("gate:draft_len=0", "at least 1"),
     ],
@@ -211,30 +212,30 @@ def test_what_a_drafter_has_decides() -> None:
 
 
 def test_scores_are_believed_as_far_as_they_came_true() -> None:
-    acceptance = Acceptance(2)
+    acceptance = AcceptanceEstimator(2)
     scored = Done(2, (0,), (50,), (2,), (0,), (1,), ((0.95, 0.95 * 0.35),))
     for _ in range(40):
         acceptance.note(scored)
-    (chances,) = acceptance.survival([Row(9, 50, 2, (0.95, 0.9))])
+    (chances,) = survival(acceptance, [Row(9, 50, 2, (0.95, 0.9))])
     assert chances[0] < 0.1
-    (chances,) = acceptance.survival([Row(9, 50, 2, (0.35, 0.3))])
+    (chances,) = survival(acceptance, [Row(9, 50, 2, (0.35, 0.3))])
     assert 0.3 < chances[0] < 0.4, "nothing was seen of such a score"
 
 
 def test_drafts_behind_a_wrong_one_say_nothing() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceEstimator(3)
     for _ in range(50):
         acceptance.note(Done(3, (0,), (50,), (3,), (1,), (2,)))
-    (chances,) = acceptance.survival([Row(0, 50, 3)])
+    (chances,) = survival(acceptance, [Row(0, 50, 3)])
     assert chances[0] > 0.9 and chances[1] < 0.1
     assert acceptance._all.rates[2].trials == 0
 
 
 def test_requests_have_estimates_of_their_own() -> None:
-    acceptance = Acceptance(1)
+    acceptance = AcceptanceEstimator(1)
     for _ in range(60):
         acceptance.note(Done(1, (0, 1), (50, 50), (1, 1), (1, 0), (2, 1)))
-    good, bad, new = (chances[0] for chances in acceptance.survival([Row(n, 50, 1) for n in (0, 1, 2)]))
+    good, bad, new = (chances[0] for chances in survival(acceptance, [Row(n, 50, 1) for n in (0, 1, 2)]))
     assert good > 0.85 and bad < 0.15 and 0.3 < new < 0.7
 
 

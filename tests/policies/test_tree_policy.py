@@ -7,10 +7,11 @@ import random
 import pytest
 
 from speccompile.policies import Cost, Ema, Gate
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming, start
 from speccompile.policies.costs import CostTable, TierCost
 from speccompile.policies.tree_gain import LEAST, MOST, TreeGain
+from support.chances import survival
 
 CHAINS = (0, 3, 7)
 #: A tier's name is any int that is not a draft length.
@@ -114,26 +115,26 @@ def test_a_tree_that_does_not_branch_gains_nothing() -> None:
 
 
 def test_what_becomes_of_the_chain_in_a_tree_is_seen_of_the_chain() -> None:
-    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
     for _ in range(100):
         # Another branch was right twice, the chain's second draft never; its third was not in the tree.
         acceptance.note(Done(TREE, (1,), (50,), (1008,), (2,), (3,), chain=((1, 2),)))
-    (survival,) = acceptance.survival([Row(1, 50, 3)])
-    assert survival[0] > 0.95 and survival[1] < 0.05
+    (chances,) = survival(acceptance, [Row(1, 50, 3)])
+    assert chances[0] > 0.95 and chances[1] < 0.05
     assert acceptance.emitted([Row(1, 50, 3)], [TREE])[TREE][0] > 2.0
 
 
 def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
-    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
     for request in range(200):
         # Two siblings of a tree of 1008 nodes, and one of them is right.
         acceptance.note(Done(TREE, (request,), (50,), (2,), (1,), (2,), chain=((1, 1),)))
-    (survival,) = acceptance.survival([Row(999, 50, 3)])
-    assert survival[0] > 0.8 and survival[1] > 0.5 * survival[0]
+    (chances,) = survival(acceptance, [Row(999, 50, 3)])
+    assert chances[0] > 0.8 and chances[1] > 0.5 * chances[0]
 
 
 def test_scores_that_rise_are_no_chances_above_one() -> None:
-    acceptance = Acceptance(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
     row = Row(1, 50, 3, scores=(0.9, 0.95, 0.97))
     acceptance.note(Done(TREE, (1,), (50,), (1008,), (3,), (4,), (row.scores,), chain=((3, 3),)))
     acceptance.note(Done(3, (1,), (50,), (3,), (1,), (2,), ((0.5, float("nan"), 0.2),)))

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 
 from speccompile.errors import DamagedCheckpoint, UnsupportedCheckpoint
 from speccompile.quantized.affine import affine_weight
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from support.errors import raises
 
-SOURCE = Source("checkpoint", "linear")
+SOURCE = TensorSource("checkpoint", "linear")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 
 

@@ -112,7 +112,7 @@ def refused(folder: Path, kind: type[SpecCompileError] = UnsupportedCheckpoint) 
 @pytest.mark.parametrize(
     ("tensor", "value", "reason"),
     [
-        (f"{FIRST}.weight_scale", None, "no scales"),
+        (f"{FIRST}.weight_scale", None, "its scales .* are missing"),
         (f"{FIRST}.weight_scale_inv", torch.tensor(1.0), "it has both"),
         (f"{FIRST}.weight_scale", torch.ones(3), r"it is \[64, 64\] with scales of \[3\]"),
         (f"{FIRST}.weight_scale", torch.ones(2, 2), r"with scales of \[2, 2\]"),
@@ -121,7 +121,7 @@ def refused(folder: Path, kind: type[SpecCompileError] = UnsupportedCheckpoint) 
         (f"{FIRST}.pre_quant_scale", torch.ones(64), "no scale of that name is read"),
         (f"{FIRST}.weight", torch.zeros(64, 32, dtype=torch.uint8), "it is U8, and belongs to no float8 weight"),
         ("lm_head.weight_scale", torch.tensor(1.0), "lm_head.weight would be loaded without it"),
-        ("model.norm.weight", None, "it has not 1 tensors of a LlamaForCausalLM"),
+        ("model.norm.weight", None, "it lacks 1 tensors of a LlamaForCausalLM"),
         ("model.norm.weight", torch.ones(3), "in another shape"),
     ],
 )

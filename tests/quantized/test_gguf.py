@@ -110,7 +110,7 @@ def test_a_type_without_scales_for_integers_is_refused_by_name(tmp_path: Path) -
     write_gguf(small_model(), path, kind_of)
     with raises(UnsupportedCheckpoint, source=str(path)) as error:
         quantized.read(path)
-    assert error.value.fields["reason"].startswith("blk.1.ffn_up.weight: it is of type TQ2_0, and Q8_0")
+    assert error.value.fields["reason"].startswith("blk.1.ffn_up.weight: it is of type TQ2_0, and only Q8_0")
 
 
 def test_a_tensor_without_a_parameter_is_refused_by_name(tmp_path: Path) -> None:

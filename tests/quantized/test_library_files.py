@@ -1,4 +1,7 @@
-"""Linears that the formats' own libraries packed (``support/make_quantized_golden.py``) have the libraries' bits."""
+"""Linears that the formats' own libraries packed have the libraries' bits.
+
+The script that wrote the files, with its environment: ``git show 2d17e84:tests/support/make_quantized_golden.py``.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from safetensors import safe_open
 from speccompile.quantized import GroupedWeight
 from speccompile.quantized.files import TensorFiles
 from speccompile.quantized.reading import READERS
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 
 GOLDEN = sorted(Path(__file__).with_name("golden").glob("*.safetensors"), key=lambda file: file.stem)
 #: The form of each: bits and group of the values, and whether there are minimums and an order of inputs.
@@ -51,7 +54,7 @@ def read(file: Path, folder: Path) -> tuple[GroupedWeight, str]:
     shutil.copyfile(file, folder / "model.safetensors")
     with safe_open(file, framework="pt") as tensors:
         metadata = tensors.metadata()
-    source = Source(file.stem)
+    source = TensorSource(file.stem)
     config = json.loads(metadata["quantization_config"])
     weights, used, _ = READERS[config["quant_method"]](TensorFiles(folder, source), config, source)
     assert used >= set(TensorFiles(folder, source))

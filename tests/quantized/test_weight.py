@@ -57,7 +57,7 @@ def test_what_does_not_fit_is_refused(name: str, value: Any, says: str | None) -
 def test_values_beyond_their_bits_are_refused(bits: int, numbers: list[int]) -> None:
     values = torch.zeros((6, 64), dtype=torch.int8)
     values[0, : len(numbers)] = torch.tensor(numbers, dtype=torch.int8)
-    with raises(InvalidOption, name="values", reason=re.compile(f"of {bits} bits they are")):
+    with raises(InvalidOption, name="values", reason=re.compile(f"values of {bits} bits must")):
         GroupedWeight(**fields(values=values, bits=bits))
 
 

@@ -29,10 +29,11 @@ def shared_bench() -> Bench:
     return Bench(shared_model())
 
 
-# Files have models of their own under these names: fixtures of a session could not depend on them.
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return shared_model()
+def model(request: pytest.FixtureRequest) -> LlamaForCausalLM:
+    """The shared model, or a separate one with the sizes of ``TINY`` of the test file."""
+    own = getattr(request.module, "TINY", None)
+    return shared_model() if own is None else tiny_llama(**own)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,12 @@ import time
 
 import pytest
 
-from speccompile.errors import InsideStep
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.async_readers import AsyncReaders
 from speccompile.runtime.request import Request
 from support.engine_parts import request_of
 from support.engines import PATIENCE, run_async
-from support.errors import raises
-from support.turn_parts import TurnParts
+from support.loop_parts import TurnParts
 
 NAME = "speccompile-driver"
 
@@ -38,7 +36,7 @@ def parts() -> TurnParts:
 
 @pytest.fixture
 def driver(parts: TurnParts) -> AsyncDriver:
-    return AsyncDriver(parts.turns)
+    return AsyncDriver(parts.loop)
 
 
 def test_what_is_there_already_is_not_waited_for(parts: TurnParts, driver: AsyncDriver) -> None:
@@ -47,7 +45,7 @@ def test_what_is_there_already_is_not_waited_for(parts: TurnParts, driver: Async
     run_async(driver.wait(request, 0))
     request.end("cancelled")
     run_async(driver.wait(request, 1))
-    assert parts.steps.count == 0 and len(parts.turns.readers) == 0
+    assert parts.steps.count == 0 and len(parts.loop.readers) == 0
 
 
 def test_one_thread_steps_for_all_readers_and_ends_with_the_last_one(parts: TurnParts, driver: AsyncDriver) -> None:
@@ -71,15 +69,6 @@ def test_one_thread_steps_for_all_readers_and_ends_with_the_last_one(parts: Turn
     wait_for_none()
 
 
-def test_a_reader_that_comes_later_has_a_new_thread(parts: TurnParts, driver: AsyncDriver) -> None:
-    request = parts.running()
-    parts.steps.work = lambda: request.add([1])
-    for _ in range(2):
-        run_async(driver.wait(request, len(request.new_tokens)))
-        wait_for_none()
-    assert len(request.new_tokens) >= 2
-
-
 def test_a_reader_that_is_cancelled_is_not_waited_for(parts: TurnParts, driver: AsyncDriver) -> None:
     request = parts.running()
 
@@ -88,20 +77,13 @@ def test_a_reader_that_is_cancelled_is_not_waited_for(parts: TurnParts, driver: 
             await asyncio.wait_for(driver.wait(request, 0), 0.01)
 
     run_async(main())
-    assert len(parts.turns.readers) == 0 and not request.finished
+    assert len(parts.loop.readers) == 0 and not request.finished
     wait_for_none()
-
-
-def test_a_callback_may_not_wait_for_the_step_that_it_is_in(parts: TurnParts, driver: AsyncDriver) -> None:
-    request = parts.running()
-    parts.steps.work = lambda: asyncio.run(driver.wait(request, 0))
-    with raises(InsideStep, what="waiting for a request"):
-        parts.turns.step()
 
 
 def test_no_thread_is_started_for_an_engine_that_was_closed(parts: TurnParts, driver: AsyncDriver) -> None:
     request = parts.running()
-    parts.turns.close()
+    parts.loop.close()
     run_async(driver.wait(request, 0))
     assert request.finish_reason == "cancelled" and not drivers()
 
@@ -121,11 +103,3 @@ def test_a_reader_whose_loop_was_closed_is_forgotten_when_it_would_be_woken(part
     assert readers.wake() == [] and len(readers) == 1, "there is nothing to read yet"
     request.add([1])
     assert readers.wake() == [request] and len(readers) == 0
-
-
-def test_a_request_whose_readers_loop_was_closed_is_cancelled(parts: TurnParts) -> None:
-    request = parts.running()
-    waiting(parts.turns.readers, request)
-    parts.steps.work = lambda: request.add([1])
-    parts.turns.step()
-    assert request.finish_reason == "cancelled" and request.closed and parts.slots.free == 2

@@ -8,7 +8,6 @@ from transformers import LlamaForCausalLM
 
 from speccompile.runtime.engine import Engine
 from support.engines import MAX_BATCH, PATIENCE, Calls, Gate, Make, admit_all, greedy, prompt, read, run_async, threads
-from support.recorder import Recorder
 
 
 def test_cancelling_one_that_waits(make: Make, model: LlamaForCausalLM) -> None:
@@ -26,18 +25,6 @@ def test_cancelling_one_that_waits(make: Make, model: LlamaForCausalLM) -> None:
     assert [other.new_tokens for other in running] == [greedy(model, prompt(5, seed), 30) for seed in range(4)]
 
 
-def test_cancelling_one_whose_prompt_is_being_read(engine: Engine, model: LlamaForCausalLM) -> None:
-    request = engine.submit(prompt(40), max_new_tokens=5)
-    engine.step()
-    assert 0 < request.cached < 40 and request.new_tokens == []
-    assert request.cancel() is True
-    assert engine.idle and engine.capacity().free_slots == MAX_BATCH
-    # What was read of the prompt is no worse for that: it may be used again.
-    again = engine.submit(prompt(40), max_new_tokens=5)
-    assert again.result().token_ids == greedy(model, prompt(40), 5)
-    assert again.stats.reused_tokens == request.cached
-
-
 def test_cancelling_one_that_runs(engine: Engine, model: LlamaForCausalLM) -> None:
     request, other = (engine.submit(prompt(4, seed), max_new_tokens=40) for seed in range(2))
     while len(request.new_tokens) < 5:
@@ -50,25 +37,6 @@ def test_cancelling_one_that_runs(engine: Engine, model: LlamaForCausalLM) -> No
     assert other.result().token_ids == greedy(model, prompt(4, 1), 40)
     assert request.new_tokens == greedy(model, prompt(4), count)
     assert request.result().token_ids == request.new_tokens and request.result().finish_reason == "cancelled"
-
-
-def test_cancelling_twice_or_after_the_end(engine: Engine) -> None:
-    request, ended = (engine.submit(prompt(5, seed), max_new_tokens=4) for seed in range(2))
-    assert request.cancel() is True
-    assert request.cancel() is False
-    ended.result()
-    assert ended.cancel() is False
-    assert ended.finish_reason == "max_new_tokens"
-
-
-def test_cancelling_tells_the_streamer_once(engine: Engine) -> None:
-    recorder = Recorder()
-    request = engine.submit(prompt(5), max_new_tokens=40, streamer=recorder)
-    engine.step()
-    request.cancel()
-    request.cancel()
-    engine.run()
-    assert recorder.received[-1] == "end" and recorder.received.count("end") == 1
 
 
 def test_one_that_is_cancelled_in_a_step_is_counted_once(make: Make) -> None:

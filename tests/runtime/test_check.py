@@ -16,7 +16,7 @@ from speccompile import Speculator
 from speccompile.lowering.tier import Tier
 from speccompile.passes.step import greedy_accept
 from speccompile.runtime.check import END, Difference, first_difference
-from support.tiny import greedy, tiny_llama
+from support.tiny import greedy
 
 VOCAB = 128
 MAX_LEN = 96
@@ -28,11 +28,7 @@ def random_prompts(*lengths: int) -> list[list[int]]:
 
 
 PROMPTS = random_prompts(5, 20, 11)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 def wrap(model: LlamaForCausalLM) -> Speculator:

@@ -16,7 +16,7 @@ from speccompile.runtime.engine import Engine
 from support.tiny import tiny_llama
 
 PARTS = [
-    "turns",
+    "loop",
     "scheduler",
     "prompts",
     "choice",

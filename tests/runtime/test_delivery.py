@@ -19,7 +19,7 @@ from support.engine_parts import MAX_LEN, Parts, admitted
 def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, ...], reason: str) -> None:
     parts = Parts()
     request = admitted(parts.arena, eos=eos)
-    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, new, False, {})
+    Delivery(parts.retirement, parts.stats, MAX_LEN).deliver(request, new, False, {})
     assert (request.new_tokens, request.finish_reason) == (new, reason)
     assert isinstance(request.error, UndecidedLogits) == (reason == "error")
 
@@ -27,10 +27,10 @@ def test_delivery_finds_out_why_a_row_has_ended(new: list[int], eos: tuple[int, 
 def test_accepted_draft_tokens_are_marked_up_to_a_stop() -> None:
     parts = Parts()
     request = admitted(parts.arena)
-    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [3, 4, 5], True, {}, Judgement(2, 2, source=1))
+    Delivery(parts.retirement, parts.stats, MAX_LEN).deliver(request, [3, 4, 5], True, {}, Judgement(2, 2, source=1))
     assert request.drafted_by == [1, 1, None]
     request.end("cancelled")
-    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [6], True, {}, Judgement(1, 1))
+    Delivery(parts.retirement, parts.stats, MAX_LEN).deliver(request, [6], True, {}, Judgement(1, 1))
     assert len(request.drafted_by) == len(request.new_tokens) == 3
 
 
@@ -40,7 +40,7 @@ def test_accepted_drafts_after_a_stop_are_not_counted() -> None:
     request = admitted(parts.arena, new=8)
     stop = StoppingCriteriaList([lambda ids, scores: ids[0, -1] == 4])
     request.listener = Listener(torch.tensor([request.prompt]), 8, None, stop)
-    Delivery(parts.departures, parts.stats, MAX_LEN).deliver(request, [3, 4, 5, 6], True, {}, Judgement(3, 3, source=1))
+    Delivery(parts.retirement, parts.stats, MAX_LEN).deliver(request, [3, 4, 5, 6], True, {}, Judgement(3, 3, source=1))
     assert (request.new_tokens, request.finish_reason) == ([3, 4], "stop")
     for counters in (parts.stats, request.stats):
         assert (counters.emitted_tokens, counters.accepted_tokens, counters.draft_tokens) == (2, 2, 3)

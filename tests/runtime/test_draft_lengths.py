@@ -12,15 +12,11 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
 from support.errors import raises
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 ROWS = 8
 NEW = 24
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
+TINY = {}
 
 
 @pytest.fixture(scope="module", params=["ngram", "early_exit"])

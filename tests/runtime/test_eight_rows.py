@@ -14,7 +14,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.modes import registry
 from speccompile.modes.ngram import NGram
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 ROWS = 8
 NEW = 24
@@ -37,9 +37,7 @@ class ShortSighted(NGram):
         return drafts, torch.minimum(lens, self.longest - 1 - length).clamp(min=0)
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
+TINY = {}
 
 
 @pytest.fixture(scope="module", params=["fixed:3", "cost"])

@@ -282,7 +282,7 @@ def test_a_streamer_is_given_the_padding_of_a_prompt_too(make: Make, model: Llam
 
 def test_a_streamer_follows_one_continuation(make: Make) -> None:
     streamer = Recorder()
-    with raises(InvalidInput, name="streamer", reason=re.compile("it can follow one row, and there are more")):
+    with raises(InvalidInput, name="streamer", reason=re.compile("it can only follow one row")):
         make().generate(torch.tensor([[1, 2]]), num_return_sequences=2, streamer=streamer)
     with raises(InvalidInput, name="streamer", reason=re.compile("no methods put and end")):
         make().generate(torch.tensor([[1, 2]]), streamer=NoStreamer())

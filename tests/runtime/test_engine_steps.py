@@ -14,10 +14,9 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import UnknownTier
-from speccompile.runtime.proposal import Proposal
 from speccompile.runtime.request import Request
 from support.dice import Dice
-from support.engines import MAX_BATCH, MAX_LEN, Breaks, greedy
+from support.engines import MAX_BATCH, MAX_LEN, greedy
 from support.errors import raises
 from support.tiny import admitted, cancel_all, random_prompt
 
@@ -44,44 +43,6 @@ def spec(shared: Speculator) -> Iterator[Speculator]:
 
 
 # --- slots -------------------------------------------------------------------------------------------------------
-
-
-def test_slots_are_owned_freed_and_owned_again(spec: Speculator) -> None:
-    engine = spec.engine
-    for new in (20, 9):
-        requests = [engine.submit(random_prompt(4, seed), max_new_tokens=new) for seed in range(MAX_BATCH + 2)]
-        # One prompt while no row runs, all others before the first tier.
-        engine.step()
-        engine.step()
-        assert sorted(request.slot for request in engine.running) == list(range(MAX_BATCH))
-        # First come, first served.
-        assert engine.running == requests[:MAX_BATCH]
-        assert [request.slot for request in requests[MAX_BATCH:]] == [-1, -1]
-        engine.run()
-        assert all(len(request.new_tokens) == new for request in requests)
-        assert engine.idle and not engine.running
-
-
-def test_a_reused_slot_shows_nothing_of_its_former_owner(spec: Speculator, model: LlamaForCausalLM) -> None:
-    """Former owners are longer, draft other tokens and have EOS ids that the new texts contain."""
-    engine = spec.engine
-    prompts = [random_prompt(6, seed=10 + row) for row in range(MAX_BATCH)]
-    expected = [greedy(model, new, 40) for new in prompts]
-    eos = [text[place] for text in expected for place in (3, 5)]
-    for row in range(MAX_BATCH):
-        engine.submit(random_prompt(100, seed=20 + row), max_new_tokens=20, eos_token_id=eos)
-    engine.run()
-    slots = []
-    for new, text in zip(prompts, expected, strict=True):
-        request = admitted(engine, new, max_new_tokens=40)
-        slots.append(request.slot)
-        assert spec.arena["tokens"][request.slot, :7].tolist() == [*new, text[0]]
-        assert not spec.arena["tokens"][request.slot, 7:].any(), "text of the former owner"
-        assert (spec.arena["eos"][request.slot] == -1).all()
-        engine.run()
-        assert request.new_tokens == text
-        assert request.finish_reason == "max_new_tokens"
-    assert sorted(slots) == list(range(MAX_BATCH))
 
 
 def test_random_comings_and_goings(spec: Speculator, model: LlamaForCausalLM, runs: list[str]) -> None:
@@ -135,25 +96,6 @@ def test_finished_rows_leave_while_others_go_on(spec: Speculator, model: LlamaFo
         assert request.finished
 
 
-@pytest.mark.parametrize(("live", "rows"), [(1, 1), (2, 2), (3, 4), (4, 4)])
-def test_a_step_runs_the_smallest_executable_that_holds_its_rows(
-    spec: Speculator, model: LlamaForCausalLM, runs: list[str], live: int, rows: int
-) -> None:
-    engine = spec.engine
-    assert engine.table.row_counts == (1, 2, 4)
-    requests = [engine.submit(random_prompt(9, seed), max_new_tokens=60) for seed in range(live)]
-    while not all(request.new_tokens for request in requests):
-        engine.step()
-    runs.clear()
-    assert engine.step() == requests
-    assert runs == [f"tier K={engine.tier.draft_len}, {rows} row{'s' if rows > 1 else ''}"]
-    assert engine.tier is engine.tiers[engine.tier.draft_len, rows, "greedy"]
-    engine.run()
-    assert [request.new_tokens for request in requests] == [
-        greedy(model, random_prompt(9, seed), 60) for seed in range(live)
-    ]
-
-
 @pytest.mark.parametrize(("live", "rows"), [(1, 1), (3, 4)])
 def test_a_dead_row_changes_no_live_state(spec: Speculator, live: int, rows: int) -> None:
     """Steps leave every slot without a live row as it was, but for the dummy: keys and values included."""
@@ -178,29 +120,6 @@ def test_a_dead_row_changes_no_live_state(spec: Speculator, live: int, rows: int
 # --- ends --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("new", "eos_at", "reason"), [(1, None, "max_new_tokens"), (12, None, "max_new_tokens"), (12, 4, "eos")]
-)
-def test_a_request_reports_why_it_ended(
-    spec: Speculator, model: LlamaForCausalLM, new: int, eos_at: int | None, reason: str
-) -> None:
-    text = random_prompt(10, seed=3)
-    expected = greedy(model, text, new)
-    eos = [] if eos_at is None else [expected[eos_at]]
-    request = spec.engine.submit(text, max_new_tokens=new, eos_token_id=eos)
-    spec.engine.run()
-    assert request.finish_reason == request.stats.finish_reason == reason
-    assert request.new_tokens == (expected if eos_at is None else expected[: expected.index(eos[0]) + 1])
-
-
-def test_a_request_ends_at_max_len(spec: Speculator, model: LlamaForCausalLM) -> None:
-    text = random_prompt(MAX_LEN - 5, seed=4)
-    request = spec.engine.submit(text, max_new_tokens=50)
-    spec.engine.run()
-    assert request.finish_reason == "max_len"
-    assert request.new_tokens == greedy(model, text, 5)
-
-
 def test_a_request_may_end_in_prefill(spec: Speculator, model: LlamaForCausalLM) -> None:
     engine = spec.engine
     text = random_prompt(MAX_LEN - 1, seed=6)
@@ -218,45 +137,7 @@ def test_a_request_may_end_in_prefill(spec: Speculator, model: LlamaForCausalLM)
     assert spec.stats.steps == 0
 
 
-def test_a_cancelled_request_ends_at_once(spec: Speculator, model: LlamaForCausalLM) -> None:
-    engine = spec.engine
-    running, other = (admitted(engine, random_prompt(9, seed), max_new_tokens=60) for seed in (30, 31))
-    waiting = engine.submit(random_prompt(9, seed=32), max_new_tokens=60)
-    for request in (waiting, running):
-        seen = list(request.new_tokens)
-        assert request.cancel()
-        assert not request.cancel(), "it had ended already"
-        assert request.finish_reason == "cancelled"
-        assert request not in engine.running
-    assert engine.running == [other]
-    engine.run()
-    assert (running.new_tokens, waiting.new_tokens) == (seen, [])
-    assert seen == greedy(model, running.prompt, len(seen))
-    assert other.new_tokens == greedy(model, other.prompt, 60)
-
-
 # --- failures on the way -----------------------------------------------------------------------------------------
-
-
-class Leaves(Breaks):
-    def end(self) -> None:
-        raise AssertionError("the end of a text that did not end")
-
-
-@pytest.mark.parametrize("at", [1, 2, 3, 9])
-def test_a_streamer_that_raises_leaves_the_engine_usable(spec: Speculator, model: LlamaForCausalLM, at: int) -> None:
-    text = random_prompt(10, seed=5)
-    # More often than there are slots: each failure has to give its slot back.
-    for _ in range(MAX_BATCH + 1):
-        error = RuntimeError("the listener is gone")
-        with pytest.raises(RuntimeError) as caught:
-            spec.generate(torch.tensor([text]), max_new_tokens=30, streamer=Leaves(at, error))
-        assert caught.value is error
-        assert not spec.engine.running
-        assert not spec.arena["alive"].any()
-    rows = torch.tensor([random_prompt(10, seed) for seed in range(MAX_BATCH)])
-    expected = model.generate(rows, attention_mask=torch.ones_like(rows), max_new_tokens=20, do_sample=False)
-    assert torch.equal(spec.generate(rows, max_new_tokens=20), expected)
 
 
 def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
@@ -278,23 +159,3 @@ def test_a_policy_that_asks_for_what_was_not_built_leaves_the_engine_usable(
         model, random_prompt(10), 30
     )
     assert spec.engine.failures == 0
-
-
-# --- the smallest tier that serves -------------------------------------------------------------------------------
-
-
-def test_a_ready_drafter_runs_the_smallest_tier_that_serves(model: LlamaForCausalLM) -> None:
-    spec = wrap(model, "ngram", max_batch=2)
-    engine = spec.engine
-    request = admitted(engine, random_prompt(10), max_new_tokens=60)
-    for proposed, expected in [(0, 0), (1, 1), (2, 3), (3, 3), (4, 7), (7, 7)]:
-        request.proposal = Proposal(proposed)
-        assert engine.choice.next_tier() is engine.tiers[expected, 1, "greedy"]
-    spec.set_tier(3)
-    assert engine.choice.next_tier() is engine.tiers[3, 1, "greedy"]
-    # Of two rows, the longer proposal counts.
-    other = admitted(engine, random_prompt(12), max_new_tokens=60)
-    request.proposal, other.proposal = Proposal(0), Proposal(2)
-    assert engine.choice.next_tier() is engine.tiers[3, 2, "greedy"]
-    other.proposal = Proposal(0)
-    assert engine.choice.next_tier() is engine.tiers[0, 2, "greedy"]

@@ -168,7 +168,7 @@ def test_serving_sleeps_until_somebody_comes(engine: Engine, model: LlamaForCaus
 def released(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Threads that let go of their workers, in that order."""
     idents: list[int] = []
-    monkeypatch.setattr("speccompile.runtime.turns.release_workers", lambda: idents.append(threading.get_ident()))
+    monkeypatch.setattr("speccompile.runtime.engine_loop.release_workers", lambda: idents.append(threading.get_ident()))
     return idents
 
 
@@ -196,7 +196,7 @@ def test_workers_are_let_go_of_when_another_thread_waits_for_its_turn(
     def while_another_waits() -> list[Request]:
         monkeypatch.setattr(engine.scheduler, "run_step", run_step)
         waiting.start()
-        while not engine.turns._waiting_threads:
+        while not engine.loop._waiting_threads:
             time.sleep(0.001)
         assert not released
         return run_step()
@@ -205,7 +205,7 @@ def test_workers_are_let_go_of_when_another_thread_waits_for_its_turn(
     engine.step()
     assert released[0] == threading.get_ident()
     waiting.join(PATIENCE)
-    assert request.finished and not engine.turns._waiting_threads
+    assert request.finished and not engine.loop._waiting_threads
 
 
 def test_nobody_takes_turns_from_a_thread_that_serves(engine: Engine, model: LlamaForCausalLM) -> None:
@@ -241,19 +241,19 @@ def test_who_waits_goes_on_alone_when_the_thread_that_serves_dies(engine: Engine
             engine.serve()
 
     with threads(serve):
-        while not engine.turns._servers:
+        while not engine.loop._servers:
             time.sleep(0.001)
         request = engine.submit(prompt(5, 1), max_new_tokens=60)
         engine.submit(prompt(5, 2), max_new_tokens=60, streamer=Dies())
         assert request.result(PATIENCE).token_ids == greedy(model, prompt(5, 1), 60)
-    assert not engine.turns._servers
+    assert not engine.loop._servers
 
 
 @pytest.mark.parametrize("wait", ["result", "stream", "run"])
 def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine: Engine, wait: str) -> None:
     """The thread that serves goes to sleep after the last turn, so nothing else would wake it."""
     held = threading.Event()
-    refuse = engine.turns.refuse_callback
+    refuse = engine.loop.refuse_callback
 
     def slow(what: str) -> None:
         if threading.current_thread().name == "waiter" and not held.is_set():
@@ -263,7 +263,7 @@ def test_what_ends_between_two_looks_of_a_waiter_does_not_keep_it_waiting(engine
             time.sleep(0.05)
         refuse(what)
 
-    engine.turns.refuse_callback = slow  # type: ignore[method-assign]
+    engine.loop.refuse_callback = slow  # type: ignore[method-assign]
     with serving(engine):
         request = engine.submit(prompt(5), max_new_tokens=30)
         waits = {"result": request.result, "stream": lambda: list(request), "run": engine.run}

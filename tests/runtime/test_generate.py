@@ -15,16 +15,12 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidInput, OutputTruncated, TooManyEosTokens
 from support.errors import raises
-from support.tiny import tiny_llama
+from support.recorder import Recorder
 
 VOCAB = 128
 PAD = 7
 MAX_LEN = 64
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 @pytest.fixture(scope="module")
@@ -139,7 +135,7 @@ def test_padding_after_the_tokens_is_left_out_with_a_warning(spec: Speculator) -
 
 
 def test_a_prompt_of_padding_alone_is_refused(spec: Speculator) -> None:
-    with raises(InvalidInput, name="input_ids", reason=re.compile(f"row 1 is the pad token {PAD} alone")):
+    with raises(InvalidInput, name="input_ids", reason=re.compile(f"row 1 only has the pad token {PAD}")):
         spec.generate(torch.tensor([[1, 2], [PAD, PAD]]), pad_token_id=PAD)
 
 
@@ -147,13 +143,6 @@ def test_a_prompt_of_padding_alone_is_refused(spec: Speculator) -> None:
 def test_a_mask_of_other_values_is_refused(spec: Speculator, kept: float) -> None:
     with raises(InvalidInput, name="attention_mask", reason=re.compile("1 at tokens and 0 at padding")):
         spec.generate(torch.tensor([[1, 2, 3]]), torch.tensor([[0, kept, kept]]))
-
-
-@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.int32])
-def test_masks_of_other_dtypes(spec: Speculator, dtype: torch.dtype) -> None:
-    ids, mask = left_padded(rows(3, 9))
-    expected = spec.generate(ids, mask, max_new_tokens=4)
-    assert torch.equal(spec.generate(ids, mask.to(dtype), max_new_tokens=4), expected)
 
 
 def test_int32_prompts_give_the_text_of_int64_ones(model: LlamaForCausalLM, spec: Speculator) -> None:
@@ -269,19 +258,6 @@ def test_a_row_that_just_fits_does_not_warn(spec: Speculator) -> None:
 # --- streamers ---------------------------------------------------------------------------------------------------
 
 
-class Recorder:
-    """A streamer that keeps what it is given."""
-
-    def __init__(self) -> None:
-        self.received: list[Any] = []
-
-    def put(self, value: torch.Tensor) -> None:
-        self.received.append((value.dtype, value.tolist()))
-
-    def end(self) -> None:
-        self.received.append("end")
-
-
 @pytest.mark.parametrize("new", [1, 2, 25])
 @pytest.mark.parametrize("tier", [0, 3])
 def test_a_streamer_receives_what_it_does_in_transformers(
@@ -304,10 +280,3 @@ def test_a_streamer_sees_the_eos_and_nothing_behind_it(model: LlamaForCausalLM, 
     model.generate(ids, attention_mask=mask, max_new_tokens=12, do_sample=False, eos_token_id=eos, streamer=theirs)
     assert ours.received == theirs.received
     assert ours.received[-2:] == [(torch.int64, [eos]), "end"]
-
-
-def test_a_streamer_follows_one_row(spec: Speculator) -> None:
-    streamer = Recorder()
-    with raises(InvalidInput, name="streamer"):
-        spec.generate(*left_padded(rows(3, 3)), streamer=streamer)
-    assert streamer.received == []

@@ -9,7 +9,16 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import GenerationConfig, LlamaForCausalLM, LogitsProcessorList, MaxLengthCriteria, MaxTimeCriteria
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LlamaForCausalLM,
+    LogitsProcessorList,
+    MaxLengthCriteria,
+    MaxTimeCriteria,
+    StoppingCriteriaList,
+    StopStringCriteria,
+)
 
 import speccompile
 from speccompile import Speculator
@@ -19,15 +28,11 @@ from speccompile.sampling import OPTIONS
 from speccompile.sampling.request import _warn_unread
 from speccompile.utils.transformers_version import CACHE_NAMES
 from support.errors import raises
-from support.tiny import tiny_llama
+from support.letters import tokenizer
 
 VOCAB = 128
 PAD = 7
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {}
 
 
 @pytest.fixture(scope="module")
@@ -102,9 +107,9 @@ def test_none_passes(spec: Speculator, name: str) -> None:
         ("cache_implementation", "dynamic", "allocated once"),
         ("max_time", -1, "a number of seconds, at least 0"),
         ("top_h", 0.5, "it changes the text and is not supported yet"),
-        ("position_ids", torch.ones(1, 5), "no model inputs besides"),
-        ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs besides"),
-        *((name, (), "no model inputs besides") for name in CACHE_NAMES),
+        ("position_ids", torch.ones(1, 5), "no model inputs except"),
+        ("inputs_embeds", torch.ones(1, 5, 64), "no model inputs except"),
+        *((name, (), "no model inputs except") for name in CACHE_NAMES),
     ],
 )
 def test_other_values_are_refused_with_the_reason(spec: Speculator, name: str, value: Any, reason: str) -> None:
@@ -310,7 +315,7 @@ def test_an_error_in_a_config_names_it(spec: Speculator, options: dict[str, Any]
 
 
 def test_a_max_length_of_a_config_counts_the_prompt(spec: Speculator) -> None:
-    reason = re.compile("the prompt has 5 tokens already")
+    reason = re.compile("the prompt already has 5 tokens")
     with raises(InvalidOption, where="generate", name="max_length", value=3, reason=reason):
         spec.generate(prompts(), generation_config=GenerationConfig(max_length=3))
 
@@ -349,7 +354,7 @@ def test_inputs_is_another_name_of_input_ids(spec: Speculator) -> None:
 def test_without_a_prompt_it_begins_with_the_bos_token(model: LlamaForCausalLM, spec: Speculator) -> None:
     got = spec.generate(max_new_tokens=4, bos_token_id=5)
     assert torch.equal(got, model.generate(max_new_tokens=4, bos_token_id=5))
-    with raises(InvalidInput, name="input_ids", reason=re.compile("there is none; give token ids.*bos_token_id")):
+    with raises(InvalidInput, name="input_ids", reason=re.compile("it is missing; give token ids.*bos_token_id")):
         spec.generate(max_new_tokens=4)
 
 
@@ -393,13 +398,8 @@ def test_several_sequences_of_a_config(model: LlamaForCausalLM, spec: Speculator
     assert got.shape == (2, 8)
     model.generation_config.num_return_sequences = 2
     assert torch.equal(spec.generate(prompts(1), max_new_tokens=3, do_sample=True, seed=1), got)
-    with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate heeds it")):
+    with raises(InvalidOption, name="num_return_sequences", value=2, reason=re.compile("only generate reads it")):
         spec.engine.submit([9, 10])
-
-
-def test_stopping_criteria_pass(model: LlamaForCausalLM, spec: Speculator) -> None:
-    criteria = [MaxLengthCriteria(8)]
-    assert spec.generate(prompts(), max_new_tokens=9, stopping_criteria=criteria).shape == (2, 8)
 
 
 # --- more prompts than slots -------------------------------------------------------------------------------------
@@ -442,3 +442,62 @@ def test_rows_that_fail_end_the_call_and_leave_nothing(spec: Speculator) -> None
         spec.generate(prompts(9), max_new_tokens=5, stopping_criteria=[fail])
     assert spec.engine.idle
     assert spec.engine.capacity().free_slots == 2
+
+
+# --- a criterion of the type of a built-in one replaces it, as in transformers -------------------------------
+
+
+@pytest.mark.parametrize("longest", [[20], [3], [12, 9], [9, 12]])
+def test_a_max_length_criterion_replaces_max_new_tokens(
+    model: LlamaForCausalLM, spec: Speculator, longest: list[int]
+) -> None:
+    criteria = StoppingCriteriaList([MaxLengthCriteria(length) for length in longest])
+    both(model, spec, prompts(), max_new_tokens=4, stopping_criteria=criteria)
+    both(model, spec, prompts(), max_length=7, stopping_criteria=criteria)
+
+
+def test_an_eos_criterion_replaces_eos_token_id(model: LlamaForCausalLM, spec: Speculator) -> None:
+    text = spec.generate(prompts(1), max_new_tokens=12)[0].tolist()
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "pad_token_id": PAD}
+    early, late = text[6], next(token for token in text[8:] if token not in text[5:8])
+    for given, least in ((late, {}), ([late, early], {}), (early, {"min_new_tokens": 3})):
+        criteria = StoppingCriteriaList([EosTokenCriteria(given)])
+        both(model, spec, prompts(), stopping_criteria=criteria, **arguments, **least)
+        if not least:
+            both(model, spec, prompts(), stopping_criteria=criteria, eos_token_id=early, **arguments)
+    two = StoppingCriteriaList([EosTokenCriteria(late), EosTokenCriteria(early)])
+    both(model, spec, prompts(), stopping_criteria=two, eos_token_id=text[5], **arguments)
+    assert both(model, spec, prompts(1), stopping_criteria=two[:1], eos_token_id=early, **arguments).shape[1] > 7
+
+
+def test_a_stop_string_criterion_replaces_stop_strings(model: LlamaForCausalLM, spec: Speculator) -> None:
+    letters = tokenizer()
+    text = spec.generate(prompts(1), max_new_tokens=12)[0].tolist()
+    early, late = (letters.decode(text[place]) for place in (6, 9))
+    criteria = StoppingCriteriaList([StopStringCriteria(letters, late)])
+    arguments: dict[str, Any] = {"max_new_tokens": 12, "tokenizer": letters, "stopping_criteria": criteria}
+    assert both(model, spec, prompts(1), stop_strings=early, **arguments).shape[1] > 7
+    both(model, spec, prompts(1), stop_strings=early, **(arguments | {"stopping_criteria": StoppingCriteriaList()}))
+
+
+def test_a_time_criterion_ends_every_row(model: LlamaForCausalLM, spec: Speculator) -> None:
+    assert both(
+        model, spec, prompts(), max_new_tokens=9, stopping_criteria=StoppingCriteriaList([MaxTimeCriteria(0, 0)])
+    ).shape == (2, 6)
+    assert both(model, spec, prompts(), max_new_tokens=9, stopping_criteria=[MaxTimeCriteria(999)]).shape == (2, 14)
+
+
+@pytest.mark.parametrize(
+    ("criterion", "option", "name"),
+    [
+        (MaxLengthCriteria(20), {"forced_eos_token_id": 9}, "forced_eos_token_id"),
+        (EosTokenCriteria(9), {"min_new_tokens": 3, "eos_token_id": 8}, "min_new_tokens"),
+        (EosTokenCriteria(9), {"min_length": 9, "eos_token_id": 8}, "min_new_tokens"),
+    ],
+)
+def test_a_criterion_that_moves_an_end_is_refused_beside_what_depends_on_it(
+    spec: Speculator, criterion: Any, option: dict[str, int], name: str
+) -> None:
+    reason = re.compile(f"^stopping_criteria has a {type(criterion).__name__}, which moves the end")
+    with raises(InvalidOption, name=name, reason=reason):
+        spec.generate(prompts(), max_new_tokens=4, stopping_criteria=[criterion], **option)

@@ -99,7 +99,7 @@ def test_interrupts_at_random_moments_of_generate(make: Make, model: LlamaForCau
             took = time.perf_counter() - started
         except KeyboardInterrupt:
             interrupted += 1
-        assert not spec.engine.turns._lock.locked()
+        assert not spec.engine.loop._lock.locked()
         assert spec.engine.idle and spec.engine.capacity().free_slots == MAX_BATCH
     assert interrupted > 50
     assert spec.generate(ids, max_new_tokens=40)[0, 6:].tolist() == greedy(model, prompt(6), 40)

@@ -11,11 +11,11 @@ from torch import nn
 
 from speccompile.hidden_states.options import SavedRows
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.runtime.learning import Collector, OnlineTraining, Pupil
+from speccompile.runtime.learning import Collector, HeadTraining, TrainableHead
 from speccompile.runtime.target import Target
 from speccompile.utils.weight_forms import WeightForms
+from support.loop_parts import TurnParts
 from support.tiny import tiny_llama
-from support.turn_parts import TurnParts
 
 
 class Learner:
@@ -40,8 +40,8 @@ class Learning:
     def __init__(self) -> None:
         self.learner = Learner()
 
-    def start(self, pupil: Pupil) -> Learner:
-        self.pupil = pupil
+    def start(self, trainable: TrainableHead) -> Learner:
+        self.trainable = trainable
         return self.learner
 
 
@@ -50,7 +50,7 @@ class Bench:
 
     def __init__(self) -> None:
         self.parts, self.learning = TurnParts(), Learning()
-        self.training = OnlineTraining(self.parts.arena, self.parts.turns, self.parts.departures)
+        self.training = HeadTraining(self.parts.arena, self.parts.loop, self.parts.retirement)
 
     def start(self) -> None:
         target, head = cast(Target, _Target()), nn.Linear(2, 2)
@@ -70,33 +70,20 @@ def bench() -> Bench:
 def test_without_a_learner_there_is_nothing_to_end(bench: Bench) -> None:
     bench.training.close()
     bench.training.after_fork()
-    assert bench.training.learner is None and bench.parts.departures.keeper is None
-
-
-def test_a_learner_is_waited_for(bench: Bench) -> None:
-    bench.start()
-    bench.training.close()
-    assert bench.learning.learner.closed == [True]
-
-
-def test_a_step_does_not_wait_for_a_learner_that_may_wait_for_the_step(bench: Bench) -> None:
-    bench.start()
-    bench.parts.steps.work = bench.training.close
-    bench.parts.turns.step()
-    assert bench.learning.learner.closed == [False]
+    assert bench.training.learner is None and bench.parts.retirement.keeper is None
 
 
 def test_a_forked_child_has_no_learner_and_collects_nothing(bench: Bench) -> None:
     bench.start()
-    assert isinstance(bench.parts.departures.keeper, Collector)
+    assert isinstance(bench.parts.retirement.keeper, Collector)
     bench.training.after_fork()
     bench.training.close()
-    assert bench.training.learner is None and bench.parts.departures.keeper is None
+    assert bench.training.learner is None and bench.parts.retirement.keeper is None
     assert bench.learning.learner.closed == []
 
 
 def test_it_is_idle_when_no_request_runs_or_waits(bench: Bench) -> None:
     bench.start()
-    assert bench.learning.pupil.idle()
+    assert bench.learning.trainable.idle()
     bench.parts.running()
-    assert not bench.learning.pupil.idle()
+    assert not bench.learning.trainable.idle()

@@ -41,24 +41,6 @@ def never(ids: torch.Tensor, scores: None) -> torch.Tensor:
 # --- the listener --------------------------------------------------------------------------------
 
 
-def test_a_streamer_gets_the_prompt_each_token_and_the_end() -> None:
-    recorder = Recorder()
-    heard = listener(streamer=recorder)
-    heard.start()
-    assert not heard.notify(7) and not heard.notify(8)
-    heard.end()
-    # As transformers: the prompt [1, P], then tokens [1].
-    assert recorder.received == [(torch.int64, [[5, 6]]), (torch.int64, [7]), (torch.int64, [8]), "end"]
-
-
-def test_the_end_is_said_once() -> None:
-    recorder = Recorder()
-    heard = listener(streamer=recorder)
-    heard.end()
-    heard.end()
-    assert recorder.received == ["end"]
-
-
 @pytest.mark.parametrize(
     ("streamer", "criteria", "is_silent"), [(None, [], True), (Recorder(), [], False), (None, [never], False)]
 )
@@ -73,26 +55,6 @@ def test_without_a_streamer_nothing_happens_at_start_and_end() -> None:
     heard.end()
 
 
-@pytest.mark.parametrize("at", [1, 2])
-def test_a_streamer_that_raises_is_not_called_again(at: int) -> None:
-    error = OSError("the pipe is closed")
-
-    class Breaks(Recorder):
-        def put(self, value: torch.Tensor) -> None:
-            super().put(value)
-            if len(self.received) == at:
-                raise error
-
-    streamer = Breaks()
-    heard = listener(streamer=streamer)
-    with pytest.raises(OSError) as caught:
-        heard.start()
-        heard.notify(7)
-    assert caught.value is error
-    heard.end()
-    assert len(streamer.received) == at and "end" not in streamer.received
-
-
 def test_criteria_see_the_prompt_and_all_tokens_and_no_scores() -> None:
     seen: list[Any] = []
 
@@ -104,22 +66,6 @@ def test_criteria_see_the_prompt_and_all_tokens_and_no_scores() -> None:
     heard.notify(7)
     heard.notify(8)
     assert seen == [(torch.int64, [[5, 6, 7]], None), (torch.int64, [[5, 6, 7, 8]], None)]
-
-
-def test_criteria_are_asked_behind_the_streamer() -> None:
-    """As in transformers: the token that ends a text was streamed."""
-    order: list[str] = []
-
-    class Says(Recorder):
-        def put(self, value: torch.Tensor) -> None:
-            order.append("put")
-
-    def criterion(ids: torch.Tensor, scores: Any) -> torch.Tensor:
-        order.append("asked")
-        return torch.tensor([True])
-
-    assert listener(streamer=Says(), criteria=[criterion]).notify(7) is True
-    assert order == ["put", "asked"]
 
 
 def test_the_ids_that_a_criterion_keeps_stay_what_they_were() -> None:
@@ -148,14 +94,6 @@ def test_one_criterion_of_several_is_enough() -> None:
 def test_there_is_room_for_every_token() -> None:
     heard = listener(prompt=[1, 2, 3], room=4, criteria=[MaxLengthCriteria(max_length=7)])
     assert [heard.notify(token) for token in range(4)] == [False, False, False, True]
-
-
-def test_what_a_listener_raises_is_the_callers() -> None:
-    def broken(ids: torch.Tensor, scores: Any) -> torch.Tensor:
-        raise ZeroDivisionError("scores are None")
-
-    with pytest.raises(ZeroDivisionError):
-        listener(criteria=[broken]).notify(7)
 
 
 # --- arguments -----------------------------------------------------------------------------------

@@ -114,20 +114,6 @@ def test_rows_of_every_kind_take_a_prompt_along(model: LlamaForCausalLM) -> None
         assert kinds == {"greedy", "sampled", "scored"}
 
 
-def test_a_prompt_that_is_cancelled_half_read_leaves_nothing(spec: Speculator, model: LlamaForCausalLM) -> None:
-    engine = spec.engine
-    running = admitted(engine, random_prompt(6, seed=1), max_new_tokens=60)
-    half = engine.submit(random_prompt(120, seed=2), max_new_tokens=5)
-    engine.step()
-    engine.step()
-    assert 0 < half.stats.prefill_tokens < 119
-    half.cancel()
-    after = engine.submit(random_prompt(50, seed=3), max_new_tokens=12)
-    engine.run()
-    for request in (running, after):
-        assert request.new_tokens == greedy(model, request.prompt, request.params.max_new_tokens)
-
-
 def test_a_mixed_step_that_fails_ends_its_rows_and_the_prompt(spec: Speculator, model: LlamaForCausalLM) -> None:
     engine, tiers = spec.engine, dict(spec.engine.mixed_tiers)
     running = admitted(engine, random_prompt(6, seed=81), max_new_tokens=30)

@@ -218,14 +218,3 @@ def test_a_rejected_draft_with_nan_concerns_nobody(model: LlamaForCausalLM) -> N
         with torch.no_grad():
             embedding[token] = kept
     assert drafted > 3, "bad tokens were drafted"
-
-
-def test_a_failed_request_leaves_no_known_beginning(bad: Make, poisoned: Poisoned) -> None:
-    """The same prompt again is read from its first token on."""
-    engine = bad().engine
-    text = [*poisoned.healthy(20, 7), poisoned.bad, *poisoned.healthy(10, 8)]
-    for _ in range(2):
-        request = engine.submit(text, max_new_tokens=5)
-        engine.run()
-        assert_undecided(request, 31)
-        assert request.stats.reused_tokens == 0

@@ -122,7 +122,7 @@ def test_a_prompt_that_ends_while_a_step_is_in_flight_leaves_its_outcome_alone(
     engine = make().engine
     engine.scheduler.late = True
     # Not another Outcomes for the scheduler alone: prompts have to use the same buffers.
-    monkeypatch.setattr(engine.scheduler.outcomes, "_make", Late)
+    monkeypatch.setattr(engine.scheduler.outcomes, "_create", Late)
     first = engine.submit(prompt(5), max_new_tokens=30)
     while len(first.new_tokens) < 4:
         engine.step()

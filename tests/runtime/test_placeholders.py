@@ -22,14 +22,11 @@ from speccompile import Speculator
 from speccompile.errors import InvalidOption, PlaceholderToken
 from speccompile.runtime.target import placeholder_tokens
 from support.errors import raises
-from support.tiny import tiny_llama
 
 IMAGE, VIDEO, VISION_START = 100, 101, 102
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(image_token_id=IMAGE, video_token_id=VIDEO, vision_start_token_id=VISION_START)
+TINY = {"image_token_id": IMAGE, "video_token_id": VIDEO, "vision_start_token_id": VISION_START}
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +56,7 @@ def test_markers_and_padding_are_no_placeholders(spec: Speculator, model: LlamaF
 def test_images_themselves_are_refused_by_name(spec: Speculator) -> None:
     """Of a model whose forward has such an input; otherwise the name is unknown."""
     with raises(
-        InvalidOption, name="inputs_embeds", reason=re.compile("no model inputs besides input_ids and attention_mask")
+        InvalidOption, name="inputs_embeds", reason=re.compile("no model inputs except input_ids and attention_mask")
     ):
         spec.generate(torch.tensor([[5, 6]]), inputs_embeds=torch.zeros(1, 1, 2))
 

@@ -10,13 +10,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.compiler.layout import PREFILL_WIDTHS, prefill_widths
-from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, chunk_widths, next_width
+from speccompile.runtime.prefill import FIXED_TOKENS, LONGEST_WAIT, STEPS, PrefillBudget, next_width
 from speccompile.utils.devices import TRAITS
 
 pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
 WIDTHS = (8, 32, 128, 512)
 SOME_WIDTHS = st.sampled_from([PREFILL_WIDTHS, WIDTHS, WIDTHS[:2], WIDTHS[:1]])
+
+
+def chunk_widths(length: int, widths: Sequence[int]) -> list[int]:
+    """Split a prompt of ``length`` tokens into chunks of the given (ascending) ``widths``, the last one padded."""
+    chunks = []
+    while length > 0:
+        chunks.append(next_width(length, widths))
+        length -= chunks[-1]
+    return chunks
 
 
 # --- prompts in chunks -------------------------------------------------------------------------------------------

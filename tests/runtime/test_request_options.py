@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import fields
-from pathlib import Path
 from typing import Any, get_type_hints
 
 import numpy as np
@@ -22,7 +21,6 @@ from speccompile.utils.options import Options
 from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 
-OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 CALLS: list[tuple[Any, type[Options]]] = [
     (Engine.submit, SubmitOptions),
     (Speculator.generate, GenerateOptions),
@@ -53,11 +51,6 @@ def test_signatures_have_the_names_types_and_defaults_of_the_options(call: Any, 
 def test_each_paragraph_of_a_docstring_begins_with_the_sentence_of_its_option(call: Any, options: Any) -> None:
     assert paragraphs(call).keys() == inspect.signature(call).parameters.keys() - {"self"}
     assert not different_paragraphs(call, options)
-
-
-def test_the_page_of_options_has_the_table_of_the_options_of_submit() -> None:
-    inside = OPTIONS_PAGE.read_text().split("<!-- submit options -->")[1].split("<!-- end of submit options -->")[0]
-    assert inside.strip() == SubmitOptions.table(), "run python -m speccompile.runtime.request_options"
 
 
 def test_the_command_line_shows_the_sentences_of_the_options() -> None:

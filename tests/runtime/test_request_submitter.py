@@ -15,11 +15,11 @@ from speccompile.runtime.params import Params
 from speccompile.runtime.request import Driver, NoDriver, Request
 from speccompile.runtime.request_factory import Prepare, RequestFactory
 from speccompile.runtime.request_options import SubmitOptions
-from speccompile.runtime.request_submitter import Capacity, RequestSubmitter
+from speccompile.runtime.request_submitter import RequestSubmitter
 from speccompile.runtime.tier_table import TierTable
 from support.engine_parts import request_of
 from support.errors import raises
-from support.turn_parts import TurnParts
+from support.loop_parts import TurnParts
 
 
 class Factory:
@@ -70,7 +70,7 @@ class Bench:
         self.submitter = RequestSubmitter(
             cast(RequestFactory, self.factory),
             cast(TierTable, self.table),
-            self.parts.turns,
+            self.parts.loop,
             self.parts.slots,
             self.parts.waiting,
             cast(Ranks | None, ranks),
@@ -106,7 +106,7 @@ def test_an_interrupt_cancels_the_request_that_the_caller_never_receives(monkeyp
         queued.extend(requests)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(bench.parts.turns, "enqueue", interrupted)
+    monkeypatch.setattr(bench.parts.loop, "enqueue", interrupted)
     with pytest.raises(KeyboardInterrupt):
         bench.submit()
     assert [request.finish_reason for request in queued] == ["cancelled"]
@@ -117,11 +117,3 @@ def test_a_rank_that_follows_creates_nothing() -> None:
     with raises(FollowerRank, rank=1):
         bench.submit()
     assert (bench.factory.made, bench.table.built) == (0, [])
-
-
-def test_the_capacity_counts_waiting_requests_and_free_slots() -> None:
-    bench = Bench()
-    assert bench.submitter.capacity() == Capacity(slots=2, free_slots=2, waiting=0, room=3)
-    bench.parts.running()
-    bench.submit()
-    assert bench.submitter.capacity() == Capacity(slots=2, free_slots=1, waiting=1, room=1)

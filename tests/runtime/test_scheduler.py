@@ -46,14 +46,6 @@ class Notes:
         self.done.append(done)
 
 
-def test_a_step_hands_out_what_its_tier_emits() -> None:
-    parts = Parts(Fixed(3))
-    request = parts.running([1], new=9)
-    assert parts.scheduler.run_step() == [request]
-    assert request.new_tokens == [2, 3, 4, 5, 6] and request.stats.accepted_tokens == 3
-    assert parts.runs == ["greedy K=3 B=1"] and parts.scheduler.tier.name == "greedy K=3 B=1"
-
-
 def test_a_failure_in_what_the_host_does_for_one_row_ends_that_row_alone() -> None:
     parts, error = Parts(), MemoryError()
     failing, other = parts.running([1], new=9), parts.running([30], new=9)
@@ -70,54 +62,12 @@ def test_a_failure_in_what_the_host_does_for_one_row_ends_that_row_alone() -> No
     assert parts.batch.rows == [other] and parts.slots.free == 1
 
 
-def test_a_step_that_reads_a_prompt_first_runs_no_tier() -> None:
-    parts = Parts()
-    parts.submit([1, 2, 3, 4, 5])
-    assert parts.scheduler.run_step() == [] and parts.runs == ["chunk T=4 inner"]
-
-
 def test_a_step_without_rows_runs_nothing() -> None:
     parts = Parts()
     assert parts.scheduler.run_step() == [] and parts.runs == [] and parts.stats.steps == 0
 
 
-def test_a_row_that_has_ended_leaves_with_the_step() -> None:
-    parts = Parts(Fixed(3))
-    ending, other = parts.running([1], new=4), parts.running([20], new=9)
-    parts.scheduler.run_step()
-    assert (ending.new_tokens, ending.finish_reason) == ([2, 3, 4, 5], "max_new_tokens")
-    assert parts.batch.rows == [other] and parts.slots.free == 1
-
-
-def test_a_prompt_is_read_along_with_the_rows() -> None:
-    parts = Parts()
-    parts.table.prepare("greedy", watched=True)
-    row, request = parts.running([10], new=9), parts.submit([1, 2, 3, 4])
-    assert parts.scheduler.run_step() == [row]
-    assert parts.scheduler.run_step() == [row, request]
-    assert parts.runs == ["mixed K=0 B=1", "greedy K=0 B=2"]
-    assert request.new_tokens == [5] and row.new_tokens == [11, 12, 13]
-
-
 # --- results that are read late ------------------------------------------------------------------
-
-
-def test_late_results_are_handed_out_when_the_next_step_was_launched() -> None:
-    parts = Parts(late=True)
-    request = parts.running([1], new=9)
-    parts.scheduler.run_step()
-    assert request.new_tokens == [2] and len(parts.scheduler.flights) == 1
-    parts.scheduler.run_step()
-    assert request.new_tokens == [2, 3] and len(parts.scheduler.flights) == 1
-
-
-def test_no_late_result_is_left_when_the_last_row_has_ended() -> None:
-    parts = Parts(late=True)
-    request = parts.running([1], new=3)
-    while parts.batch.rows:
-        parts.scheduler.run_step()
-    parts.scheduler.run_step()
-    assert request.new_tokens == [2, 3, 4] and not parts.scheduler.flights
 
 
 def test_what_was_emitted_for_a_request_that_ended_meanwhile_is_dropped() -> None:
@@ -163,50 +113,13 @@ def test_a_row_that_emits_nothing_and_lives_goes_on_without_drafts() -> None:
 
 @pytest.mark.parametrize("clears", [False, True])
 def test_what_its_drafts_left_is_cleared_where_attention_reads_it(clears: bool) -> None:
-    parts = Parts(Fixed(3), KV, clears_rejected=clears)
+    parts = Parts(Fixed(3), KV, traits=StepTraits(reads_dead_places=clears))
     request = parts.running([1, 2], new=9)
     parts.arena["kv"][request.slot] = 1
     parts.silent.add(request.slot)
     parts.scheduler.run_step()
     kept = parts.arena["kv"][request.slot].any(1)
     assert kept[: request.cached].all() and bool(kept[request.cached :].any()) == (not clears)
-
-
-# --- faults --------------------------------------------------------------------------------------
-
-
-def failing(parts: Parts, error: BaseException) -> None:
-    """The next run raises."""
-
-    def fail() -> None:
-        parts.before = lambda: None
-        raise error
-
-    parts.before = fail
-
-
-@pytest.mark.parametrize("late", [False, True])
-def test_a_tier_that_raises_ends_all_who_own_a_slot_and_nobody_who_waits(late: bool) -> None:
-    parts, error = Parts(late=late), RuntimeError("a kernel failed")
-    running = [parts.running([1], new=9), parts.running([20], new=9)]
-    waiting = parts.submit([30], new=2)
-    parts.scheduler.run_step()
-    failing(parts, error)
-    assert parts.scheduler.run_step() == []
-    assert [request.error for request in running] == [error, error]
-    assert parts.slots.free == 2 and not parts.scheduler.flights and not waiting.finished
-    while not waiting.finished:
-        parts.scheduler.run_step()
-    assert waiting.new_tokens == [31, 32]
-
-
-def test_an_interrupt_is_kept_until_the_step_is_in_order() -> None:
-    parts, interrupt = Parts(), KeyboardInterrupt()
-    request = parts.running([1], new=9)
-    failing(parts, interrupt)
-    parts.scheduler.run_step()
-    assert request.finish_reason == "error" and isinstance(request.error, RuntimeError)
-    assert parts.departures.take_interrupt() is interrupt
 
 
 # --- what a policy receives -----------------------------------------------------------------------

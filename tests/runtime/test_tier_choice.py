@@ -19,21 +19,6 @@ def draft_len(parts: Parts) -> int:
     return parts.choice.draft_len(parts.choice.policy_inputs(), 0)
 
 
-@pytest.mark.parametrize("chosen", [0, 3])
-def test_the_policy_chooses_the_draft_length(chosen: int) -> None:
-    parts = Parts(Fixed(chosen))
-    parts.running(new=9)
-    assert draft_len(parts) == chosen
-
-
-@pytest.mark.parametrize(("wanted", "expected"), [([0, 0], 0), ([0, 1], 3), ([1, None], 3)])
-def test_no_row_wants_more_drafts_than_the_tier_has(wanted: list[int | None], expected: int) -> None:
-    parts = Parts(Fixed(3))
-    for most in wanted:
-        parts.running(new=9, num_draft_tokens=most)
-    assert draft_len(parts) == expected
-
-
 @pytest.mark.parametrize(("proposed", "expected"), [([0, 0], 0), ([1, 0], 3), ([3, 3], 3)])
 def test_of_a_ready_drafter_the_smallest_tier_that_serves_its_proposals(proposed: list[int], expected: int) -> None:
     parts = Parts(Fixed(3), *proposal_state(), traits=READY)
@@ -60,14 +45,6 @@ def test_no_drafts_where_all_rows_are_beyond_the_networks_reach(reach: int, expe
     # Three tokens with the first new one; the next is chosen anyhow, so a draft would be the fifth.
     parts.running([1, 2], new=9)
     assert draft_len(parts) == expected
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_the_smallest_row_count_that_holds_all_rows(rows: int) -> None:
-    parts = Parts()
-    for _ in range(rows):
-        parts.running(new=9)
-    assert parts.choice.name(0) == (0, rows, "greedy")
 
 
 @pytest.mark.parametrize(("sampling", "kind"), [(None, "greedy"), (Sampling({}), "sampled")])

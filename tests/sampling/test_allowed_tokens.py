@@ -199,3 +199,15 @@ def test_beside_a_guide_both_hold() -> None:
     options: dict[str, Any] = {"guide": guide, "eos_token_id": [0], "max_new_tokens": 8}
     text = engine.submit([3], **options, prefix_allowed_tokens_fn=lambda *_: range(25, 99)).result().token_ids
     assert len(text) == 8 and set(text) <= set(range(25, 30))
+
+
+def test_an_interrupt_in_the_function_ends_its_request_and_reaches_the_thread_that_steps() -> None:
+    def interrupted(row: int, text: torch.Tensor) -> list[int]:
+        raise KeyboardInterrupt
+
+    engine = spec_of("ngram").engine
+    request, other = engine.submit([1, 2], prefix_allowed_tokens_fn=interrupted), engine.submit([3], max_new_tokens=3)
+    with pytest.raises(KeyboardInterrupt):
+        engine.run()
+    engine.run()
+    assert request.finish_reason == "error" and len(other.new_tokens) == 3

@@ -16,16 +16,10 @@ from speccompile.errors import InvalidOption
 from speccompile.modes import registry
 from support.errors import raises
 from support.sampling_modes import Random
-from support.tiny import tiny_llama
 
 VOCAB = 128
 PAD = 7
 EVERYTHING: dict[str, Any] = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from speccompile.runtime.request_options import GenerateOptions, SubmitOptions
 from speccompile.sampling import N, Option, Processor, StateSpec, pipeline, whole
 from speccompile.sampling.register import ARGUMENTS
 from support.errors import raises
-from support.tiny import tiny_llama
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_processor.py"
 SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_len": 64, "max_batch": 2, "backend": "eager", "policy": "fixed:3"}
@@ -38,9 +37,7 @@ class MaxCount(LogitsProcessor):
         return scores
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=32)
+TINY = {"vocab": 32}
 
 
 @pytest.fixture(scope="module")

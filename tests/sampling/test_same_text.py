@@ -23,15 +23,9 @@ from support.dice import Dice
 from support.errors import raises
 from support.sampling_modes import Random
 from support.sampling_options import CHOICES, options_of
-from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
 
 
 @pytest.fixture(scope="module")
@@ -205,7 +199,7 @@ def test_a_request_that_forbids_everything_ends_alone(specs: dict[str, Speculato
 
 @pytest.mark.parametrize("seed", [-1, 2**63, 1.0, True, "1"])
 def test_a_seed_must_be_an_int_in_range(specs: dict[str, Speculator], seed: Any) -> None:
-    with raises(InvalidOption, name="seed", reason=re.compile(r"it has to be an int in 0 \.\. 9223372036854775807")):
+    with raises(InvalidOption, name="seed", reason=re.compile(r"it must be an int in 0 \.\. 9223372036854775807")):
         specs["ngram"].generate(torch.tensor([[1]]), do_sample=True, seed=seed)
 
 

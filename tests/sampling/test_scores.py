@@ -39,11 +39,6 @@ REPEATS = [1, 2, 3, 1, 2, 3, 1, 2]
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
-
-
-@pytest.fixture(scope="module")
 def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random})

@@ -15,7 +15,7 @@ from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import DEFAULT_SYNTAX, CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
-from speccompile.serve.tools import Call, Calls, grammar_of
+from speccompile.serve.tools import Calls, ParsedCall, grammar_of
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -104,7 +104,7 @@ def test_calls_and_results_that_a_template_does_not_write_are_texts(template: st
 def test_the_text_of_a_call_is_read_as_that_call(syntax: CallSyntax) -> None:
     reader, calls = CallReader(ToolGrammar((("get_rain", None),), syntax, required=False, parallel=False)), Calls()
     calls.add([*reader.add(syntax.text_of("get_rain", {"a": [1]})), *reader.end(cut=False)])
-    assert calls == [Call("get_rain", '{"a": [1]}', complete=True)]
+    assert calls == [ParsedCall("get_rain", '{"a": [1]}', complete=True)]
 
 
 def test_a_template_that_writes_tools_is_given_them_as_they_are() -> None:

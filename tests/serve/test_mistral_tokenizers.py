@@ -39,7 +39,7 @@ def test_what_the_library_does_not_do_is_refused(monkeypatch: pytest.MonkeyPatch
     tokenizer = tekken(monkeypatch)
     with pytest.raises(ApiError, match="tokenizer refuses them: Expected last role User or Tool"):
         chat_ids(tokenizer, [Message(role="assistant", content="a")], None, TemplateFields())
-    with pytest.raises(ApiError, match="tools: how mistral-common writes calls is not known"):
+    with pytest.raises(ApiError, match="tools: the format of mistral-common's calls is not known"):
         call_syntax(tokenizer)
 
 

@@ -77,7 +77,7 @@ def test_accepted_tokens_after_a_stop_string_are_in_no_count(client: Client, end
     ("value", "param", "says"),
     [
         ({"type": "content", "content": "a" * 400}, "prediction", "400 tokens; at most 256 (max_len)"),
-        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content", "text alone"),
+        ({"type": "content", "content": [{"type": "image"}]}, "prediction.content", "only text"),
         ({"type": "other", "content": "a"}, "prediction.type", "content"),
         ({"type": "content"}, "prediction.content", "missing"),
         ("a", "prediction", "prediction"),
@@ -92,5 +92,5 @@ def test_a_server_whose_mode_reads_no_predictions_refuses_them(target: LlamaForC
     with serving.speculator(target, mode="none", tiers=(0,)) as spec:
         service: Service = serving.service(spec)
         error = Client(service).refused(COMPLETIONS, {"prompt": "ab", **predicted("ab")})
-        assert error["code"] == "unsupported_field" and "drafts by none alone" in error["message"]
+        assert error["code"] == "unsupported_field" and "drafts only by none" in error["message"]
         service.guides.close()

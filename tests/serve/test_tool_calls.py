@@ -13,7 +13,7 @@ from speccompile.guides import regex_guide
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
-from speccompile.serve.tools import Call, Calls, grammar_of
+from speccompile.serve.tools import Calls, ParsedCall, grammar_of
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -68,7 +68,7 @@ def test_no_text_that_contains_a_mark_is_free() -> None:
         assert free == ("<tool_call>" not in text), text
 
 
-OSLO, NOW = Call("weather", '{"city": "Oslo"}', True), Call("now", "{}", True)
+OSLO, NOW = ParsedCall("weather", '{"city": "Oslo"}', True), ParsedCall("now", "{}", True)
 NESTED = r'{"city": "}\"]{\\", "more": [{"a": {}}]}'
 
 
@@ -79,20 +79,20 @@ NESTED = r'{"city": "}\"]{\\", "more": [{"a": {}}]}'
         (TAGS, "hello < there", "hello < there", []),
         (TAGS, "Hi.\n" + call_text(TAGS) * 2, "Hi.", [OSLO, OSLO]),
         (TAGS, call_text(TAGS) + "\n" + call_text(TAGS, "now", "{}"), "", [OSLO, NOW]),
-        (TAGS, call_text(TAGS, arguments=NESTED), "", [Call("weather", NESTED, True)]),
+        (TAGS, call_text(TAGS, arguments=NESTED), "", [ParsedCall("weather", NESTED, True)]),
         (TAGS, "a <tool", "a <tool", []),
-        (TAGS, "a" + call_text(TAGS)[:-19], "a", [Call("weather", '{"city": "O')]),
+        (TAGS, "a" + call_text(TAGS)[:-19], "a", [ParsedCall("weather", '{"city": "O')]),
         (TAGS, "a" + call_text(TAGS)[:30], "a", []),
         (TAGS, call_text(TAGS)[:-9], "", [OSLO]),
         (PLAIN, call_text(PLAIN), "", [OSLO]),
-        (PLAIN, call_text(PLAIN, arguments=NESTED), "", [Call("weather", NESTED, True)]),
+        (PLAIN, call_text(PLAIN, arguments=NESTED), "", [ParsedCall("weather", NESTED, True)]),
         (PLAIN, "a " + call_text(PLAIN), "a " + call_text(PLAIN), []),
-        (PLAIN, call_text(PLAIN)[:-3], "", [Call("weather", '{"city": "Oslo')]),
+        (PLAIN, call_text(PLAIN)[:-3], "", [ParsedCall("weather", '{"city": "Oslo')]),
         (PLAIN, call_text(PLAIN)[:9], "", []),
     ],
 )
 def test_calls_are_read_out_of_a_text_in_pieces(
-    syntax: CallSyntax, written: str, text: str, calls: list[Call], size: int
+    syntax: CallSyntax, written: str, text: str, calls: list[ParsedCall], size: int
 ) -> None:
     grammar = ToolGrammar((("weather", CITY), ("now", None)), syntax, required=False, parallel=True)
     reader, read, deltas = CallReader(grammar), Calls(), []
@@ -103,7 +103,7 @@ def test_calls_are_read_out_of_a_text_in_pieces(
         deltas += read.add(items)
     assert (seen, read) == (text, calls)
     # What a client joins of a stream.
-    joined = [Call("") for _ in calls]
+    joined = [ParsedCall("") for _ in calls]
     for delta in deltas:
         assert delta.function is not None and (delta.function.name is None) == (delta.id is None)
         joined[delta.index].name += delta.function.name or ""

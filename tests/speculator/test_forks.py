@@ -84,7 +84,7 @@ def test_a_child_does_not_wait_for_threads_of_its_parent() -> None:
     threads = [threading.Thread(target=builds), threading.Thread(target=other.engine.serve, daemon=True)]
     for thread in threads:
         thread.start()
-    while not (other.engine.turns._ended_turns and other.engine.idle):
+    while not (other.engine.loop._released and other.engine.idle):
         time.sleep(0.01)
     try:
         said = in_child(lambda: (text_of(other), len(text_of(other, do_sample=True, seed=1))))

@@ -24,11 +24,6 @@ CHAT = "{% for message in messages %}{{ message['role'][:1] }}{{ message['conten
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def shared(model: LlamaForCausalLM) -> Speculator:
     return speccompile.wrap(model, "ngram", tiers=(0, 3), max_batch=2, max_len=64, backend="eager")
 

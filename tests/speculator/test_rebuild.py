@@ -15,11 +15,6 @@ from support.tiny import greedy, tiny_llama
 from support.watched_models import NEW, PROMPT, steer, text, wrapped
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
 def test_rebuild_follows_the_model_as_it_is_now(model: LlamaForCausalLM) -> None:
     with wrapped(model) as spec:
         plain = text(spec)

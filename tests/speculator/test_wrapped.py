@@ -28,12 +28,8 @@ from speccompile.errors import (
 from speccompile.graph.keys import TierKey
 from speccompile.policies import Fixed
 from support.refused_wraps import VOCAB, label, refused, wrap
-from support.tiny import tiny_llama
 
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(vocab=VOCAB)
+TINY = {"vocab": VOCAB}
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +271,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     assert text["policy"].startswith(str(spec.policy))
     assert text["acceptance"].startswith("exact")
     assert text["deterministic"].startswith("no")
-    assert text["backend"].startswith("eager: asked for")
+    assert text["backend"].startswith("eager: requested")
     assert text["bodies"] == "decoder_layer x2"
     assert text["passes"] == " -> ".join(spec.stages)
     assert f"{len(spec.arena)} tensors, 2 slots of 64 tokens" in text["state"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, cast
 
 import torch
@@ -15,28 +16,15 @@ from speccompile.graph.state import StateSpec, core_state, resolve_layout
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.policies import Fixed
 from speccompile.policies.base import AnyPolicy
-from speccompile.policies.costs import CostTable
-from speccompile.runtime.batch import Batch
-from speccompile.runtime.delivery import Delivery
-from speccompile.runtime.departures import Departures
-from speccompile.runtime.host_answers import HostAnswers
-from speccompile.runtime.host_drafter import HostDrafter
+from speccompile.runtime.engine import Engine
 from speccompile.runtime.listener import Listener, Streamer
-from speccompile.runtime.options import StepTraits
+from speccompile.runtime.options import EngineOptions, StepTraits
 from speccompile.runtime.outcomes import Outcomes, pack
 from speccompile.runtime.params import Params
-from speccompile.runtime.policy_controller import Policies
-from speccompile.runtime.prefill import PrefillBudget
-from speccompile.runtime.prompt_reader import PromptReader
 from speccompile.runtime.request import NoDriver, Request
-from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.score_records import Records
-from speccompile.runtime.slots import Slots
-from speccompile.runtime.stats import RequestStats, Stats
-from speccompile.runtime.tier_choice import TierChoice
-from speccompile.runtime.tier_table import TierTable
-from speccompile.runtime.timing import HostClock
-from speccompile.runtime.waiting import WaitingQueue
+from speccompile.runtime.stats import RequestStats
+from speccompile.runtime.target import Target
 
 VOCAB, MAX_LEN = 64, 24
 DRAFT_LENS, WIDTHS = (0, 3), (2, 4)
@@ -121,14 +109,14 @@ class CountingTier:
         arena["alive"][slot] &= length + count < limit
 
 
-class Parts:
-    """Put together as :class:`~speccompile.runtime.engine.Engine` does: two slots, tiers with 0 and 3 drafts, prompt
-    chunks of 2 and 4 tokens.
+class Parts(Engine):
+    """An engine with two slots, tiers with 0 and 3 drafts, and prompt chunks of 2 and 4 tokens.
 
     Args:
         specs: of the arena, beside the state of every mode.
         budget: prompt tokens between two steps.
         reuse: of prompts' beginnings.
+        late: results of a step are read after the next one was launched.
 
     Attributes:
         runs: names of the tiers that ran.
@@ -145,55 +133,24 @@ class Parts:
         budget: int | None = None,
         reuse: bool = False,
         late: bool = False,
-        clears_rejected: bool = False,
-        host_draft: Callable[..., Any] | None = None,
     ) -> None:
         self.runs: list[str] = []
         self.before: Callable[[], object] = lambda: None
         self.silent: set[int] = set()
         self.proposes: list[dict[str, Any]] = []
         self.arena = arena = small_arena(*specs)
-        self.batch, self.stats, self.waiting = Batch(arena), Stats(DRAFT_LENS[-1]), WaitingQueue(100)
-        self.slots = Slots(arena, lambda: 0, reuse=reuse, clear=False)
-        self.table = TierTable(self.executables("greedy"), self.executables, self.mixed)
-        self.policies = Policies(policy or Fixed(0), DRAFT_LENS, ready=False, measure=lambda: CostTable({}))
-        self.departures = Departures(self.batch, self.slots, self.stats, None)
-        delivery = Delivery(self.departures, self.stats, MAX_LEN)
-        drafter = None if host_draft is None else HostDrafter(host_draft, arena)
-        self.answers = HostAnswers(arena, self.departures, drafter)
-        outcomes, clock = Outcomes.of(arena, lambda: pack(arena)), HostClock()
-        self.prompts = PromptReader(
+        super().__init__(
+            cast(Target, SimpleNamespace(state_of_weights=lambda: 0)),
             arena,
-            self.table,
-            self.batch,
-            self.slots,
-            self.waiting,
-            self.departures,
-            delivery,
-            self.answers,
-            outcomes,
-            self.stats,
-            PrefillBudget(WIDTHS, budget, fixed=False),
-            clock,
+            self.executables("greedy"),
+            self.executables,
+            self.mixed,
+            policy or Fixed(0),
+            Outcomes.of(arena, lambda: pack(arena)),
+            traits=traits or StepTraits(),
+            options=EngineOptions(max_waiting=100, prefill_budget=budget, prefix_reuse=reuse),
         )
-        self.choice = TierChoice(arena, self.batch, self.table, self.policies, traits or StepTraits())
-        self.scheduler = Scheduler(
-            arena,
-            self.table,
-            self.batch,
-            self.slots,
-            self.prompts,
-            self.choice,
-            self.policies,
-            self.answers,
-            delivery,
-            self.departures,
-            outcomes,
-            self.stats,
-            clock,
-            late=late,
-            clears_rejected=clears_rejected,
-        )
+        self.scheduler.late = late
 
     def _tier(self, name: str, key: TierKey, draft_len: int = 0) -> Tier:
         calls = (self.runs, lambda: self.before(), self.silent, self.proposes)

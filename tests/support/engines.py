@@ -190,7 +190,7 @@ class UntilClosed(Recorder):
         super().put(value)
         if len(self.received) >= self.at:
             self.reached.set()
-            while not self.engine.turns.closed:
+            while not self.engine.loop.closed:
                 time.sleep(0.001)
 
 

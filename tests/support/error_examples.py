@@ -99,10 +99,10 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "UnsupportedCheckpoint": {
         "source": "models/awq",
-        "reason": "its AWQ layout is 'gemv', and gemm is read",
+        "reason": "its AWQ layout is 'gemv', and only gemm is read",
         "advice": "Load it with transformers",
     },
-    "DamagedCheckpoint": {"source": "model.gguf", "reason": "its tensors take 4096 bytes, and it has 1024"},
+    "DamagedCheckpoint": {"source": "model.gguf", "reason": "its tensors need 4096 bytes, and it has 1024"},
     "PassError": {"message": "which pass is wrong, and why"},
     "MissingFact": {"consumer": "commit", "fact": "tokens", "provided": "logits"},
     "InvalidatedFact": {"consumer": "pass 'propose'", "fact": "committed", "by": "count"},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
@@ -17,10 +18,14 @@ WINDOW = 8
 SIZES = {"max_batch": 4, "max_len": 38 + NEW_TOKENS, "backend": "eager"}
 
 
-def model_of(name: str, **options: object) -> PreTrainedModel:
+def family(name: str, **overrides: Any) -> PreTrainedModel:
+    """The tiny random model of a family."""
+    return tiny_model(find_families([name])[0], **overrides)
+
+
+def model_of(name: str, **options: Any) -> PreTrainedModel:
     """The tiny random model of a family, with windows of ``WINDOW``."""
-    family = find_families([name])[0]
-    return tiny_model(family, window=WINDOW, **options)  # type: ignore[arg-type]
+    return family(name, window=WINDOW, **options)
 
 
 def greedy(model: PreTrainedModel, prompt: list[int]) -> list[int]:

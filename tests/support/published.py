@@ -33,7 +33,7 @@ FLAT: dict[str, Any] = dict(
 )
 
 
-#: What speculators saved of its heads, and what these draft; ``make_speculators_chains.py`` wrote it.
+#: What speculators saved of its heads, and what these draft.
 SPECULATORS: dict[str, Any] = json.loads(Path(__file__).with_name("speculators_chains.json").read_text())
 
 

@@ -87,7 +87,7 @@ def no_steps(engine: Engine) -> Iterator[None]:
     taken, over = threading.Event(), threading.Event()
 
     def hold() -> None:
-        with engine.turns.own():
+        with engine.loop.exclusive():
             taken.set()
             over.wait(60)
 

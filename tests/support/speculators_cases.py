@@ -1,60 +1,23 @@
 """Heads in speculators' layout: what they are, and the model that they draft for.
 
-Shared by ``make_speculators_chains.py``, which runs speculators' own model, and by the tests, which read what that
-printed. All weights are drawn by name, so that both have the same whatever their versions of transformers.
+``speculators_chains.json`` has what speculators' own model drafts with them. All weights are drawn by name: they do not
+depend on the version of transformers.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping
-from typing import Any
 
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from support.published import DRAFT_VOCAB, HEAD_DIM, HEADS, HIDDEN, INNER, KV_HEADS, VOCAB
+from support.published import DRAFT_VOCAB, HIDDEN, VOCAB
 
 LAYERS = 8
 #: Draft tokens of a chain.
 DRAFT_LEN = 4
 WINDOW = 8
-
-SIZES: dict[str, Any] = dict(
-    vocab_size=VOCAB,
-    hidden_size=HIDDEN,
-    intermediate_size=INNER,
-    num_attention_heads=HEADS,
-    num_key_value_heads=KV_HEADS,
-    head_dim=HEAD_DIM,
-    num_hidden_layers=1,
-    rms_norm_eps=1e-5,
-    max_position_embeddings=2048,
-)
-_IDS = "eagle_aux_hidden_state_layer_ids"
-_SLIDING = {"layer_types": ["sliding_attention"], "sliding_window": WINDOW, "use_sliding_window": True}
-
-#: By name: ``model_type`` and fields of the decoder layers, then those of the head.
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "default ids": ("llama", {}, {}),
-    "written ids": ("llama", {}, {_IDS: [1, 3, 7]}),
-    "embedding and last layer": ("llama", {}, {_IDS: [0, 4, LAYERS]}),
-    "four ids out of order": ("llama", {}, {_IDS: [8, 2, 5, 0]}),
-    "norm_before_residual": ("llama", {}, {"norm_before_residual": True}),
-    "norm_before_fc": ("llama", {}, {"norm_before_fc": True}),
-    "fc_norm": ("llama", {}, {"fc_norm": True}),
-    "norm_output": ("llama", {}, {"norm_output": True}),
-    "all norms": ("llama", {}, {"norm_before_residual": True, "fc_norm": True, "norm_output": True}),
-    "whole vocabulary": ("llama", {}, {"draft_vocab_size": VOCAB}),
-    "qwen3": ("qwen3", {}, {"norm_output": True}),
-    "qwen3, two layers": ("qwen3", {"num_hidden_layers": 2, "attention_bias": True}, {}),
-    "sliding window": ("qwen3", _SLIDING, {}),
-    "sliding and full layers": (
-        "llama",
-        _SLIDING | {"num_hidden_layers": 2, "layer_types": ["full_attention", "sliding_attention"]},
-        {"norm_before_residual": True},
-    ),
-}
 
 
 def target() -> LlamaForCausalLM:

@@ -32,7 +32,7 @@ def test_states_of_another_text_are_refused(examples: Examples, ids: list[int]) 
     own = replace(examples, states={"0": record("0", [1, 2, 3, 9])})  # type: ignore[arg-type]
     # More than the text has is left out.
     assert Batches(own, 16, 0)[0]["tapped"].shape[:2] == (1, 3)
-    with raises(InvalidInput, reason=re.compile("'0' are of another text")):
+    with raises(InvalidInput, reason=re.compile("'0' belong to another text")):
         Batches(replace(examples, states={"0": record("0", ids)}), 16, 0)[0]  # type: ignore[arg-type]
 
 

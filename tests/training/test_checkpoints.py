@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,24 +21,10 @@ from speccompile.training import TrainedHead, train_head
 from speccompile.training.checkpoints import STATE
 from support.chats import chat_tokenizer
 from support.errors import raises
-from support.training_data import greedy_texts, learnable, quick, write_texts
+from support.training_data import greedy_texts, quick, write_texts
 
 #: Two evaluations; the checkpoints of both stay.
 OPTIONS: dict[str, Any] = {"epochs": 1, "eval_every": 5, "batch_tokens": 256}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_threads() -> Iterator[None]:
-    """The models are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
 
 
 @pytest.fixture(scope="module")

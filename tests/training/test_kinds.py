@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,7 @@ def model(kind: str) -> LlamaForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def texts(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_texts(tmp_path_factory.mktemp("texts"), model, greedy_texts(model, 200))
-
-
-@pytest.fixture(autouse=True, scope="module")
-def few_threads() -> Iterator[None]:
-    """The models are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="module")
-def trained(
-    kind: str, model: LlamaForCausalLM, texts: Path, few_threads: None, tmp_path_factory: pytest.TempPathFactory
-) -> TrainedHead:
+def trained(kind: str, model: LlamaForCausalLM, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead:
     return train_head(model, texts, tmp_path_factory.mktemp("head"), quick_kind(kind), progress=False)
 
 

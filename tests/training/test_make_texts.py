@@ -283,7 +283,7 @@ def test_a_folder_of_other_options_is_refused(tmp_path: Path, changes: dict[str,
     write(tmp_path)
     before = files(tmp_path)
     other = TextOptions(**{"tokens": 3000, "max_user_tokens": 20, "max_answer_tokens": 20} | changes)
-    reason = re.compile(f"were made with {next(iter(changes))} ")
+    reason = re.compile(f"were written with {next(iter(changes))} ")
     with raises(InvalidInput, name=f"the folder {tmp_path}", reason=reason):
         write(tmp_path, other)
     assert files(tmp_path) == before

@@ -16,23 +16,18 @@ from speccompile import Speculator, wrap
 from speccompile.errors import InsideStep, InvalidOption, TrainingDiverged
 from speccompile.heads import Eagle3Head, load_eagle3
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.runtime.learning import Adoption
+from speccompile.runtime.learning import WeightUpdate
 from speccompile.training import OnlineTraining, online_learner
 from speccompile.training.online_learner import LOOK_AGAIN, OnlineLearner
 from speccompile.utils.weight_forms import WeightForm, WeightForms
 from support.errors import raises
 from support.tiny import greedy
-from support.training_data import TAPS, VOCAB, learnable
+from support.training_data import TAPS, VOCAB
 
 K, NEW = 3, 29
 SIZES: dict[str, Any] = {"tiers": (0, K), "max_len": 48, "max_batch": 2, "backend": "eager", "policy": f"fixed:{K}"}
 #: A head that learns in seconds, in the calls alone.
 LEARN: dict[str, Any] = {"share": 0.0, "learning_rate": 5e-3, "ring_tokens": 4096, "judge_tokens": 128, "unroll": K}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
 
 
 def random_head(model: LlamaForCausalLM) -> Eagle3Head:
@@ -115,8 +110,8 @@ def adopt(spec: Speculator) -> None:
     """Other weights, whatever they are worth."""
     learner = spec.learner
     assert isinstance(learner, OnlineLearner)
-    head = learner._pupil.head
-    learner._pupil.adopt({name: value + 0.01 for name, value in head.named_parameters() if value.requires_grad})
+    head = learner._trainable.head
+    learner._trainable.adopt({name: value + 0.01 for name, value in head.named_parameters() if value.requires_grad})
 
 
 @pytest.mark.usefixtures("trained")
@@ -124,13 +119,13 @@ def test_worse_weights_are_not_taken(spec: Speculator, model: LlamaForCausalLM) 
     learner = spec.learner
     assert isinstance(learner, OnlineLearner)
     serve(spec, model, prompts(4, 5))
-    before = [value.clone() for value in learner._pupil.head.parameters()]
+    before = [value.clone() for value in learner._trainable.head.parameters()]
     with torch.no_grad():
         learner._copy.lm_head.weight.copy_(learner._copy.lm_head.weight.flip(0))
     learnt = spec.learn(1)
     assert not learnt.taken and learnt.after is not None and learnt.before is not None
     assert learnt.after.length(K) < learnt.before.length(K)
-    assert all(map(torch.equal, before, learner._pupil.head.parameters()))
+    assert all(map(torch.equal, before, learner._trainable.head.parameters()))
     # The copy begins again from the head that drafts, and without the moments of what was lost.
     assert all(map(torch.equal, learner._copy.parameters(), learner._live.parameters()))
     again = spec.learn(1)
@@ -283,7 +278,7 @@ def test_packed_weights_follow_what_is_adopted(model: LlamaForCausalLM, form: We
     packed = [packs.of(name, module.weight.detach()).tensors for name, module in (("a", linear), ("b", other))]
     kept = [tensor.clone() for tensor in packed[1]]
     with wrap(model, "none", max_len=16, backend="eager") as spec:
-        adoption = Adoption(linear, packs, spec._open()[1], spec.engine.turns)
+        adoption = WeightUpdate(linear, packs, spec._open()[1], spec.engine.loop)
         value = torch.randn(40, 64)
         adoption({"weight": value})
     expected = WeightPacks(WeightForms(form)).of("a", value).tensors

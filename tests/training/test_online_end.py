@@ -20,15 +20,10 @@ from speccompile.training.online_learner import OnlineLearner
 from support.errors import raises
 from support.forks import PATIENCE, in_child
 from support.tiny import greedy
-from support.training_data import TAPS, VOCAB, learnable
+from support.training_data import TAPS, VOCAB
 
 PROMPT, NEW = [5, 6, 7], 20
 LEARN = OnlineTraining(share=1.0, ring_tokens=4096, judge_tokens=32, judge_every=2, unroll=2)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
 
 
 def learning(model: LlamaForCausalLM) -> Speculator:

@@ -94,10 +94,10 @@ def test_a_byte_order_mark_is_no_part_of_a_text(tmp_path: Path, tokenizer: PreTr
         ("no-such-folder", "there is no such file or folder"),
         (["no-such-folder"], "there is no such file or folder"),
         ("a text alone", "there is no such file or folder"),
-        (__file__, "own texts are JSON lines"),
+        (__file__, "your texts must be JSON lines"),
         (None, "they are a NoneType; give a folder"),
         ([TALK], "one of them is a list; give a folder"),
-        (".", r"neither training texts .* own texts are JSON lines"),
+        (".", r"neither training texts .* give your texts as JSON lines"),
     ],
 )
 def test_other_data_is_refused(tokenizer: PreTrainedTokenizerBase, data: Any, reason: str) -> None:
@@ -113,7 +113,7 @@ def test_texts_need_a_tokenizer() -> None:
 def test_a_file_of_another_kind_is_not_called_damaged(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
     path = tmp_path / "own.txt"
     path.write_text("The sea is blue.")
-    with raises(InvalidInput, name=f"the file {path}", reason=re.compile("own texts are JSON lines")):
+    with raises(InvalidInput, name=f"the file {path}", reason=re.compile("your texts must be JSON lines")):
         read(path, tokenizer)
     with raises(InvalidInput, name=f"line 1 of the file {path}", reason=re.compile("it is not JSON .*each line must")):
         read_own_texts(path, tokenizer)
@@ -151,7 +151,7 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
     ("item", "message"),
     [
         ([1], "not a JSON object"),
-        ({"id": 1}, "none of"),
+        ({"id": 1}, "it must have 'conversations'"),
         ({"messages": [{"role": "user"}]}, "'role' and 'content'"),
         ({"messages": []}, "'role' and 'content'"),
         ({"messages": ["hi"]}, "'role' and 'content'"),
@@ -159,8 +159,8 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
         ({"messages": [TALK[0], {"role": "assistant", "content": None}]}, "content of message 1 .* got NoneType"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, "message 0 .* got list"),
         ({"turns": []}, "a list of texts"),
-        ({"turns": [4]}, "'turns' has is not a text"),
-        ({"prompt": ["a"]}, "'prompt' has is not a text"),
+        ({"turns": [4]}, "value of 'turns' must be a text"),
+        ({"prompt": ["a"]}, "value of 'prompt' must be a text"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, item: Any, message: str) -> None:

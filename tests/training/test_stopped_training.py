@@ -29,11 +29,6 @@ FEW: dict[str, Any] = {"eval_every": 3, "learning_rate": 5e-2}
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
-
-
-@pytest.fixture(scope="module")
 def few_texts(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Six steps of each epoch: for trainings that are stopped and continued."""
     return write_texts(tmp_path_factory.mktemp("few"), model, greedy_texts(model, 88))
@@ -55,15 +50,6 @@ def one_epoch_anew(model: LlamaForCausalLM, few_texts: Path, tmp_path_factory: p
 @pytest.fixture(scope="module")
 def two_epochs(model: LlamaForCausalLM, few_texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead:
     return train_head(model, few_texts, tmp_path_factory.mktemp("two"), quick(epochs=2, **FEW), progress=False)
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Any:
-    """The models are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Stopped(BaseException):

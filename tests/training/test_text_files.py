@@ -20,7 +20,6 @@ from support.docstrings import paragraphs
 from support.errors import raises
 
 SOURCE = Source("Model", 1000, {"seed": 0})
-OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
 
 
 def file_of(folder: Path, number: int = 1, source: Source = SOURCE, count: int = 3) -> Path:
@@ -124,11 +123,6 @@ def test_a_list_is_no_repetition_and_a_loop_is_one() -> None:
 def test_wrong_options_are_named(name: str, value: Any) -> None:
     with raises(InvalidOption, where="make_texts", name=name):
         TextOptions(**{name: value})
-
-
-def test_the_page_of_options_has_the_table_of_the_options() -> None:
-    inside = OPTIONS_PAGE.read_text().split("<!-- text options -->")[1].split("<!-- end of text options -->")[0]
-    assert inside.strip() == TextOptions.table(), "put what python -m speccompile.training.text_options prints into it"
 
 
 def test_the_docstring_has_all_parameters() -> None:

@@ -31,27 +31,8 @@ PROMPT = 3
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return learnable()
-
-
-@pytest.fixture(scope="module")
-def texts(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_texts(tmp_path_factory.mktemp("texts"), model, greedy_texts(model, 200))
-
-
-@pytest.fixture(scope="module")
 def trained(model: LlamaForCausalLM, texts: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedHead:
     return train_head(model, texts, tmp_path_factory.mktemp("head"), quick(), progress=False)
-
-
-@pytest.fixture(autouse=True)
-def few_threads() -> Any:
-    """The models are so small that threads only wait for one another."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 # --- what it learns ----------------------------------------------------------------------------

@@ -19,8 +19,6 @@ from speccompile.training.examples import Example, Examples
 from support.docstrings import paragraphs
 from support.errors import raises
 
-OPTIONS_PAGE = Path(__file__).parents[2] / "docs" / "reference" / "options.md"
-
 
 def test_the_draft_vocabulary_is_the_most_frequent_tokens_and_those_that_must_be_there() -> None:
     counts = torch.tensor([5, 0, 9, 5, 1, 0])
@@ -90,17 +88,6 @@ def test_acceptance_length_is_one_and_the_drafts_that_survive() -> None:
 def test_wrong_options_are_named_before_training(name: str, value: Any) -> None:
     with raises(InvalidOption, where="train_head", name=name):
         TrainOptions(**{name: value})
-
-
-def test_the_page_of_options_has_the_table_of_the_training_options() -> None:
-    inside = OPTIONS_PAGE.read_text().split("<!-- train options -->")[1].split("<!-- end of train options -->")[0]
-    wanted = "put what python -m speccompile.training.train_options prints into it"
-    assert inside.strip() == TrainOptions.table(), wanted
-
-
-def test_the_page_of_options_has_the_table_of_the_online_options() -> None:
-    inside = OPTIONS_PAGE.read_text().split("<!-- online options -->")[1].split("<!-- end of online options -->")[0]
-    assert inside.strip() == OnlineTraining.table(), "put what python -m speccompile.training.online prints into it"
 
 
 @pytest.mark.parametrize(("name", "value"), [("share", 1.5), ("batch_tokens", 4), ("unroll", 0), ("learning_rate", -1)])

@@ -25,7 +25,7 @@ def test_what_torch_keeps_is_free_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_error_lists_the_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     pretend_memory(monkeypatch, free=GIB, total=8 * GIB)
-    needed = "2.5 GiB are needed (state 2.0 GiB, logits 512.0 MiB) beside 4.0 GiB of weights that are there"
+    needed = "2.5 GiB are needed (state 2.0 GiB, logits 512.0 MiB) in addition to 4.0 GiB of loaded weights"
     with raises(DeviceMemoryFull, what="a wrap", needed=needed, advice=LESS):
         check_memory(GPU, "a wrap", {"state": 2 * GIB, "logits": GIB // 2}, advice=LESS, loaded=4 * GIB)
 

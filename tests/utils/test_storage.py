@@ -75,7 +75,7 @@ def test_what_cannot_be_read_is_not_there(folder: CacheFolder) -> None:
 def test_a_failed_write_leaves_nothing(folder: CacheFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.path("steps/in_the_way").mkdir(parents=True)
     monkeypatch.setattr("speccompile.utils.storage._spare", [])
-    with pytest.warns(Degraded, match="every other one builds it again"):
+    with pytest.warns(Degraded, match="every other process builds them again"):
         folder.write("steps/in_the_way", b"data")
     assert [path.name for path in folder.path("steps").iterdir()] == ["in_the_way"]
 

@@ -1,1 +1,1 @@
-"""Steps as CUDA graphs: capture, replay, and what goes wrong with either."""
+"""Steps as CUDA graphs: capture, replay, and their errors."""

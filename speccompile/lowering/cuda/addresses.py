@@ -1,4 +1,4 @@
-"""Which addresses a captured step may hold: those of weights, arena and pool."""
+"""Check of the addresses that a captured step holds: they must be those of weights, arena or pool."""
 
 from __future__ import annotations
 
@@ -12,22 +12,23 @@ from speccompile.graph.port import Port
 from speccompile.lowering.tier import Tier
 from speccompile.utils.torch_private import TorchDispatchMode, pytree
 
-#: Where a tensor lies: address, shape, strides.
+#: Location of a tensor: address, shape, strides.
 TensorAddress = tuple[int, tuple[int, ...], tuple[int, ...]]
 
 
 def address_of(tensor: torch.Tensor) -> TensorAddress:
-    """Address, shape and strides, which a CUDA graph has recorded."""
+    """Return the address, shape and strides, which a CUDA graph records."""
     return tensor.data_ptr(), tuple(tensor.shape), tuple(tensor.stride())
 
 
 def check_addresses(tier: Tier, captured: Sequence[TensorAddress], weights: Mapping[str, torch.Tensor]) -> None:
-    """Compare where the tier's tensors are now with where they were when it was captured.
+    """Compare the current addresses of the tier's tensors with those at the time of the capture.
 
-    Looked up anew: in the arena, and in ``weights``, the model's by path. The tier's own are what was captured.
+    The tensors are looked up again, in the arena and in ``weights`` (the model's weights by path). Tensors that the
+    tier itself owns cannot move.
 
     Raises:
-        StaleGraph: names the first one that moved.
+        StaleGraph: a tensor has another address; the error names the first one.
     """
     for port, bound, before in zip(tier.ports, tier.arguments, captured, strict=True):
         if port.role == "state":
@@ -44,7 +45,11 @@ def check_addresses(tier: Tier, captured: Sequence[TensorAddress], weights: Mapp
 
 
 def _check_parts(tier: Tier, port: Port, begin: int, weights: Mapping[str, torch.Tensor]) -> None:
-    """Raises StaleGraph: a part of a joined weight lies elsewhere than after the parts before it."""
+    """Check that the parts of a joined weight still follow one another in memory.
+
+    Raises:
+        StaleGraph: a part is at another address.
+    """
     for path in port.parts:
         part = weights.get(path, torch.empty(0))
         if part.data_ptr() != begin or not part.is_contiguous():
@@ -58,13 +63,12 @@ def _stale(tier: Tier, port: Port, name: str, before: int, tensor: torch.Tensor)
 
 
 class Reads(TorchDispatchMode):
-    """Notes, while it is on, the first op that is called with each storage on a kind of device, ops inside of compiled
-    bodies included.
+    """Records the first op that is called with each storage on a kind of device, also inside of compiled bodies.
 
-    Kernels that are launched past torch's dispatcher, as Inductor's own are, are not seen; what they are called with
-    are tensors of the step, or allocated beside them. For that reason torch 2.13's ``check_input_liveness`` is not
-    used: a tensor that Inductor's code allocates comes past the dispatcher too, so it would be taken for an input, and
-    its end for a fault.
+    It does not see kernels that are launched without torch's dispatcher, such as Inductor's own. Their arguments are
+    tensors of the step, or are allocated beside them. For that reason torch 2.13's ``check_input_liveness`` is not
+    used: it does not see the allocation of a tensor by Inductor's code either, so it would report
+    the tensor as an input, and the tensor's release as an error.
     """
 
     def __init__(self, device_type: str) -> None:
@@ -80,7 +84,11 @@ class Reads(TorchDispatchMode):
 
 
 def check_reads(tier: Tier, reads: Reads, pool: Sequence[range]) -> None:
-    """Raises CapturedElsewhere: something was read that is neither a weight, nor in the arena, nor in the pool."""
+    """Check that the step only reads weights, the arena and the pool.
+
+    Raises:
+        CapturedElsewhere: it reads another tensor.
+    """
     known = {tensor.untyped_storage().data_ptr() for tensor in tier.arguments}
     for address, op in reads.found.items():
         if address not in known and not any(address in memory for memory in pool):

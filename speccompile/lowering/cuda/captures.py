@@ -1,4 +1,4 @@
-"""Tiers as CUDA graphs over one pool: each is captured once, and run by one launch."""
+"""Tiers as CUDA graphs over one pool: each is captured once, and runs with one launch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from speccompile.lowering.cuda.device import Graph, GraphDevice
 from speccompile.lowering.cuda.uncapturable import cannot_capture
 from speccompile.lowering.tier import Executables, Tier
 
-#: Set to 1, every capture and every replay checks the addresses that the graphs hold.
+#: If this variable is 1, every capture and every replay checks the addresses in the graphs.
 CHECK = "SPECCOMPILE_CHECK_GRAPHS"
 
 Weights = Callable[[], Mapping[str, torch.Tensor]]
@@ -24,18 +24,18 @@ Weights = Callable[[], Mapping[str, torch.Tensor]]
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes that a tier took when those before it were there: of the pool, and of the device in all, which is the
-    pool's and what CUDA keeps of the graph itself."""
+    """Bytes that a tier added after the tiers before it: bytes of the pool, and bytes of the device. The latter
+    include the pool's, and CUDA's memory for the graph itself."""
 
     pool: int
     device: int
 
 
 class Captured:
-    """A tier's step as a graph: a replay reads the tensors that were captured, and ignores its arguments.
+    """A tier's step as a graph. A replay reads the captured tensors, and ignores its arguments.
 
-    The graph knows addresses alone, so ``kept`` holds what they belong to: aliases of these tensors, which share their
-    storages, and the function that was captured.
+    The graph only has addresses, so ``kept`` keeps their owners alive: aliases of the tensors, which share their
+    storages, and the captured function.
     """
 
     def __init__(self, graph: Graph, kept: tuple[object, ...], check: Callable[[], None] | None = None) -> None:
@@ -52,14 +52,14 @@ class Captured:
 class Captures:
     """All graphs of one wrap.
 
-    Replays may follow one another in any order: a step reads and writes weights and arena, and nothing in the pool
-    lives longer than its step.
+    Replays may follow one another in any order: a step reads and writes weights and arena, and no tensor of the pool
+    outlives its step.
 
     Args:
-        arena: of the tiers.
-        device: where they are captured.
-        weights: the model's own, by path, as they are when it is called.
-        check: whether addresses are looked at; None is what the environment variable says.
+        arena: the arena of the tiers.
+        device: the device on which they are captured.
+        weights: returns the model's own weights, by path, at the time of the call.
+        check: whether addresses are checked; None means the environment variable decides.
     """
 
     def __init__(self, arena: Arena, device: GraphDevice, weights: Weights, check: bool | None = None) -> None:
@@ -67,17 +67,17 @@ class Captures:
         self._device = device
         self._weights = weights
         self._check = os.environ.get(CHECK) == "1" if check is None else check
-        #: By tier and chunk, in the order of capture.
+        #: Footprints by tier and chunk, in the order of capture.
         self.footprints: dict[str, Footprint] = {}
-        #: Of the pool, after the newest capture.
+        #: Bytes of the pool after the newest capture.
         self.pool_bytes = 0
 
     def of(self, executables: Executables) -> Executables:
-        """The same with every tier and prompt chunk captured.
+        """Return ``executables`` with every tier and prompt chunk captured.
 
         Raises:
-            CannotCapture: one waits for the host, or makes a size of a value; names the node.
-            CapturedElsewhere: with ``check``, one reads what could move or be freed.
+            CannotCapture: a step waits for the host, or computes a size from a value; the error names the node.
+            CapturedElsewhere: with ``check``, a step reads a tensor that could move or be freed.
         """
         captured = self.all([*executables.tiers.values(), *executables.prefill.values()])
         return Executables(
@@ -86,12 +86,12 @@ class Captures:
         )
 
     def all(self, tiers: Iterable[Tier]) -> dict[str, Tier]:
-        """All of ``tiers`` captured, by name. Raises as :meth:`of`."""
+        """Capture all of ``tiers``, and return them by name. Errors are those of :meth:`of`."""
         with self._arena.parked(), _no_collection():
             return {tier.name: self._capture(tier) for tier in largest_first(tiers)}
 
     def function(self, compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-        """``compute`` as a graph; what is returned is one tensor, which every call overwrites."""
+        """Capture ``compute`` as a graph. The result is one tensor, which every call overwrites."""
         result = torch.empty_like(compute())
 
         def run() -> None:
@@ -108,7 +108,7 @@ class Captures:
         return replay
 
     def explain(self) -> str:
-        """A line for ``explain()``: number of graphs and memory."""
+        """Describe the number of graphs and their memory in one line."""
         first, *others = self.footprints.values()
         extra = max((footprint.device for footprint in others), default=0)
         checked = f"; addresses are checked at every replay ({CHECK}=1)" if self._check else ""
@@ -119,7 +119,7 @@ class Captures:
 
     def _capture(self, tier: Tier) -> Tier:
         if tier.drafter is not None:
-            # A separate graph, which is launched before.
+            # The drafter is a separate graph, launched before the step.
             drafter = self._capture(tier.drafter)
             return replace(self._capture(replace(tier, drafter=None)), drafter=drafter)
         before = self._device.memory()
@@ -130,7 +130,7 @@ class Captures:
             raise
         except Exception as error:
             raise cannot_capture(tier, error, self._device) from error
-        # A graph's first launch is what takes it to the device.
+        # The first launch uploads a graph to the device.
         graph.replay()
         after = self._device.memory()
         self.pool_bytes = after.pool
@@ -143,18 +143,18 @@ class Captures:
         with reads:
             self._device.rehearse(tier.run)
         check_reads(tier, reads, self._device.pool_ranges())
-        places = [address_of(tensor) for tensor in tier.arguments]
-        return lambda: check_addresses(tier, places, self._weights())
+        addresses = [address_of(tensor) for tensor in tier.arguments]
+        return lambda: check_addresses(tier, addresses, self._weights())
 
 
 def largest_first(tiers: Iterable[Tier]) -> list[Tier]:
-    """Of most tokens first, so that the others find their blocks in the pool."""
+    """Sort tiers by tokens, the largest first. Smaller tiers then reuse its blocks in the pool."""
     return sorted(tiers, key=lambda tier: tier.key.tokens, reverse=True)
 
 
 @contextlib.contextmanager
 def _no_collection() -> Iterator[None]:
-    """What the garbage collector finds may be CUDA's, and freeing that during a capture would spoil it."""
+    """Disable the garbage collector during a capture: it could free CUDA memory, which would invalidate the capture."""
     gc.collect()
     enabled = gc.isenabled()
     gc.disable()

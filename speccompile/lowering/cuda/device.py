@@ -1,4 +1,4 @@
-"""What captures ask of CUDA: a stream, a pool, and a step that runs or is captured in them."""
+"""CUDA for captures: a stream, a pool, and functions that run or capture a step in them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from speccompile.utils.torch_private import end_pool
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes: what the pool has reserved, and what is free on the whole device."""
+    """Bytes that the pool has reserved, and bytes that are free on the whole device."""
 
     pool: int
     free: int
@@ -25,33 +25,33 @@ class Graph(Protocol):
     """A captured CUDA graph."""
 
     def replay(self) -> None:
-        """Launch it on the current stream."""
+        """Launch the graph on the current stream."""
 
 
 class GraphDevice(Protocol):
-    """One pool and one stream. Tests stand in for it where there is no GPU."""
+    """One pool and one stream. Tests replace it on machines without a GPU."""
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        """Run it until a capture finds everything made: kernels, handles, workspaces."""
+        """Run ``run`` until kernels, handles and workspaces exist, so the capture creates none."""
 
     def rehearse(self, run: Callable[[], Any]) -> None:
-        """Run it where it will be captured."""
+        """Run ``run`` in the stream and pool of the capture, without capturing it."""
 
     def capture(self, run: Callable[[], Any]) -> Graph:
-        """What ``run`` launches, unlaunched. What is wrong with it is raised as it comes."""
+        """Capture the launches of ``run`` without executing them. Errors of ``run`` are raised unchanged."""
 
     def memory(self) -> Memory:
-        """Memory of the graphs' pool, and free memory of the device, in bytes."""
+        """Return the memory of the graphs' pool, and the free memory of the device, in bytes."""
 
     def pool_ranges(self) -> list[range]:
-        """Addresses of the pool."""
+        """Return the addresses of the pool."""
 
 
 class CudaDevice:
-    """The process's capture stream on one GPU, and a pool of its own on that stream.
+    """The process's capture stream on one GPU, and a separate pool on that stream.
 
-    The allocator keeps blocks by stream, so captures share memory only if they, and what ran before them in the pool,
-    were all on one stream.
+    The allocator keeps blocks by stream. Captures therefore share memory only if they, and all earlier work in the
+    pool, ran on one stream.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -60,11 +60,12 @@ class CudaDevice:
         self._stream, self._workspaces = _stream_and_workspaces(device)
 
     def warm_up(self, run: Callable[[], Any]) -> None:
-        # Outside of the pool first: what compiles and tunes kernels allocates buffers that are not needed again.
+        # The first run is outside of the pool: compiling and tuning kernels allocates buffers that are used only once.
         run()
         with self._inside(self._workspaces):
-            # torch keeps cuBLAS's workspace of a thread and stream, which graphs hold the address of, until any graph
-            # of that stream ends, or Inductor's own CUDA graphs begin. Here only the next workspace comes to its place.
+            # Graphs hold the address of cuBLAS's workspace for this thread and stream. torch frees the workspace when a
+            # graph of that stream ends, or Inductor's own CUDA graphs begin. In this pool only the next workspace can
+            # reuse its memory.
             square = torch.ones(16, 16, device=self._device)
             torch.mm(square, square)
         self.rehearse(run)
@@ -76,11 +77,11 @@ class CudaDevice:
     def capture(self, run: Callable[[], Any]) -> Graph:
         self._make_room()
         graph = torch.cuda.CUDAGraph()
-        # Not torch.cuda.graph: when a capture fails that leaves the capture stream current.
+        # torch.cuda.graph is not used, since it leaves the capture stream current when a capture fails.
         with torch.cuda.stream(self._stream):
             handle: Any = self._pool.id
             try:
-                # Other threads may go on using CUDA meanwhile.
+                # Other threads may continue to use CUDA meanwhile.
                 graph.capture_begin(pool=handle, capture_error_mode="thread_local")
                 run()
             except BaseException:
@@ -110,7 +111,8 @@ class CudaDevice:
         torch.cuda.synchronize(self._device)
 
     def _make_room(self) -> None:
-        """While allocations go to a pool, torch gives no cached blocks back when memory runs out (pytorch#159674)."""
+        """Release cached blocks. While allocations go to a pool, torch does not release them when memory is full
+        (pytorch#159674)."""
         torch.cuda.synchronize(self._device)
         torch.cuda.empty_cache()
 
@@ -121,8 +123,8 @@ class CudaDevice:
             self._clean_up(graph)
 
     def _clean_up(self, graph: torch.cuda.CUDAGraph) -> None:
-        """torch stops where CUDA refuses the end of a capture (2.11 to 2.13): its allocators would go on for good with
-        this pool, and the default generator would believe in the capture until another one has ended."""
+        """Repair torch after CUDA refused the end of a capture (torch 2.11 to 2.13). Otherwise its allocators would use
+        this pool for ever, and the default generator would stay in capture mode until another capture has ended."""
         _refused.append(graph)
         with contextlib.suppress(RuntimeError):
             end_pool(self._device, self._pool)
@@ -133,8 +135,8 @@ class CudaDevice:
         another.capture_end()
 
 
-#: Their ends were refused. The allocator of pinned memory goes on asking them whether an allocation is theirs, and
-#: nothing that Python can call would end that (torch 2.11).
+#: Graphs whose end was refused. The allocator of pinned memory continues to query them, and no Python function stops
+#: that (torch 2.11), so they are kept alive.
 _refused: list[torch.cuda.CUDAGraph] = []
 
 
@@ -145,5 +147,6 @@ def _new_pool(device: torch.device) -> torch.cuda.MemPool:
 
 @functools.cache
 def _stream_and_workspaces(device: torch.device) -> tuple[torch.cuda.Stream, torch.cuda.MemPool]:
-    """For all captures of the process: cuBLAS takes a workspace for each stream."""
+    """Return the stream and pool of all captures of the process. They are shared, since cuBLAS allocates a workspace
+    for each stream."""
     return torch.cuda.Stream(device), _new_pool(device)

@@ -1,4 +1,4 @@
-"""Which node of a step cannot be captured."""
+"""Search for the node of a step that cannot be captured."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from speccompile.lowering.tier import Tier
 class Statement:
     """One line of a printed step, which is one node of its graph.
 
-    ``owner`` is the pass that put it there.
+    ``owner`` is the pass that added it.
     """
 
     node: str
@@ -29,14 +29,14 @@ class Statement:
 
 
 def cannot_capture(tier: Tier, error: Exception, device: GraphDevice) -> CannotCapture:
-    """The error to raise for a tier whose warm-up or capture raised ``error``.
+    """Return the error to raise for a tier whose warm-up or capture raised ``error``.
 
-    An op that CUDA refuses raises at once, so the error's own traceback leads to the printed line. One that only
-    spoils the capture is found by capturing every line alone.
+    An op that CUDA refuses raises at once, so the traceback of ``error`` leads to the printed line. An op that only
+    invalidates the capture is found by capturing every line separately.
     """
     found = _raised_at(tier, error) or _captured_alone(tier, device)
     if found is None:
-        where = "each of its nodes alone can be captured"
+        where = "each of its nodes can be captured separately"
     else:
         where = (
             f"it fails at node {found.node!r} of pass {found.owner!r}, line {found.line} of the printed step: "
@@ -46,7 +46,7 @@ def cannot_capture(tier: Tier, error: Exception, device: GraphDevice) -> CannotC
 
 
 def _raised_at(tier: Tier, error: BaseException) -> Statement | None:
-    """The innermost line of the printed step that ``error`` came through."""
+    """Return the innermost line of the printed step in the traceback of ``error``."""
     trace, line = error.__traceback__, None
     while trace is not None:
         if trace.tb_frame.f_code.co_filename == f"<{tier.name}>":
@@ -57,19 +57,20 @@ def _raised_at(tier: Tier, error: BaseException) -> Statement | None:
 
 @torch.no_grad()
 def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
-    """The first line of ``step`` that cannot be captured, if there is one. What lines compute is computed beside."""
+    """Return the first line of ``step`` that cannot be captured, or None. Each line also runs, to provide the values
+    of the next lines."""
     source = tier.step.source
     step = next(
         item for item in ast.parse(source).body if isinstance(item, ast.FunctionDef) and item.name == "step"
     )  # fmt: skip
     names = [argument.arg for argument in step.args.args]
-    # The function's globals are its printed file, with compiled bodies in the place of printed ones.
+    # The function's globals are those of its printed file, with compiled bodies instead of printed ones.
     namespace: dict[str, Any] = {
         **getattr(tier.executable, "__globals__", {}),
         **dict(zip(names, tier.arguments, strict=True)),
     }
-    # Dropped, a graph takes the pool along from under the next one: the allocator of pinned memory keeps the name of a
-    # pool that is not used, and refuses it (torch 2.11).
+    # Graphs are kept: a deleted graph would delete the pool that the next one uses. The allocator of pinned memory
+    # keeps the name of an unused pool, and refuses it (torch 2.11).
     graphs = []
     for item in step.body:
         if not isinstance(item, ast.Assign | ast.Expr):
@@ -79,11 +80,11 @@ def _captured_alone(tier: Tier, device: GraphDevice) -> Statement | None:
         try:
             run()
             with warnings.catch_warnings():
-                # torch warns of graphs without a kernel, as those of views are.
+                # torch warns about graphs without a kernel, such as those of views.
                 warnings.simplefilter("ignore")
                 graphs.append(device.capture(run))
         except Exception:
-            # Its message is that of the whole capture, which the caller reports; here only its line matters.
+            # The error's message is that of the whole capture, which the caller reports. Only the line matters here.
             return _statement(source, item.lineno)
     return None
 

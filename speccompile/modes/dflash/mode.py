@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from transformers import PreTrainedModel
 
@@ -43,7 +43,6 @@ class DFlash(HeadMode, SplitMode):
 
     name: ClassVar[str] = "dflash"
     one_forward: ClassVar[bool] = True
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, DFlashHead | str | Path) or self.draft == "":

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar
 
 from transformers import PreTrainedModel
 
@@ -40,7 +40,6 @@ class Eagle3(RecurrentHead):
     """
 
     name: ClassVar[str] = "eagle3"
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "drafter"
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, Eagle3Head | str | Path) or self.draft == "":

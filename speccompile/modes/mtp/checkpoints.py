@@ -26,7 +26,7 @@ from speccompile.modes.mtp.variants import VARIANTS, MtpVariant
 from speccompile.modes.network.checkpoint_files import checkpoint_folder
 from speccompile.modes.network.made_for import check_made_for
 from speccompile.quantized.float8 import ROUNDING, SCALE_SUFFIXES, declared_block, dequantize
-from speccompile.quantized.source import Source
+from speccompile.quantized.source import TensorSource
 from speccompile.utils.declared_quantization import CONFIG, declared_quantization
 from speccompile.utils.loading_bars import without_loading_bars
 
@@ -127,7 +127,7 @@ def _dequantised(
 ) -> dict[str, torch.Tensor]:
     """``tensors`` with float8 weights times their scales; float8 weights without scales are added to ``problems``."""
     declared = declared_quantization(folder) if (folder / CONFIG).is_file() else None
-    source, dense = Source(name), dict(tensors)
+    source, dense = TensorSource(name), dict(tensors)
     block = declared_block(declared or {"quant_method": "fp8"}, source)
     float8 = [key for key, value in tensors.items() if value.dtype in (torch.float8_e4m3fn, torch.float8_e5m2)]
     for key in float8:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import ClassVar, Literal, get_args
+from typing import ClassVar, get_args
 
 from transformers import PreTrainedModel
 
@@ -36,8 +36,6 @@ class MtpMode(HeadMode):
         draft_weights: ``"int8"`` or ``"int4"`` rounds their linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """
-
-    weights_from: ClassVar[Literal["nowhere", "drafter", "target"]] = "target"
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -23,7 +23,7 @@ from speccompile.modes.network.draft_network import DraftNetwork, Run
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.utils.storage import Storage
-from speccompile.utils.tracer_isolation import module_twin
+from speccompile.utils.tracer_isolation import copy_over_same_tensors
 from speccompile.utils.weight_forms import WeightForm
 
 
@@ -37,7 +37,7 @@ class DraftModel(DraftNetwork):
     @cached_property
     def observed(self) -> Observation:
         settle_rotary(self.model)
-        observed = observe(module_twin(self.model), self.info)
+        observed = observe(copy_over_same_tensors(self.model), self.info)
         if observed.recurrent:
             reason = "it keeps a recurrent state, from which the drafts of a drafter cannot be taken back yet"
             raise UnsupportedModel(model=self.info.name, reason=reason)
@@ -60,7 +60,7 @@ class DraftModel(DraftNetwork):
         # The same model as a target may have been captured by another route.
         if known is not None and known.fits(layout) and known.observed == self.observed:
             return known.graph(layout), True
-        return capture(module_twin(self.model), self.info, self.observed, layout), False
+        return capture(copy_over_same_tensors(self.model), self.info, self.observed, layout), False
 
     def store(self, graph: StepGraph, storage: Storage) -> None:
         CaptureStore(self.model, self.info, storage).save(graph, self.observed)

@@ -29,7 +29,7 @@ from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.utils.storage import Storage
 from speccompile.utils.torch_private import pytree
-from speccompile.utils.tracer_isolation import module_twin
+from speccompile.utils.tracer_isolation import copy_over_same_tensors
 from speccompile.utils.weight_forms import WeightForm
 
 #: State of heads: what their layers left at a sequence's newest row, from which drafting starts.
@@ -115,7 +115,7 @@ class HeadNetwork(DraftNetwork):
         both = {0: dynamic, 1: dynamic}
         shapes = (both, both, {0: dynamic}, both, [both] * len(self.kv), [both] * len(self.kv))
         try:
-            program = exported(module_twin(_Step(head)), arguments, shapes, len(self.kv))
+            program = exported(copy_over_same_tensors(_Step(head)), arguments, shapes, len(self.kv))
         except Exception as error:
             raise CaptureError(f"the head {info.name} cannot be exported: {error_line(error)}") from error
         graph = program.graph_module.graph

@@ -1,1 +1,1 @@
-"""A report as an HTML file, and as text for a terminal."""
+"""Renderers of a report: an HTML file, and text for a terminal."""

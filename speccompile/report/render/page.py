@@ -1,8 +1,8 @@
-"""A report as one HTML file that loads nothing.
+"""A report as one self-contained HTML file.
 
-The data is JSON, compressed, in the page; the page's scripts decompress it (``DecompressionStream``, in browsers since
-2023). Graphs are laid out by dagre, treemap, flame and trees by d3-hierarchy, and drawn by preact. These
-libraries lie in ``assets/vendor``, with their licences.
+The page contains its data as compressed JSON. Its scripts decompress the data (``DecompressionStream``, in browsers
+since 2023). dagre computes the layout of graphs, d3-hierarchy that of the treemap, the flame graph and trees, and
+preact draws them. These libraries are in ``assets/vendor``, with their licences.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from importlib.resources import files
 from speccompile.report.data import Report
 
 _VENDOR = ("dagre.js", "d3-hierarchy.js", "htm-preact.js")
-#: In the order in which they use one another.
+#: Scripts, each after those that it uses.
 _SCRIPTS = (
     "format.js",
     "overview.js",
@@ -31,7 +31,7 @@ _SCRIPTS = (
 
 
 def page(report: Report) -> str:
-    """The text of the file."""
+    """Text of the HTML file."""
     title = f"{report.subject.model}, {report.subject.mode}: speccompile report"
     scripts = [*(f"vendor/{name}" for name in _VENDOR), *_SCRIPTS]
     parts = {
@@ -41,7 +41,7 @@ def page(report: Report) -> str:
         "data": base64.b64encode(packed(report)).decode(),
         "scripts": "\n".join(f"<script>\n{_asset(name)}\n</script>" for name in scripts),
     }
-    # The data and scripts may contain braces, so each place is filled once, from the template's own text.
+    # Data and scripts may contain braces. Only the marks of the template itself are replaced, each once.
     pieces = _asset("page.html").split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
@@ -51,8 +51,11 @@ def page(report: Report) -> str:
 
 
 def packed(report: Report) -> bytes:
-    """The data of the page: JSON by gzip. The code of all stages is a table of lines, since stages have most of them in
-    common; a text is a list of runs, first line and number of lines."""
+    """Data of the page: gzipped JSON.
+
+    Stages have most of their lines in common, and the lines of all stages are stored once, in a table. A text is a list
+    of runs: the first line and the number of lines.
+    """
     data, lines = report.as_json(), _Lines()
     for program in (data["model"], *(item for tier in data["tiers"] for item in (tier["program"], *tier["drafters"]))):
         for stage in program["stages"]:

@@ -1,4 +1,4 @@
-"""A report as text for a terminal of 80 columns: the same answers as the page's, shorter. Names stay on one line."""
+"""A report as text for a terminal of 80 columns: a shorter form of the page. Names stay on one line."""
 
 from __future__ import annotations
 
@@ -106,13 +106,13 @@ def _tiers(tiers: Sequence[TierReport]) -> Table:
 
 
 def _regions(tiers: Sequence[TierReport]) -> Table:
-    # Names of trees are long.
+    # Names of trees are long and are split over lines.
     headings = [tier.name.replace(" ", "\n") for tier in tiers]
     table = _table("Milliseconds of a step; host is between steps and not in ms", "", *headings, numbers=headings)
     found = {tier.name: {cost.region: cost.ms for cost in tier.regions} for tier in tiers}
     for region, name in NAMES.items():
         if any(region in costs for costs in found.values()):
-            # A remainder that timing noise made 0 is not a measurement.
+            # A rest of 0 is timing noise, not a measurement.
             table.add_row(name, *(_ms(costs.get(region) or None) for costs in found.values()))
     return table
 
@@ -166,7 +166,7 @@ def _collectives(tier: TierReport) -> Table:
 
 
 def _shortened(kernel: Kernel, most: int = 44) -> str:
-    """Inductor's names list all that a kernel does; their middle is left out. ``--json`` has the whole name."""
+    """Shorten a kernel's name in the middle. Inductor's names list all fused ops; ``--json`` has the whole name."""
     name = kernel.name.removeprefix("aten.") if kernel.kind == "stock" else kernel.name
     return name if len(name) <= most else f"{name[: most - 18]}...{name[-15:]}"
 
@@ -180,8 +180,9 @@ def _executables(report: Report) -> Table:
 
 
 def _buffers(buffers: Sequence[Buffer]) -> Table:
-    """KV of all layers on a line for each shape, and the many tensors of sampling, adapters and the host on one
-    each."""
+    """One line for each shape of KV, over all layers, and one line for all tensors of sampling, of adapters and of the
+    host each.
+    """
     table = _table("Buffers of the arena", "group", "tensors", "type and shape", "bytes", numbers=("bytes",))
     lines: dict[tuple[str, ...], list[Buffer]] = {}
     for buffer in buffers:

@@ -1,4 +1,4 @@
-"""Which replica a request prefers: that of the conversation's first turn, which knows its KV."""
+"""Preference of a request for a replica: the one with the first turn of the conversation has its KV."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from speccompile.serve.replicas.call import Call
+from speccompile.serve.replicas.call import ReplicaCall
 
-#: So much of a text decides.
+#: Number of characters of a text that decide.
 _CHARACTERS = 1024
 
 
-def conversation(call: Call) -> str:
-    """A text that all turns of a conversation have in common: the messages up to the first one of the user, or the
-    beginning of the prompt. Empty where the body has neither."""
+def conversation(call: ReplicaCall) -> str:
+    """Text that all turns of a conversation have in common: the messages up to the first one of the user, or the
+    beginning of the prompt. Empty if the body has neither."""
     try:
         body: Any = json.loads(call.body)
     except (ValueError, RecursionError):
-        # The replica refuses it.
+        # The replica will refuse the body.
         return ""
     if not isinstance(body, dict):
         return ""
@@ -27,14 +27,14 @@ def conversation(call: Call) -> str:
     if isinstance(turns, list):
         roles = [turn.get("role") if isinstance(turn, dict) else None for turn in turns]
         end = roles.index("user") + 1 if "user" in roles else len(turns)
-        # A shared system prompt alone would send all conversations to one replica.
+        # Without the first message of the user, a shared system prompt would send all conversations to one replica.
         return json.dumps(turns[:end])[-_CHARACTERS:]
     return json.dumps(body.get("prompt", turns))[:_CHARACTERS] if "prompt" in body or turns else ""
 
 
 def ranked(text: str, names: Sequence[str]) -> list[str]:
-    """The names in the order in which ``text`` prefers them. A name that comes or goes changes the first choice of its
-    own share of texts alone.
+    """Order ``names`` by the preference of ``text``. A name that is added or removed changes the first choice only for
+    its share of texts.
 
     Source: D. Thaler, C. Ravishankar, "Using Name-Based Mappings to Increase Hit Rates", 1998 (highest random weight).
     """
@@ -46,11 +46,11 @@ def ranked(text: str, names: Sequence[str]) -> list[str]:
 
 
 def by_preference(text: str, queues: dict[str, int], imbalance: int) -> list[str]:
-    """The names of replicas in the order in which a request with ``text`` tries them.
+    """Order the names of replicas for a request with ``text``: it tries them in this order.
 
     Args:
-        queues: the number of requests that each replica has.
-        imbalance: a replica with so many more requests than the least loaded one comes after those that have fewer.
+        queues: number of requests of each replica.
+        imbalance: a replica with this many more requests than the least loaded one comes after those with fewer.
     """
     least = min(queues.values())
     order = ranked(text, list(queues)) if text else sorted(queues, key=queues.__getitem__)

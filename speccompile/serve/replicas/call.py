@@ -1,4 +1,4 @@
-"""A request of HTTP as a value that travels to a replica, and the parts of its answer that travel back."""
+"""An HTTP request as a value that is sent to a replica, and the parts of its answer."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ Headers = list[tuple[bytes, bytes]]
 
 
 @dataclass(frozen=True)
-class Call:
-    """A request whose body has been read."""
+class ReplicaCall:
+    """A request with its body."""
 
     method: str
     path: str
@@ -26,7 +26,7 @@ class Call:
     client: tuple[str, int] | None = None
 
     def scope(self) -> Scope:
-        """As a server of ASGI has it."""
+        """ASGI scope of the request."""
         return {
             "type": "http",
             "asgi": {"version": "3.0"},
@@ -44,28 +44,28 @@ class Call:
 
 @dataclass(frozen=True)
 class Head:
-    """The first part of an answer; all others are bytes of its body."""
+    """First part of an answer. All other parts are bytes of the body."""
 
     status: int
     headers: Headers
 
 
-async def read_call(request: Request, most: int, seconds: float) -> Call:
-    """The request with its body, of at most ``most`` bytes, which must arrive within ``seconds``.
+async def read_call(request: Request, most: int, seconds: float) -> ReplicaCall:
+    """Read a request with its body, of at most ``most`` bytes, which must arrive within ``seconds``.
 
     Raises:
-        ApiError: the body is larger, or slower.
+        ApiError: the body is larger or slower.
     """
     body = await read_bytes(request, most, seconds)
     query, client = request.url.query.encode(), request.scope.get("client")
-    return Call(request.method, request.url.path, query, request.headers.raw, body, client)
+    return ReplicaCall(request.method, request.url.path, query, request.headers.raw, body, client)
 
 
-async def answer(app: ASGIApp, call: Call) -> AsyncGenerator[Head | bytes, None]:
-    """The parts of the answer of ``app``, as it sends them. If the generator is closed, ``app`` sees its client leave.
+async def answer(app: ASGIApp, call: ReplicaCall) -> AsyncGenerator[Head | bytes, None]:
+    """Yield the parts of the answer of ``app``. If the generator is closed, ``app`` is notified that its client left.
 
     Raises:
-        Exception: what ``app`` raises.
+        Exception: an exception of ``app``.
     """
     sent: asyncio.Queue[Message | None] = asyncio.Queue()
     left = asyncio.Event()

@@ -1,4 +1,4 @@
-"""Passes the answer of a replica on, and asks another replica if the first one dies before anything was passed on."""
+"""Passes on the answer of a replica. If the replica dies before that, another replica is used."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from starlette.types import Send
 from speccompile.errors import error_line
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.disconnect import PartedResponse
-from speccompile.serve.replicas.call import Call, Head
+from speccompile.serve.replicas.call import Head, ReplicaCall
 
 log = logging.getLogger("speccompile.serve")
 
 Parts = AsyncGenerator[Head | bytes, None]
-#: Replicas that are tried, and seconds between them: a dead one is removed from the list meanwhile.
+#: Number of replicas to try, and seconds between attempts, in which a dead one is removed from the list.
 ATTEMPTS, PAUSE_SECONDS = 4, 0.5
 
 
-async def relay(call: Call, ask: Callable[[Call], Parts], lost: tuple[type[Exception], ...]) -> Response:
-    """The answer of a replica.
+async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tuple[type[Exception], ...]) -> Response:
+    """Return the answer of a replica.
 
     Args:
-        ask: sends a call to some replica. The same call may be sent several times.
-        lost: exceptions by which ``ask`` reports that the replica died.
+        ask: sends a call to a replica. The same call may be sent several times.
+        lost: exceptions by which ``ask`` reports that the replica has died.
     """
     for attempt in range(ATTEMPTS):
         parts = ask(call)
         try:
             head = await anext(parts)
-            # A stream's head is sent before its first token: with the head alone another replica may still answer.
+            # A stream's head arrives before its first token. Until that token another replica may still answer.
             first = await anext(parts, b"")
         except lost as error:
             log.warning(
@@ -51,11 +51,11 @@ async def relay(call: Call, ask: Callable[[Call], Parts], lost: tuple[type[Excep
 
 
 class _Relayed(PartedResponse):
-    """An answer whose first part is known. The others follow, until the client leaves."""
+    """Answer with a known first part. The other parts follow until the client leaves."""
 
     def __init__(self, head: Head, first: bytes, rest: Parts, lost: tuple[type[Exception], ...]) -> None:
         super().__init__(_passed_on(head, first, rest, lost), head.status)
-        # Ray's proxy adds this one to all answers.
+        # Ray's proxy adds this header to all answers.
         self.raw_headers = [item for item in head.headers if item[0] != b"x-request-id"]
         self._rest = rest
 
@@ -63,7 +63,7 @@ class _Relayed(PartedResponse):
         try:
             await super()._send(send)
         finally:
-            # Also of an answer of which nothing was sent.
+            # Close the stream even if nothing of the answer was sent.
             await self._rest.aclose()
 
 
@@ -78,7 +78,7 @@ async def _passed_on(
     except lost as error:
         log.warning("a replica died in the middle of an answer: %s", error_line(error))
         if not dict(head.headers).get(b"content-type", b"").startswith(b"text/event-stream"):
-            # The connection is closed before the announced length.
+            # The connection closes before the announced length.
             raise
-        message = "the replica died in the middle of the stream; what came so far is not complete"
+        message = "the replica died in the middle of the stream; the text so far is not complete"
         yield f"data: {json.dumps(ApiError(message, status=500, code='replica_died').body())}\n\n".encode()

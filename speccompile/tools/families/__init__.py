@@ -1,4 +1,4 @@
-"""The model families that transformers can make, each as a model small enough for a test."""
+"""Model families of transformers, each with a model that is small enough for a test."""
 
 from speccompile.tools.families.family import Family, causal_lm_families, find_families
 from speccompile.tools.families.tiny import tiny_model

@@ -1,4 +1,4 @@
-"""The causal-LM families that transformers knows."""
+"""Causal-LM families that transformers has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from speccompile.utils.model_names import unknown_family
 
 @dataclasses.dataclass(frozen=True)
 class Family:
-    """A model type, and its causal-LM class."""
+    """A model type and its causal-LM class."""
 
     name: str
     config_class: type[PreTrainedConfig]
     model_class: type[PreTrainedModel]
 
 
-#: Names of causal-LM classes by family, of which none is imported yet.
+#: Names of causal-LM classes by family. None of the classes is imported yet.
 MAPPED: dict[str, str] = MODEL_FOR_CAUSAL_LM_MAPPING._model_mapping
 
 
@@ -46,16 +46,18 @@ def _families() -> dict[str, Family]:
 
 
 def causal_lm_families() -> list[Family]:
-    """All families, by name: what ``AutoModelForCausalLM`` takes, and the ``ForCausalLM`` classes that it does not."""
+    """All families by name: those of ``AutoModelForCausalLM``, and ``ForCausalLM`` classes outside of it."""
     return list(_families().values())
 
 
 def find_families(names: Collection[str]) -> list[Family]:
-    """The families of these names, in order of the names. Only their own modules of transformers are imported, unless
-    ``AutoModelForCausalLM`` does not take one of them: importing all takes seconds.
+    """Find the families of ``names``, in order of the names.
+
+    Only the families' own modules of transformers are imported, which saves seconds. A name that
+    ``AutoModelForCausalLM`` does not have requires an import of all modules.
 
     Raises:
-        UnknownFamily: names all that do not exist, and what comes close to each.
+        UnknownFamily: the error lists all names that do not exist, with similar ones.
     """
     if all(name in MAPPED for name in names):
         return [_mapped_family(name) for name in names]

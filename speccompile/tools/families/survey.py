@@ -1,4 +1,4 @@
-"""Whether a family's tiny model speculates with the text of transformers, or why not."""
+"""Survey of families: whether a tiny model speculates with the text of transformers, or the reason against it."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from speccompile.tools.families.tiny import TEXT_VOCAB, tiny_model
 
 TIERS = (0, 1, 3)
 ROWS = 4
-# Prompts and new tokens are each longer than the windows of tiny models, all of them together.
+# Prompts and new tokens are each longer than the sum of the windows of tiny models.
 NEW_TOKENS = 48
 PROMPT_LENGTHS = (40, 33, 3, 28)
-# Tokens in the pattern of a periodic prompt. The next is tried where hardly a draft was accepted after the one before.
+# Tokens in the pattern of a periodic prompt. The next prompt is tried if hardly any draft was accepted after one.
 PERIODS = (6, 5, 7, 6, 5, 7)
 ACCEPTED = 1.1
 
@@ -40,11 +40,11 @@ _CPU = torch.device("cpu")
 
 
 class Verdict(enum.StrEnum):
-    """What became of a family.
+    """Result of a family.
 
-    ``REFUSED``: ``wrap`` says what it cannot do. ``NOT_MADE``: no tiny model exists, or transformers cannot
-    generate with it. ``WRONG`` and ``BROKEN`` are faults of this package: another text, or an error that is none of
-    its own.
+    ``REFUSED``: ``wrap`` reports what it does not support. ``NOT_MADE``: no tiny model exists, or transformers cannot
+    generate with it. ``WRONG`` and ``BROKEN`` are faults of this package: a different text, or an error of a class
+    outside of :mod:`speccompile.errors`.
     """
 
     EXACT = "exact"
@@ -60,12 +60,12 @@ class Row:
 
     Args:
         family, model_class: names.
-        verdict: what became of it.
+        verdict: result of the family.
         route: how its attention was captured; None if it was not.
-        acceptance_length: with the largest tier after a periodic prompt, for an exact one.
-        reason: why not exact, or why not by the attention op.
+        acceptance_length: of the largest tier after a periodic prompt, if the text is exact.
+        reason: why the text is not exact, or why attention is not the attention op.
         error: class of the error that the reason describes.
-        seconds: what it took.
+        seconds: duration of the survey of this family.
     """
 
     family: str
@@ -79,10 +79,9 @@ class Row:
 
 
 def survey(family: Family, *, backend: str = "eager", device: torch.device = _CPU) -> Row:
-    """Compare the text of the family's tiny model on ``device`` with that of transformers' ``generate``, in ragged
-    batches.
+    """Compare the text of the family's tiny model on ``device`` with that of transformers' ``generate``.
 
-    Drafts are n-grams, and any tier may follow any other. No error of the model or of this package escapes.
+    Batches are ragged, drafts are n-grams, and tiers alternate at random. Errors are caught and reported in the row.
     """
     started = time.perf_counter()
     with _quiet():
@@ -131,7 +130,7 @@ def _surveyed(family: Family, backend: str, device: torch.device) -> Row:
 
 
 class RandomTier:
-    """A policy: any tier after any other, the same ones in every run."""
+    """Policy that chooses tiers at random, with the same sequence in every run."""
 
     def __init__(self) -> None:
         self._random = random.Random(0)
@@ -141,11 +140,11 @@ class RandomTier:
 
 
 class _Differs(Exception):
-    """The text is not that of transformers."""
+    """The text differs from that of transformers."""
 
 
 class _GenerateFails(Exception):
-    """There is nothing to compare with."""
+    """transformers cannot generate, and there is no text to compare with."""
 
     def __init__(self, error: Exception) -> None:
         super().__init__(f"transformers' own generate fails on the tiny model: {error_line(error)}.")
@@ -154,7 +153,7 @@ class _GenerateFails(Exception):
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """No warnings, logged, raised or printed: of tiny models they would be about sizes that no user chose."""
+    """Suppress all warnings and prints. They would concern sizes that no user chose."""
     level = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -166,7 +165,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _check_batches(spec: Speculator, model: PreTrainedModel) -> None:
-    """Raises _Differs, or _GenerateFails: over batches of 1 to ``ROWS`` rows whose lengths differ."""
+    """Check batches of 1 to ``ROWS`` rows of different lengths. Raises _Differs or _GenerateFails."""
     prompts = _prompts()
     texts = [_expected(model, prompt) for prompt in prompts]
     order = itertools.cycle(range(len(prompts)))
@@ -176,7 +175,7 @@ def _check_batches(spec: Speculator, model: PreTrainedModel) -> None:
 
 
 def _acceptance_length(spec: Speculator, model: PreTrainedModel) -> float:
-    """The largest with the largest tier over the periodic prompts that were tried; raises as ``_check_batches``."""
+    """Largest acceptance length of the largest tier over the periodic prompts. Raises as ``_check_batches``."""
     spec.set_tier(max(TIERS))
     best = 0.0
     for seed, period in enumerate(PERIODS):
@@ -190,7 +189,7 @@ def _acceptance_length(spec: Speculator, model: PreTrainedModel) -> float:
 
 
 def _prompts() -> list[list[int]]:
-    """Texts with and without repetition, of different lengths."""
+    """Prompts with and without repetition, of different lengths."""
     long, random_long, random_short, short = PROMPT_LENGTHS
     return [
         _periodic(6, long, seed=0),
@@ -228,7 +227,7 @@ def _check(
 
 
 def _place(error: Exception) -> str:
-    """Where the error left this package."""
+    """File and line of this package from which the error was raised."""
     root = Path(__file__).parents[2]
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(root)]
     return f"{Path(frames[-1].filename).relative_to(root.parent).as_posix()}:{frames[-1].lineno}"

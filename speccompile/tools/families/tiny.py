@@ -1,5 +1,5 @@
-"""A tiny random model of every causal-LM family that transformers knows, whose text depends on all that came before
-it and repeats itself in part."""
+"""Tiny random models of the causal-LM families of transformers. Their output depends on the whole context and repeats
+itself in part."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ __all__ = ["TEXT_VOCAB", "VOCAB", "Family", "causal_lm_families", "tiny_config",
 def tiny_model(
     family: Family, *, seed: int = 0, dtype: torch.dtype = torch.float32, **overrides: Any
 ) -> PreTrainedModel:
-    """A model of the family with random weights, in eval mode, that never stops by itself.
+    """Create a model of the family with random weights, in eval mode. It never ends a text.
 
     Args:
-        family: which one.
-        seed: seed of the weights; the caller's random state is left as it was.
+        family: the family.
+        seed: seed of the weights. The caller's random state does not change.
         dtype: of the weights.
-        **overrides: as of ``tiny_config``, ``num_layers`` and ``window`` included.
+        **overrides: arguments of ``tiny_config``, also ``num_layers`` and ``window``.
     """
     config = tiny_config(family, **overrides)
     with torch.random.fork_rng(devices=[]), torch.no_grad():
@@ -38,21 +38,21 @@ def tiny_model(
             _favour_cycles(model)
         except Exception as error:
             raise CannotBeTiny(family=family.name, reason=error_line(error)) from error
-    # Of the family's own defaults nothing ends the text or forbids what the prompt has.
+    # Remove defaults of the family that end a text or forbid tokens of the prompt.
     ends = ("eos_token_id", "pad_token_id", "forced_eos_token_id", "forced_bos_token_id")
     for name in (*ends, "encoder_no_repeat_ngram_size"):
         setattr(model.generation_config, name, None)
     return model
 
 
-# Of a linear layer's outputs, and of an embedding's entries: found by measurement over all families. Larger gains
-# make text that never repeats, smaller ones text that only its newest token decides.
+# Gain of the outputs of linear layers and of the entries of embeddings, measured over all families. With larger gains
+# text never repeats; with smaller ones only the newest token decides.
 GAIN = 1.1
 EMBEDDING = 1.0
 
 
 def _draw(model: PreTrainedModel) -> None:
-    """Draws weights with which logits depend on the whole text; the usual 0.02 makes them almost constant."""
+    """Draw weights with which logits depend on the whole context. With the usual 0.02 they are almost constant."""
     transposed = {id(module.weight) for module in model.modules() if isinstance(module, Conv1D)}
     tables = {id(module.weight) for module in model.modules() if isinstance(module, nn.Embedding)}
     for name, weight in model.named_parameters():
@@ -62,7 +62,7 @@ def _draw(model: PreTrainedModel) -> None:
         elif weight.dim() < 2 or name.endswith("bias") or not _is_random(weight):
             weight.copy_(weight.float() + noise * 0.1)
         elif weight.dim() == 3:
-            # Experts, either way around; or a convolution.
+            # Experts, in either layout, or a convolution.
             weight.copy_(noise * GAIN / min(weight.shape[1:]) ** 0.5)
         else:
             fan_in = weight.shape[0] if id(weight) in transposed else weight[0].numel()
@@ -73,7 +73,7 @@ def _draw(model: PreTrainedModel) -> None:
 
 
 def _is_random(weight: torch.Tensor) -> bool:
-    """Whether its values were drawn around zero. Others have a meaning, as rates of decay, and stay near it."""
+    """Return whether the values were drawn around zero. Others, such as rates of decay, must stay near their values."""
     weight = weight.float()
     return bool(weight.mean().abs() <= 0.5 * weight.std())
 
@@ -85,11 +85,11 @@ CONTEXT = 0.4
 
 
 def _favour_cycles(model: PreTrainedModel) -> None:
-    """Makes short cycles of tokens likely, so that text repeats itself in part and some drafts are accepted.
+    """Favour short cycles of tokens. The output then repeats itself in part, and some drafts are accepted.
 
-    For each token, the output layer's row of the next token in its cycle also gets a detector of the hidden states
-    that the model has for it: as strong as it takes for that token to win at a share ``SHARE`` of random places.
-    The embedding is scaled down until the context, too, has its part in the hidden states.
+    Each row of the output layer is increased by a detector of the hidden states of the token that precedes the row's
+    token in its cycle. The detectors are as strong as needed to win at a share ``SHARE`` of random positions. The
+    embedding is scaled down until the context influences the hidden states, too.
     """
     head: nn.Module | None = model.get_output_embeddings()
     embedding: Any = model.get_input_embeddings()
@@ -115,17 +115,17 @@ def _favour_cycles(model: PreTrainedModel) -> None:
         weight = base + strength * cycles
         if ((by_token[0] @ weight.T).argmax(-1) == following).float().mean() >= SHARE:
             break
-    # Logits of this size stay clear of the flat ends of a soft cap, where they would all be equal.
+    # Logits of this size avoid the flat ends of a soft cap, where all would be equal.
     head.weight.copy_(weight * 2 / (by_token[0] @ weight.T).std())
 
 
 def _head_inputs(model: PreTrainedModel, head: nn.Linear, texts: torch.Tensor) -> torch.Tensor:
-    """The hidden states ``[texts, tokens, hidden]`` that the output layer reads."""
+    """Hidden states ``[texts, tokens, hidden]`` that the output layer receives."""
     seen: list[torch.Tensor] = []
     handle = head.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0].float()))
     try:
         model(texts, use_cache=False)
     finally:
         handle.remove()
-    # A model that predicts several tokens at once has one stream for each.
+    # A model that predicts several tokens at once has a stream of hidden states for each.
     return seen[0].reshape(len(texts), -1, texts.shape[1], head.in_features)[:, 0]

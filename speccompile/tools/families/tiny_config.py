@@ -1,7 +1,7 @@
-"""A config of a family with every size shrunk.
+"""Configs of families with all sizes reduced.
 
-Sizes are shrunk by the name of their field, in all families: ``hidden_size`` is 64 everywhere. Layers are
-chosen by looking at the lists with one entry a layer (``layer_types`` and its like), so that each kind occurs.
+Sizes depend on the name of their field: ``hidden_size`` is 64 in all families. Layers are chosen by the lists with one
+entry per layer (``layer_types`` and similar ones), such that each kind occurs.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from speccompile.tools.families.tiny_sizes import (
 
 
 def tiny_config(family: Family, *, num_layers: int = 2, window: int = 8, **overrides: Any) -> PreTrainedConfig:
-    """A config of the family with every size shrunk: the one that its model class takes.
+    """Create a config of the family's model class with all sizes reduced.
 
     Args:
-        family: which one.
-        num_layers: at least so many layers; more where the family has more kinds of layer.
+        family: the family.
+        num_layers: smallest number of layers. There are more if the family has more kinds of layers.
         window: of sliding windows, attention chunks and sparse selections.
-        **overrides: fields of the config (or of its text config) that win over all rules here;
+        **overrides: fields of the config, or of its text config, which take precedence over all rules here.
             ``layer_types`` is repeated over the layers.
     """
     unknown = set(overrides) - _text_names(family.config_class) | set(overrides) & set(LAYER_COUNTS)
@@ -55,9 +55,9 @@ def tiny_config(family: Family, *, num_layers: int = 2, window: int = 8, **overr
 
 
 def _parts(cls: type[PreTrainedConfig]) -> dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]]:
-    """The configs that a config is made of: field -> class, and the defaults that it has there."""
+    """Parts of a composite config: class and defaults by field."""
     parts: dict[str, tuple[type[PreTrainedConfig], dict[str, Any]]] = {}
-    # transformers 5.17 has the classes alone.
+    # transformers 5.17 has only the classes.
     specs = getattr(cls, "sub_configs_defaults", {})
     for name, part_class in cls.sub_configs.items():
         spec, own = specs.get(name), issubclass(part_class, PreTrainedConfig)
@@ -84,7 +84,7 @@ def _shrunk(
     overrides: Mapping[str, Any],
     own_defaults: Mapping[str, Any],
 ) -> PreTrainedConfig:
-    """A config of ``cls``; ``own_defaults`` are those that a composite config has for this part of it."""
+    """Create a config of ``cls``. ``own_defaults`` are the composite config's defaults for this part."""
     names = {field.name for field in dataclasses.fields(cls)}
     defaults = {field.name: _default(field) for field in dataclasses.fields(cls)} | dict(own_defaults)
     fields = {name: _small(name, value, window) for name, value in defaults.items()}
@@ -105,7 +105,7 @@ def _shrunk(
             fields[name] = (fields[name] * total)[:total]
     config = cls(**(fields | _layers(cls(**fields), names, counts, num_layers)))
     if "eos_token_id" in names:
-        # Some classes put theirs where none is given.
+        # Some classes replace a missing id by their own default.
         config.eos_token_id = fields["eos_token_id"]
     return config
 
@@ -117,7 +117,7 @@ def _default(field: dataclasses.Field[Any]) -> Any:
 
 
 def _small(name: str, value: Any, window: int) -> Any:
-    """The shrunk value of one field."""
+    """Reduced value of one field."""
     if _is_size(value) and name in WINDOWS:
         return min(value, window)
     if _is_size(value) and name in SIZES:
@@ -132,13 +132,13 @@ def _is_size(value: Any) -> bool:
 
 
 def _token_ids(fields: Mapping[str, Any]) -> dict[str, int]:
-    """Each special token at a place of its own at the end of the vocabulary."""
+    """Special tokens, each with a different id at the end of the vocabulary."""
     names = [name for name in fields if name.endswith(("_token_id", "_token_index")) and type(fields[name]) is int]
     return {name: VOCAB - 1 - place for place, name in enumerate(names)}
 
 
 def _latent(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str, int]:
-    """Latent attention makes keys of as many heads as queries; some configs give the rotated part as head_dim."""
+    """Sizes of latent attention. Keys have as many heads as queries; some configs use head_dim for the rotated part."""
     if not _is_size(defaults.get("kv_lora_rank")):
         return {}
     sizes = {"num_key_value_heads": fields["num_attention_heads"]}
@@ -148,7 +148,7 @@ def _latent(defaults: Mapping[str, Any], fields: Mapping[str, Any]) -> dict[str,
 
 
 def _layers(usual: PreTrainedConfig, names: set[str], counts: set[str], num_layers: int) -> dict[str, Any]:
-    """The fields that say how many layers there are and of which kinds: the first layer of each kind of ``usual``."""
+    """Fields with the number and the kinds of layers: the first layer of each kind in ``usual``."""
     total = max((getattr(usual, name) for name in counts), default=0)
     values = {name: value for name, value in vars(usual).items() if name in names and isinstance(value, list | tuple)}
     indices = {name: value for name, value in values.items() if _is_index_list(value, total)}
@@ -160,7 +160,7 @@ def _layers(usual: PreTrainedConfig, names: set[str], counts: set[str], num_laye
     for name in ("layer_types", "layers_block_type"):
         kinds = getattr(usual, name, None) or []
         if name not in names and kinds:
-            # Made from other fields, so layers cannot be left out: as many as show every kind.
+            # The list is derived from other fields. Layers cannot be left out, only cut off after the last new kind.
             chosen |= set(range(max(kinds.index(kind) for kind in kinds) + 1))
     chosen |= set([i for i in range(total) if i not in chosen][: max(0, num_layers - len(chosen))])
     order = sorted(chosen)
@@ -173,7 +173,7 @@ def _layers(usual: PreTrainedConfig, names: set[str], counts: set[str], num_laye
 
 
 def _is_index_list(value: list[Any] | tuple[Any, ...], total: int) -> bool:
-    """Whether it lists layers: rising numbers below the number of layers."""
+    """Return whether ``value`` lists layers: ascending numbers below the number of layers."""
     return (
         len(value) > 0
         and all(type(one) is int and 0 <= one < total for one in value)

@@ -1,10 +1,10 @@
-"""What the fields of a config are shrunk to, by name."""
+"""Reduced values of config fields, by name."""
 
 from __future__ import annotations
 
 from typing import Any
 
-# Ids from TEXT_VOCAB on are special tokens or unused: text below holds no placeholder of an image.
+# Ids from TEXT_VOCAB on are special tokens or unused: ids below it are never placeholders of images.
 TEXT_VOCAB = 128
 VOCAB = 144
 
@@ -13,7 +13,7 @@ def _each(value: Any, names: str) -> dict[str, Any]:
     return dict.fromkeys(names.split(), value)
 
 
-# What a field is shrunk to. A smaller default stays.
+# Reduced value of each field. A smaller default stays.
 SIZES: dict[str, int] = {
     **_each(
         VOCAB,
@@ -57,7 +57,7 @@ SIZES: dict[str, int] = {
         " hidden_size_per_layer_input laurel_rank adapter_rank gated_norm_rank o_lora_rank kv_lora_rank hc_lowrank"
         " qk_nope_head_dim block_multiple_of",
     ),
-    # An index whose few heads all have nothing to add for many keys chooses among equals.
+    # With few heads an index may score many keys as equal, and would then choose among equals.
     **_each(16, "index_n_heads"),
     **_each(12, "v_head_dim"),
     **_each(
@@ -95,7 +95,7 @@ LAYER_COUNTS = _each(
     "num_hidden_layers n_layer n_layers num_layers encoder_layers decoder_layers num_decoder_layers"
     " num_encoder_layers depth num_blocks conf_num_hidden_layers num_layers_per_stack num_global_layers",
 )
-# Set to these values, which may not be the defaults.
+# Fields that are set to these values, which may differ from the defaults.
 SWITCHES: dict[str, Any] = {
     "is_decoder": True,
     "use_cache": True,
@@ -106,7 +106,7 @@ SWITCHES: dict[str, Any] = {
     "axial_pos_embds_dim": (16, 48),
     "axial_pos_shape": (16, 16),
 }
-# Set where the default is None: the model wants a number, or has a part that is off.
+# Fields with the default None: the model requires a number, or a part would be disabled.
 FILLED: dict[str, Any] = {
     "head_dim": 16,
     "num_key_value_heads": 2,
@@ -124,18 +124,18 @@ FILLED: dict[str, Any] = {
 }
 NO_DROPOUT = ("dropout", "pdrop", "layerdrop", "dropout_rate", "dropout_p", "dropout_prob", "jitter_noise")
 
-# What no rule above can know, by config class. A list is a pattern, repeated over the layers.
+# Exceptions by config class. A list is a pattern that is repeated over the layers.
 OVERRIDES: dict[str, dict[str, Any]] = {
-    # The defaults hold one kind of layer, or none.
+    # The defaults have one kind of layer, or none.
     "Lfm2MoeConfig": {"layer_types": ["conv", "full_attention"]},
     "GraniteMoeHybridConfig": {"layer_types": ["linear_attention", "full_attention"]},
-    # The model needs what its default config lacks.
+    # The model requires fields that its default config lacks.
     "CohereCompassTextConfig": {
         "layer_types": ["sliding_attention", "full_attention"],
         "rope_parameters": _each({"rope_type": "default", "rope_theta": 10000.0}, "sliding_attention full_attention"),
     },
     "DbrxAttentionConfig": {"rope_theta": 10000.0, "clip_qkv": 8.0},
-    # Sizes that are not fields of the class: it takes them, and moves them into the layers.
+    # Sizes that are not fields of the class: it accepts them, and moves them into the layers.
     "Gemma4TextConfig": {"global_head_dim": 32},
     "Gemma4UnifiedTextConfig": {"global_head_dim": 32},
     "Dots3NoteTextConfig": {
@@ -148,6 +148,6 @@ OVERRIDES: dict[str, dict[str, Any]] = {
         "swa_qk_nope_head_dim": 16,
         "swa_v_head_dim": 12,
     },
-    # Two of its classes round this size in two ways when it is small.
+    # Two classes of this family round this size differently when it is small.
     "xLSTMConfig": {"qk_dim_factor": 1.0},
 }

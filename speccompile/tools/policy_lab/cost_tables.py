@@ -1,4 +1,4 @@
-"""Cost tables to try policies with."""
+"""Cost tables for the policy lab."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from speccompile.policies.costs import CostTable, TierCost
 
 Cost = Callable[[int, int], TierCost]
 
-#: Of a step of so many rows and drafts. ``flat``: any width costs the same. ``linear``: each draft costs the same.
-#: ``cpu``: SmolLM2-135M with packed weights on two cores, as ``python -m benchmarks.steps`` measured it.
+#: Costs of a step by rows and drafts. ``flat``: all widths cost the same. ``linear``: each draft costs the same.
+#: ``cpu``: SmolLM2-135M with packed weights on two cores, measured with ``python -m benchmarks.steps``.
 TABLES: dict[str, Cost] = {
     "flat": lambda rows, draft_len: TierCost(10.0),
     "linear": lambda rows, draft_len: TierCost(10.0 + 1.3 * draft_len),
@@ -18,5 +18,5 @@ TABLES: dict[str, Cost] = {
 
 
 def cost_table(name: str, draft_lens: Sequence[int], row_counts: Sequence[int] = (1, 2, 4, 8)) -> CostTable:
-    """One of :data:`TABLES`, of these tiers."""
+    """Return one of :data:`TABLES` for the given tiers."""
     return CostTable({(rows, k): TABLES[name](rows, k) for rows in row_counts for k in draft_lens})

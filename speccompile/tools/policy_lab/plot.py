@@ -1,4 +1,4 @@
-"""Simulated runs as pictures."""
+"""Plots of simulated runs."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from speccompile.errors import InvalidOption
-from speccompile.tools.policy_lab.simulate import Outcome
+from speccompile.tools.policy_lab.simulate import SimulatedRun
 
-#: Steps over which a speed is drawn.
+#: Number of steps over which a speed is averaged.
 WINDOW = 50
 
 
-def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, Outcome]) -> None:
+def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, SimulatedRun]) -> None:
     """Write a PNG: for each run, tokens per second and draft length over simulated time.
 
     Raises:
@@ -38,8 +38,8 @@ def plot(path: str | os.PathLike[str], title: str, outcomes: Mapping[str, Outcom
         pyplot.close(figure)
 
 
-def series(outcome: Outcome) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
-    """Seconds, and tokens per second and mean draft length of the steps up to them, a window of steps each."""
+def series(outcome: SimulatedRun) -> tuple[Sequence[float], Sequence[float], Sequence[float]]:
+    """Seconds, and tokens per second and mean draft length of the window of steps that ends there."""
     times, speed, draft_lens, before = [], [], [], 0.0
     for begin in range(0, outcome.steps, WINDOW):
         window = outcome.timeline[begin : begin + WINDOW]

@@ -1,4 +1,4 @@
-"""Replays texts against a policy, in simulated time."""
+"""Replays sequences with a policy, in simulated time."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from speccompile.tools.policy_lab.texts import Text
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What a simulated run did.
+class SimulatedRun:
+    """Results of a simulated run.
 
     Args:
-        residency: steps by draft length.
-        timeline: of each step, when it ended and its draft length.
+        residency: number of steps by draft length.
+        timeline: time at the end of each step, and its draft length.
     """
 
     policy: str
@@ -33,7 +33,7 @@ class Outcome:
 
     @property
     def speed(self) -> float:
-        """Tokens in a millisecond."""
+        """Tokens per millisecond."""
         return self.tokens / self.milliseconds
 
     @property
@@ -43,7 +43,7 @@ class Outcome:
 
 
 class Oracle:
-    """Knows every text's true chances, and nothing of its dice. Also a chooser."""
+    """Chooser that knows the true acceptance probabilities of all sequences, but not the random draws."""
 
     def __init__(self, texts: Sequence[Text], ladder: Ladder, costs: CostTable) -> None:
         self._texts, self._ladder, self._costs = texts, ladder, costs
@@ -52,7 +52,7 @@ class Oracle:
         return "oracle"
 
     def choose(self, upcoming: Upcoming) -> int:
-        """The draft length of the greatest true expected speed."""
+        """Return the draft length with the greatest true expected speed."""
         rows, context = upcoming.rows, _mean_context(upcoming.rows)
 
         def speed(draft_len: int) -> float:
@@ -68,7 +68,7 @@ class Oracle:
         return max(self._ladder.draft_lens, key=lambda draft_len: (speed(draft_len), -draft_len))
 
     def note(self, done: Done) -> None:
-        """It knows already."""
+        """Ignore the results."""
 
 
 def simulate(
@@ -80,21 +80,21 @@ def simulate(
     max_rows: int = 8,
     late: bool = False,
     ready: bool = True,
-) -> Outcome:
-    """Run all texts, at most ``max_rows`` at a time, each step taking what ``costs`` says.
+) -> SimulatedRun:
+    """Run all sequences, at most ``max_rows`` at a time. The time of each step is taken from ``costs``.
 
     Args:
-        ladder: its own costs are what the policy believes.
-        late: the policy receives a step's results when the next one has been chosen.
-        ready: the smallest tier runs that has room for what the drafter has; else the one that was chosen.
+        ladder: tiers. Its costs are those that the policy assumes.
+        late: the policy receives the results of a step after the next step was chosen.
+        ready: run the smallest tier that holds the available drafts, not the chosen tier.
     """
     return run(start(policy, ladder), str(policy), texts, ladder, costs, max_rows=max_rows, late=late, ready=ready)
 
 
 def oracle(
     texts: Sequence[Text], ladder: Ladder, costs: CostTable, *, max_rows: int = 8, ready: bool = True
-) -> Outcome:
-    """What one who knows the phases would reach."""
+) -> SimulatedRun:
+    """Run the sequences with :class:`Oracle`: the speed that a policy could reach at best."""
     chooser = Oracle(texts, ladder, costs)
     return run(chooser, "oracle", texts, ladder, costs, max_rows=max_rows, late=False, ready=ready)
 
@@ -109,7 +109,7 @@ def run(
     max_rows: int,
     late: bool,
     ready: bool,
-) -> Outcome:
+) -> SimulatedRun:
     waiting = deque(range(len(texts)))
     at = [0] * len(texts)
     live: list[int] = []
@@ -136,7 +136,7 @@ def run(
         unread.append(done)
         while len(unread) > late:
             chooser.note(unread.popleft())
-    return Outcome(name, tokens, now, dict(sorted(residency.items())), timeline)
+    return SimulatedRun(name, tokens, now, dict(sorted(residency.items())), timeline)
 
 
 def _row(text: Text, index: int, position: int, longest: int) -> Row:

@@ -1,4 +1,4 @@
-"""Traces that were made up: texts whose drafts are right with known chances."""
+"""Synthetic traces: sequences whose drafts are right with known probabilities."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from speccompile.tools.policy_lab.texts import Text
 
 @dataclass(frozen=True)
 class SyntheticText:
-    """Draft j of a step at position p is right if ``draws[p + j - 1]`` is below
-    ``levels[p + j - 1] * decay ** (j - 1)``: what is right does not depend on where steps begin but for ``decay``, by
-    which later drafts are worse.
+    """Sequence in which draft j of a step at position p is right if ``draws[p + j - 1]`` is below
+    ``levels[p + j - 1] * decay ** (j - 1)``. Only ``decay``, by which later drafts are worse, depends on where a step
+    begins.
 
     Args:
-        levels: by position, the chance of a first draft.
-        has: by position, whether the drafter has anything.
-        scored: the drafter returns these chances as scores.
+        levels: by position, the probability that a first draft is right.
+        has: by position, whether the drafter has drafts.
+        scored: the drafter returns these probabilities as scores.
     """
 
     levels: Sequence[float]
@@ -63,30 +63,30 @@ def _text(levels: Sequence[float], rng: random.Random, decay: float = 0.95) -> S
 
 
 def constant(rng: random.Random, level: float, requests: int = 1, tokens: int = 3000) -> list[Text]:
-    """Texts whose drafts are right with the same probability everywhere."""
+    """Sequences whose drafts are right with the same probability everywhere."""
     return [_text([level] * tokens, rng) for _ in range(requests)]
 
 
 def phases(rng: random.Random, low: float = 0.05, high: float = 0.92, requests: int = 1) -> list[Text]:
-    """Low, high, low; each phase is at least 200 steps of the tier that fits it."""
+    """Sequences with a low, a high and a low phase, each of at least 200 steps of the tier that fits it."""
     levels = [low] * 400 + [high] * 2400 + [low] * 400
     return [_text(levels, rng, 0.99) for _ in range(requests)]
 
 
 def mixture(rng: random.Random, requests: int = 96, tokens: int = 150) -> list[Text]:
-    """Requests of levels of their own, more than there is room for: how fast they go, not who goes last, counts."""
+    """More requests than rows, with different levels. The order in which they end does not matter."""
     return [_text([rng.choice((0.05, 0.3, 0.6, 0.9))] * tokens, rng) for _ in range(requests)]
 
 
 def drift(rng: random.Random, requests: int = 1, tokens: int = 4000) -> list[Text]:
-    """The level rises and falls slowly."""
+    """Sequences whose level rises and falls slowly."""
     shift = rng.random()
     levels = [0.5 + 0.45 * math.sin(2 * math.pi * (shift + place / 2000)) for place in range(tokens)]
     return [_text(levels, rng) for _ in range(requests)]
 
 
 def sparse(rng: random.Random, requests: int = 1, tokens: int = 3000) -> list[Text]:
-    """As prompt lookup: often nothing is found, and what is found is good."""
+    """Sequences as under prompt lookup: drafts are often missing, and good if there are any."""
     texts: list[Text] = []
     for _ in range(requests):
         has = [found for _ in range(tokens // 20) for found in [rng.random() < 0.4] * 20]
@@ -95,7 +95,7 @@ def sparse(rng: random.Random, requests: int = 1, tokens: int = 3000) -> list[Te
     return texts
 
 
-#: By name. Each takes a generator of random numbers.
+#: Traces by name. Each function has a random generator as its argument.
 TRACES: dict[str, Callable[[random.Random], list[Text]]] = {
     "never": lambda rng: constant(rng, 0.02),
     "seldom": lambda rng: constant(rng, 0.25),
@@ -110,5 +110,5 @@ TRACES: dict[str, Callable[[random.Random], list[Text]]] = {
 
 
 def synthetic_texts(name: str, seed: int = 0) -> list[Text]:
-    """One of :data:`TRACES`."""
+    """Return one of :data:`TRACES`."""
     return TRACES[name](random.Random(f"{name} {seed}"))

@@ -1,4 +1,4 @@
-"""Simulated requests: which of their drafts are right, wherever a step begins."""
+"""Simulated requests with the drafts that would be right at each position."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from speccompile.policies.base import Done
-from speccompile.runtime.trace_reader import Trace
+from speccompile.runtime.trace_reader import RecordedRun
 
 
 class Text(Protocol):
@@ -15,34 +15,34 @@ class Text(Protocol):
 
     @property
     def length(self) -> int:
-        """The number of its new tokens."""
+        """Number of its new tokens."""
 
     @property
     def prompt(self) -> int:
-        """The number of its prompt tokens."""
+        """Number of its prompt tokens."""
 
     def offered(self, position: int, most: int) -> int:
-        """The number of drafts that the drafter has, at most ``most``."""
+        """Number of drafts that the drafter has, at most ``most``."""
 
     def scores(self, position: int, count: int) -> tuple[float, ...]:
-        """The drafter's scores of the first ``count`` of them; empty if it has no scores."""
+        """Scores of the first ``count`` drafts; empty if the drafter has no scores."""
 
     def accepted(self, position: int, count: int) -> int:
-        """How many of the first ``count`` are right before the first wrong one."""
+        """Number of right drafts among the first ``count``, up to the first wrong one."""
 
     def chances(self, position: int, count: int) -> list[float]:
-        """The true probability of each draft, if those before it are right. For the oracle alone."""
+        """True probability of each draft, given that those before it are right. Only the oracle uses it."""
 
 
 @dataclass(frozen=True)
 class RecordedText:
-    """A request as it was recorded. Where a run of a step at p found a drafts right, one that begins i tokens later
-    would have found ``a - i``.
+    """Request from a recorded trace. If a step at p had a right drafts, one that begins i tokens later would have
+    ``a - i``.
 
     Args:
-        runs: by position, the number of drafts that are right.
+        runs: by position, the number of right drafts.
         available: by position, the number of drafts.
-        draft_scores: by position, their scores.
+        draft_scores: by position, the scores of the drafts.
     """
 
     prompt: int
@@ -68,17 +68,17 @@ class RecordedText:
         return min(count, self.runs[position])
 
     def chances(self, position: int, count: int) -> list[float]:
-        """1 or 0 for each draft: the recorded outcome, so that the oracle knows the next step."""
+        """1 or 0 for each draft: the recorded outcome. The oracle thus knows the next step."""
         return [1.0] * self.accepted(position, count) + [0.0] * (count - self.accepted(position, count))
 
 
-def texts_of(trace: Trace) -> list[RecordedText]:
+def texts_of(trace: RecordedRun) -> list[RecordedText]:
     """The requests of a trace, in the order in which they began."""
     return recorded_texts(trace.steps, trace.offered)
 
 
 def recorded_texts(steps: Sequence[Done], offered: Sequence[Sequence[int]]) -> list[RecordedText]:
-    """The requests of a record, in the order in which they began.
+    """Requests of a record, in the order in which they began.
 
     Args:
         offered: for each step and row, the number of its drafts.
@@ -104,7 +104,7 @@ class _Positions:
     def add(self, context: int, accepted: int, offered: int, emitted: int, scores: tuple[float, ...]) -> None:
         position = context - self.prompt
         if position != len(self.runs):
-            return  # Steps of it are missing, so the positions of the following ones are unknown.
+            return  # Steps are missing, so the positions of later ones are unknown.
         if scores:
             self.draft_scores[position] = scores
         for later in range(emitted):

@@ -22,7 +22,7 @@ def test_only_tokens_of_prompts_are_reused_where_prompts_differ() -> None:
         model, "ngram", tiers=(0, 3), max_batch=2, max_len=60, backend="eager", state_checkpoints=8
     ) as spec:
         engine = spec.engine
-        assert "Of known sequences only prompts serve" in spec.explain()
+        assert "Only prompts are reused" in spec.explain()
 
         def read(prompt: list[int], absorbed: int) -> tuple[Request, torch.Tensor]:
             """The request, and its state once it has absorbed so many tokens."""

@@ -250,7 +250,9 @@ def test_a_capture_that_only_fails_as_a_whole_says_so(tier: Tier) -> None:
                 raise RuntimeError(SPOILED)
             return super().capture(run)
 
-    with raises(CannotCapture, tier="tier K=3, 3 rows", where=re.compile("each of its nodes alone can be captured")):
+    with raises(
+        CannotCapture, tier="tier K=3, 3 rows", where=re.compile("each of its nodes can be captured separately")
+    ):
         captured(tier, Fails())
 
 

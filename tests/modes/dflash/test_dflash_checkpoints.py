@@ -19,11 +19,7 @@ from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
 MASK = 7
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, **fields: Any) -> DFlashHead:
@@ -92,7 +88,7 @@ def test_half_precision_and_a_mode_that_loads(model: LlamaForCausalLM, head: DFl
     sizes: dict[str, Any] = {"tiers": (0, 3), "policy": "fixed:3", "max_batch": 1, "max_len": 31, "backend": "eager"}
     with wrap(model, "dflash", draft=str(tmp_path), **sizes) as spec:
         assert "layers 2, 0 drafts 3 tokens in one forward" in spec.explain()
-        assert "made inside the step, by one forward" in spec.explain()
+        assert "computed inside the step, by one forward" in spec.explain()
         prompt = random_prompt(9)
         assert spec.generate(torch.tensor([prompt]), max_new_tokens=12)[0, 9:].tolist() == greedy(model, prompt, 12)
 

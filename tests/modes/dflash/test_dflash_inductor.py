@@ -13,18 +13,14 @@ from speccompile import Speculator, wrap
 from speccompile.heads import DFlashHead
 from speccompile.lowering.kernel_list import DRAFTER
 from support.dice import Dice
-from support.tiny import random_prompt, tiny_llama
+from support.tiny import random_prompt
 
 TIERS, WINDOWS = (0, 1, 3), (7, 4)
 OPTIONS: dict[str, Any] = {"max_batch": 2, "max_len": 95, "backend": "inductor", "weights": "int8"}
 #: Shorter and longer than the windows.
 PROMPTS = [random_prompt(3, seed=1), random_prompt(41, seed=2)]
 DRAWN: list[dict[str, Any]] = [{}, {"do_sample": True, "seed": 5, "temperature": 1.5, "top_k": 20}]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=3, dtype=torch.bfloat16)
+TINY = {"layers": 3, "dtype": torch.bfloat16}
 
 
 @pytest.fixture(scope="module")

@@ -24,11 +24,7 @@ HEADS: dict[str, dict[str, Any]] = {
     "windows": {"block_size": 4, "num_hidden_layers": 2, "taps": (1, 2), "windows": (9, None)},
     "windows alone": {"block_size": 5, "num_hidden_layers": 2, "taps": (2,), "windows": (3, 3)},
 }
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def dflash(model: LlamaForCausalLM, head: DFlashHead, **options: Any) -> Speculator:

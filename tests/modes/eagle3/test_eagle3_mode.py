@@ -11,17 +11,13 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.acceptance import Forced
 from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.heads import Eagle3Head
 from speccompile.sampling.draft_vocab import target_ids
 from support import published
-from support.dice import Dice
-from support.eagle3_specs import MAX_LEN, TAPS, drafted, drafted_in_front, eagle3, plain_of, states_of
-from support.engines import always_mixes
+from support.eagle3_specs import TAPS, eagle3
 from support.errors import raises
-from support.head_texts import assert_greedy_texts
-from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt, tiny_llama
 
 HEADS: dict[str, dict[str, Any]] = {
     "own vocabulary": {"draft_vocab_size": 50},
@@ -30,11 +26,7 @@ HEADS: dict[str, dict[str, Any]] = {
 }
 #: Where neither rows nor tiers matter: what is built by one test others find again.
 SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 def head_of(model: LlamaForCausalLM, name: str, **fields: Any) -> Eagle3Head:
@@ -46,63 +38,7 @@ def head(model: LlamaForCausalLM) -> Eagle3Head:
     return head_of(model, "own vocabulary")
 
 
-@pytest.fixture(scope="module")
-def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Speculator:
-    return eagle3(model, head)
-
-
-def assert_drafts_are_the_paper_s(
-    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, text: list[int], slot: int
-) -> None:
-    """After ``text``, which is in that slot."""
-    draft_len = max(spec.tiers)
-    tokens, logits = drafted(spec, slot, draft_len)
-    wanted, wanted_logits = plain_of(head).draft(text, states_of(model, text), draft_len)
-    room = min(draft_len, int(spec.arena["limit"][slot]) - len(text) - 1)
-    assert tokens == wanted[:room] + [-1] * (draft_len - room)
-    torch.testing.assert_close(logits.double(), wanted_logits, rtol=1e-3, atol=1e-3)
-
-
 # --- drafts ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", HEADS)
-def test_step_by_step_after_a_prompt_in_chunks(model: LlamaForCausalLM, name: str) -> None:
-    """Some drafts are accepted in each round, whatever they are, and others are not."""
-    own = head_of(model, name)
-    with eagle3(model, own, acceptance=Forced(1.4), max_batch=1, max_len=63) as spec:
-        spec.generate(torch.tensor([random_prompt(20, seed=9)]), max_new_tokens=9)
-        for tiers, new in {(3,): 13, (1,): 11, (0, 3, 1, 0, 0, 3): 20}.items():
-            spec.stats.reset()
-            request = admitted(spec.engine, random_prompt(37, seed=new), max_new_tokens=new)
-            assert request.stats.prefill_tokens == 37
-            steps = 0
-            while not request.finished:
-                assert_drafts_are_the_paper_s(spec, model, own, request.prompt + request.new_tokens, request.slot)
-                spec.set_tier(tiers[steps % len(tiers)])
-                spec.engine.step()
-                steps += 1
-            accepted, judged = spec.stats.accepted_tokens, spec.stats.draft_tokens
-            assert 0 < accepted < judged or tiers == (1,)
-
-
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 64, 65, 100])
-def test_behind_prompts_of_any_length(spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, length: int) -> None:
-    request = admitted(spec.engine, random_prompt(length, seed=length), max_new_tokens=9)
-    assert_drafts_are_the_paper_s(spec, model, head, request.prompt + request.new_tokens, request.slot)
-    request.cancel()
-
-
-def test_twenty_steps_without_drafts_change_nothing(
-    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head
-) -> None:
-    request = admitted(spec.engine, random_prompt(15, seed=3), max_new_tokens=60)
-    spec.set_tier(0)
-    for _ in range(20):
-        spec.engine.step()
-    assert len(request.new_tokens) == 21
-    assert_drafts_are_the_paper_s(spec, model, head, request.prompt + request.new_tokens, request.slot)
-    request.cancel()
 
 
 def test_acceptance_does_not_depend_on_the_tiers_that_ran(model: LlamaForCausalLM, head: Eagle3Head) -> None:
@@ -134,81 +70,14 @@ def test_acceptance_does_not_depend_on_the_tiers_that_ran(model: LlamaForCausalL
 # --- slots ---------------------------------------------------------------------------------------
 
 
-def test_a_known_beginning(spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head) -> None:
-    """The head's row at the end of what two texts share has read the other text's next token."""
-    beginning = random_prompt(40, seed=4)
-    spec.set_tier(3)
-    spec.generate(torch.tensor([[*beginning, 5, 6, 7]]), max_new_tokens=4)
-    for prompt in ([*beginning, 9, 8, 7], [*beginning, 9], beginning):
-        request = admitted(spec.engine, prompt, max_new_tokens=9)
-        assert 0 < request.stats.reused_tokens < min(len(prompt), 40)
-        assert_drafts_are_the_paper_s(spec, model, head, prompt + request.new_tokens, request.slot)
-        assert request.result().token_ids == greedy(model, prompt, 9)
-    # A text that goes on keeps its slot.
-    longer = request.prompt + request.new_tokens + [3, 1]
-    slot, request = request.slot, admitted(spec.engine, longer, max_new_tokens=9)
-    assert request.slot == slot and request.stats.reused_tokens > len(longer) - 6
-    assert_drafts_are_the_paper_s(spec, model, head, longer + request.new_tokens, request.slot)
-    request.cancel()
-
-
-def test_a_prompt_beside_a_step(model: LlamaForCausalLM, head: Eagle3Head) -> None:
-    with eagle3(model, head, tiers=(0, 3), max_batch=2, max_len=63) as spec:
-        always_mixes(spec)
-        running = admitted(spec.engine, random_prompt(5), max_new_tokens=58)
-        for length in (1, 2, 9, 30):
-            spec.set_tier(3)
-            request = spec.engine.submit(random_prompt(length, seed=length), max_new_tokens=8)
-            while not request.new_tokens:
-                spec.engine.step()
-            assert_drafts_are_the_paper_s(spec, model, head, request.prompt + request.new_tokens, request.slot)
-            assert not running.finished and request.result().token_ids == greedy(model, request.prompt, 8)
-        assert any(tier.key.prompt_tokens for tier in spec.engine.mixed_tiers.values())
-        cancel_all(spec.engine)
-        assert running.new_tokens == greedy(model, running.prompt, len(running.new_tokens))
-
-
-def test_own_longest_text(model: LlamaForCausalLM) -> None:
-    """After it rows are decoded plainly, one by one, beside others that draft."""
+def test_a_head_for_the_target_s_longest_text_keeps_as_many_places(model: LlamaForCausalLM) -> None:
     own = head_of(model, "own vocabulary", max_position_embeddings=32)
-    with eagle3(model, own, tiers=(0, 3), max_batch=2, max_len=63) as spec:
-        assert spec.arena["drafter_k_0"].shape[1] < spec.arena["k_0"].shape[1]
-        prompts = [random_prompt(25), random_prompt(4, seed=1)]
-        requests = [spec.engine.submit(prompt, max_new_tokens=30) for prompt in prompts]
-        while not requests[0].finished:
-            lengths = [len(request.prompt + request.new_tokens) for request in requests]
-            spec.engine.step()
-            for request, length in zip(requests, lengths, strict=True):
-                if len(request.new_tokens) > 1 and not request.finished and length > 31:
-                    assert int(spec.arena["proposed"][request.slot]) == 0
-        assert requests[1].stats.draft_tokens > 20
-        for request in requests:
-            assert request.result().token_ids == greedy(model, request.prompt, 30)
     with eagle3(model, own, draft_max_len=40, **SMALL | {"max_len": 40}) as spec:
         assert spec.arena["drafter_k_0"].shape == spec.arena["drafter_v_0"].shape
         assert spec.arena["drafter_k_0"].shape[1] == spec.arena["k_0"].shape[1]
 
 
 # --- texts ---------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
-def test_greedy_text_is_the_targets(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    assert_greedy_texts(spec, model, rows)
-
-
-@pytest.mark.parametrize("rows", [1, 4])
-def test_sampled_text_is_the_targets(spec: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    asked = [
-        {"ids": random_prompt(5 + 9 * row, seed=row), "do_sample": True, "seed": row, "max_new_tokens": 25}
-        | [{}, {"temperature": 5.0}, {"top_k": 9, "repetition_penalty": 1.3}, {"top_p": 0.8, "temperature": 2.0}][row]
-        for row in range(rows)
-    ]
-    with wrap(model, "none", tiers=(0,), max_batch=4, max_len=MAX_LEN, backend="eager") as plain:
-        expected = [plain.engine.submit(**request).result().token_ids for request in asked]
-    spec.engine.policy = Dice([0, 1, 3], rows)
-    together = [spec.engine.submit(**request) for request in asked]
-    assert [request.result().token_ids for request in together] == expected
 
 
 def test_shared_noise_makes_drafts_right(model: LlamaForCausalLM) -> None:
@@ -265,35 +134,6 @@ def split(model: LlamaForCausalLM, head: Eagle3Head) -> Speculator:
     return eagle3(model, head, "eagle3")
 
 
-SPLIT: dict[str, dict[str, Any]] = {
-    "greedy": {},
-    "drawn": {"do_sample": True, "temperature": 6.0, "seed": 4},
-}
-
-
-@pytest.mark.parametrize("drawn", SPLIT.values(), ids=SPLIT)
-def test_fused_and_split_draft_the_same(spec: Speculator, split: Speculator, drawn: dict[str, Any]) -> None:
-    """What is accepted in each step, and what a step would draft next."""
-    tiers, seen = [3, 0, 1, 3, 3, 0, 0, 3, 1, 3] * 9, []
-    for one in (spec, split):
-        request = one.engine.submit(random_prompt(40, seed=8), max_new_tokens=40, **drawn)
-        while not request.new_tokens:
-            one.engine.step()
-        steps, drafts = [], []
-        for draft_len in tiers:
-            if request.finished:
-                break
-            one.set_tier(draft_len)
-            one.engine.step()
-            steps.append(len(request.new_tokens))
-            if not request.finished and one is spec:
-                drafts.append(drafted(one, request.slot, 3)[0])
-            elif not request.finished:
-                drafts.append(drafted_in_front(one, request.slot, 3))
-        seen.append((request.new_tokens, steps, drafts))
-    assert seen[0] == seen[1]
-
-
 def test_split_runs_executables_of_its_own(split: Speculator) -> None:
     tiers = split.engine.tiers
     front = tiers[3, 1, "greedy"].drafter
@@ -305,15 +145,6 @@ def test_split_runs_executables_of_its_own(split: Speculator) -> None:
     assert "before the step" in split.explain()
 
 
-@pytest.mark.parametrize("rows", [1, 3, 4])
-def test_text_of_the_split_mode_is_the_targets(split: Speculator, model: LlamaForCausalLM, rows: int) -> None:
-    split.engine.policy = Dice([0, 1, 3], rows)
-    prompts = [random_prompt(3 + 20 * row, seed=row) for row in range(rows)]
-    requests = [split.engine.submit(prompt, max_new_tokens=20) for prompt in prompts]
-    for request in requests:
-        assert request.result().token_ids == greedy(model, request.prompt, 20)
-
-
 def test_split_hands_over_probabilities(model: LlamaForCausalLM, head: Eagle3Head) -> None:
     """The same coins over the same probabilities."""
     texts = []
@@ -323,15 +154,6 @@ def test_split_hands_over_probabilities(model: LlamaForCausalLM, head: Eagle3Hea
             texts.append(one.generate(torch.tensor([random_prompt(9)]), **drawn).tolist())
             assert one.stats.accepted_tokens > 5
     assert texts[0] == texts[1]
-
-
-@pytest.mark.parametrize(("most", "drafts"), [(2, 0), (4, 1)])
-def test_a_head_for_the_shortest_texts(model: LlamaForCausalLM, head: Eagle3Head, most: int, drafts: int) -> None:
-    """Shorter than what its capture is checked over."""
-    with eagle3(model, head, draft_max_len=most, tiers=(0, 1), max_batch=1, max_len=16) as one:
-        request = one.engine.submit([5], max_new_tokens=12)
-        assert request.result().token_ids == greedy(model, [5], 12)
-        assert one.stats.draft_tokens == drafts
 
 
 # --- what is taken -------------------------------------------------------------------------------

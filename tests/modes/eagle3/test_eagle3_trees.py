@@ -30,11 +30,7 @@ SHAPES = (0, 3, CHAIN, STATIC, WIDE)
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.8, "top_k": 40, "repetition_penalty": 1.2}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 PROMPTS = [[row, *(random.Random(row).randrange(128) for _ in range(length))] for row, length in enumerate((2, 9, 33))]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama(layers=4)
+TINY = {"layers": 4}
 
 
 @pytest.fixture(scope="module")

@@ -1,6 +1,7 @@
 """Heads as speculators saves them draft what speculators' own ``Eagle3DraftModel`` drafts.
 
-``speculators_chains.json`` holds what it saved and drafted; ``make_speculators_chains.py`` says how it was made.
+``speculators_chains.json`` holds what speculators 0.9.0 saved and drafted. The script that wrote it:
+``git show 2d17e84:tests/support/make_speculators_chains.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator
 from support.eagle3_specs import drafted, drafted_in_front, eagle3
 from support.published import SPECULATORS, write
-from support.speculators_cases import CASES, DRAFT_LEN, WINDOW, head_tensors, target
+from support.speculators_cases import DRAFT_LEN, WINDOW, head_tensors, target
 from support.tiny import admitted
 
 OPTIONS: dict[str, Any] = {"tiers": (0, DRAFT_LEN), "max_batch": 1, "max_len": 63, "prefix_reuse": False}
@@ -51,11 +52,11 @@ def wider_bodies(spec: Speculator) -> list[str]:
 
 #: Of the cases, the one whose head reads the embedding.
 EMBEDDING = "embedding and last layer"
-assert EMBEDDING in CASES
+assert EMBEDDING in SPECULATORS["cases"]
 
 
 # The chains of "sliding window" are compared in either mode below.
-@pytest.mark.parametrize("name", [name for name in CASES if name != "sliding window"])
+@pytest.mark.parametrize("name", [name for name in SPECULATORS["cases"] if name != "sliding window"])
 def test_every_chain_is_the_oracle_s(model: LlamaForCausalLM, tmp_path: Path, name: str) -> None:
     with eagle3(model, write_case(tmp_path, name), **OPTIONS) as spec:
         assert list(chains(spec)) == SPECULATORS["cases"][name]["chains"]

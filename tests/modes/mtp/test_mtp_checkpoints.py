@@ -17,7 +17,6 @@ from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVaria
 from support.errors import raises
 from support.families import model_of
 from support.published_mtp import keys_of, write
-from support.tiny import tiny_llama
 
 #: Target, layout, how many modules, and the family's variant. MiMo's own code is not among transformers' models; its
 #: layers are Qwen2's.
@@ -75,11 +74,6 @@ def test_modules_that_the_layout_has_no_names_for_are_not_saved(tmp_path: Path) 
     model = model_of("qwen3_next")
     with raises(InvalidHead, source="of MTP modules", reason=re.compile("has one module, and 2 were given")):
         save_mtp(head_of(model, 2), model, tmp_path)
-
-
-@pytest.fixture(scope="module")
-def model() -> PreTrainedModel:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")

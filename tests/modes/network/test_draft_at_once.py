@@ -11,22 +11,14 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
-from speccompile.acceptance import Forced
 from speccompile.errors import InvalidOption
 from speccompile.modes.draft_target import DraftTarget
-from support.dice import Dice
 from support.drafters import random_drafter
-from support.eagle3_specs import drafted, drafted_in_front
 from support.errors import raises
-from support.tiny import admitted, greedy, random_prompt, tiny_llama
+from support.tiny import random_prompt
 
 MASK, KMAX = 9, 4
 SIZES: dict[str, Any] = {"tiers": (0, 1, KMAX), "max_batch": 2, "max_len": 95, "backend": "eager"}
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module")
@@ -44,55 +36,11 @@ def spec(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> Speculator:
     return pard(model, draft)
 
 
-def plain_drafts(draft: LlamaForCausalLM, text: list[int]) -> list[int]:
-    """After ``text``, in one forward over all of it."""
-    with torch.no_grad():
-        logits = draft(torch.tensor([text + [MASK] * (KMAX - 1)])).logits
-    return logits[0, -KMAX:].argmax(-1).tolist()
-
-
-def assert_drafts(spec: Speculator, draft: LlamaForCausalLM, request: Any) -> None:
-    text = request.prompt + request.new_tokens
-    room = min(KMAX, int(spec.arena["limit"][request.slot]) - len(text) - 1)
-    wanted = plain_drafts(draft, text)
-    assert drafted(spec, request.slot, KMAX)[0] == wanted[:room] + [-1] * (KMAX - room)
-
-
-def test_step_by_step_with_rejections(model: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
-    with pard(model, draft, acceptance=Forced(1.4)) as spec:
-        for tiers, length in {(KMAX,): 70, (0, KMAX, 1, 0, 0, KMAX): 5}.items():
-            request = admitted(spec.engine, random_prompt(length, seed=length), max_new_tokens=20)
-            steps = 0
-            while not request.finished:
-                assert_drafts(spec, draft, request)
-                spec.set_tier(tiers[steps % len(tiers)])
-                spec.engine.step()
-                steps += 1
-        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
-
-
-def test_the_text_is_the_targets(spec: Speculator, model: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
-    spec.engine.policy = Dice([0, 1, KMAX], 1)
-    requests = [spec.engine.submit(random_prompt(length, seed=length), max_new_tokens=20) for length in (1, 30, 66)]
-    assert all(request.result().token_ids == greedy(model, request.prompt, 20) for request in requests)
-
-
 def test_one_forward_for_all_drafts(spec: Speculator) -> None:
     assert "by one forward" in spec.explain()
     counts = [spec.engine.tiers[tier, 1, "greedy"].graph.op_counts()["drafter_decoder_layer"] for tier in (0, 1, KMAX)]
     # Reading along is one forward, drafting another.
     assert counts[1] == counts[2] == 2 * counts[0]
-
-
-def test_fused_and_split_draft_the_same(spec: Speculator, model: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:
-    with pard(model, draft, fused=False) as split:
-        drafts = []
-        for one in (spec, split):
-            request = admitted(one.engine, random_prompt(20), max_new_tokens=9)
-            of = drafted(one, request.slot, KMAX)[0] if one is spec else drafted_in_front(one, request.slot, KMAX)
-            drafts.append(of)
-            assert request.result().token_ids == greedy(model, request.prompt, 9)
-    assert drafts[0] == drafts[1]
 
 
 def test_rules_and_shared_noise(spec: Speculator, model: LlamaForCausalLM, draft: LlamaForCausalLM) -> None:

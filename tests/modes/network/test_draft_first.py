@@ -11,21 +11,17 @@ from transformers import LlamaForCausalLM
 from speccompile import wrap
 from speccompile.errors import InvalidOption
 from speccompile.heads import Eagle3Head, MtpHead
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
 from speccompile.policies.base import Done, Row
 from speccompile.policies.cost import Cost
 from speccompile.speculator import Speculator
+from support.chances import survival
 from support.errors import raises
-from support.tiny import greedy, random_prompt, tiny_llama
+from support.tiny import greedy, random_prompt
 
 K, NEW = 3, 10
 SIZES: dict[str, Any] = {"tiers": (0, K), "max_len": 64, "backend": "eager", "policy": f"fixed:{K}"}
 PROMPTS = [random_prompt(8, 1), random_prompt(21, 2)]
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module", params=["whole", "part", "mtp"])
@@ -102,12 +98,12 @@ def test_a_policy_of_rows_alone_is_not_given_any(pair: tuple[Speculator, Specula
 
 
 def test_the_first_chance_is_calibrated_and_later_ones_follow_by_position() -> None:
-    acceptance = Acceptance(3)
+    acceptance = AcceptanceEstimator(3)
     for _ in range(200):
         # 0.9 comes true, 0.2 does not; after an accepted first draft there is one more.
         acceptance.note(Done(3, (1,), (9,), (3,), (2,), (3,), ((0.9,),)))
         acceptance.note(Done(3, (2,), (9,), (3,), (0,), (1,), ((0.2,),)))
-    sure, unsure = acceptance.survival([Row(3, 9, 3, (0.9,)), Row(3, 9, 3, (0.2,))])
+    sure, unsure = survival(acceptance, [Row(3, 9, 3, (0.9,)), Row(3, 9, 3, (0.2,))])
     assert sure[0] > 0.9 and unsure[0] < 0.1
     assert sure[1] / sure[0] == pytest.approx(unsure[1] / unsure[0]) and sure[1] / sure[0] > 0.9
     assert sure[2] / sure[1] < 0.1

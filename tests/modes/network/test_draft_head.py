@@ -13,12 +13,7 @@ from speccompile.errors import CaptureMismatch
 from speccompile.modes import registry
 from support.errors import raises
 from support.small_head import HeadCache, SmallHead, SmallHeadMode, small_head
-from support.tiny import greedy, random_prompt, tiny_llama
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
+from support.tiny import greedy, random_prompt
 
 
 @pytest.fixture(scope="module")

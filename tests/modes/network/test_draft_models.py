@@ -20,11 +20,6 @@ from support.tiny import tiny_llama
 
 
 @pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
-@pytest.fixture(scope="module")
 def info(model: LlamaForCausalLM) -> ModelInfo:
     return inspect_model(model)
 

@@ -14,9 +14,10 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, wrap
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.policies import Cost, CostTable, Done, Ladder, Row, TierCost, Upcoming, start
-from speccompile.policies.acceptance import Acceptance
+from speccompile.policies.acceptance import AcceptanceEstimator
+from support.chances import survival
 from support.eagle3_specs import drafted_in_front, run_until
-from support.tiny import admitted, cancel_all, random_prompt, tiny_llama
+from support.tiny import admitted, cancel_all, random_prompt
 
 TIERS = (0, 1, 3, 4)
 SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 2, "max_len": 64, "backend": "eager", "policy": "fixed:4"}
@@ -72,11 +73,6 @@ class StopBelow(LargestTier):
 
     def stop(self, drafted: int, rows: tuple[Row, ...]) -> bool:
         return max(row.scores[-1] for row in rows) < self.below
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 @pytest.fixture(scope="module", params=["whole", "part", "mtp"])
@@ -240,8 +236,8 @@ def test_a_probe_is_not_stopped() -> None:
 
 
 def test_later_positions_are_learned_where_all_drafts_have_scores() -> None:
-    acceptance = Acceptance(2)
+    acceptance = AcceptanceEstimator(2)
     for _ in range(50):
         acceptance.note(Done(2, (1,), (9,), (2,), (1,), (2,), ((0.9, 0.8),)))
-    (chances,) = acceptance.survival([Row(2, 9, 2, (0.9,))])
+    (chances,) = survival(acceptance, [Row(2, 9, 2, (0.9,))])
     assert chances[0] > 0.9 and chances[1] < 0.1

@@ -20,7 +20,7 @@ from support.drafters import PENALTIES, ragged, random_drafter
 from support.errors import raises
 from support.medusa import fitted_heads
 from support.shape_texts import counts_by_shape, texts_by_shapes
-from support.tiny import admitted, random_prompt, tiny_llama
+from support.tiny import admitted, random_prompt
 
 CHAIN = Tree.static([(0,), (0, 0), (0, 0, 0)])
 STATIC = Tree.static([(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)])
@@ -29,11 +29,6 @@ SHAPES = (0, 3, CHAIN, STATIC, DYNAMIC)
 SIZES: dict[str, Any] = {"tiers": SHAPES, "max_batch": 2, "max_len": 95, "backend": "eager", "policy": "fixed:0"}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": {"do_sample": True, **PENALTIES}}
 PROMPTS = ragged(3, 3)
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 def written(model: LlamaForCausalLM) -> list[list[int]]:
@@ -100,11 +95,14 @@ def test_a_chain_written_as_a_tree_drafts_the_chain(spec: Speculator, kind: str)
 
 
 @pytest.mark.parametrize("options", [{}, {"do_sample": True, "seed": 3, **PENALTIES}], ids=["greedy", "sampled"])
-def test_the_target_drafts_for_itself_without_a_mistake(itself: Speculator, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize("shape", [3, STATIC], ids=["chain", "tree"])
+def test_the_target_drafts_for_itself_without_a_mistake(
+    itself: Speculator, shape: int, options: dict[str, Any]
+) -> None:
     """Each node has its own path as its text, and the noise of its place: else some path would end early."""
     # Of a known prompt the first token would be a step's.
-    prompt = random_prompt(17, seed=len(options))
-    itself.set_tier(STATIC)
+    prompt = random_prompt(17, seed=len(options) + 10 * (shape == 3))
+    itself.set_tier(shape)
     itself.stats.reset()
     itself.engine.submit(prompt, max_new_tokens=1 + 8 * 4, **options).result()
     assert itself.stats.acceptance_length == 4

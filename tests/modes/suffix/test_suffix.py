@@ -17,10 +17,11 @@ from transformers import LlamaForCausalLM
 
 import speccompile
 from speccompile.errors import InvalidOption
-from speccompile.ops.suffix_trie import FIELDS, LISTED, Speculation, Trie, search
+from speccompile.ops.suffix_trie import FIELDS, LISTED, Speculation, Trie
 from speccompile.runtime.measure import measure_tiers
 from support.errors import raises
-from support.tiny import admitted, cancel_all, greedy, random_prompt, tiny_llama
+from support.suffix_search import search
+from support.tiny import admitted, cancel_all, greedy, random_prompt
 
 USUAL = Speculation(8, 1.0, 0.0, 0.1)
 
@@ -128,11 +129,6 @@ def test_a_token_costs_no_more_in_a_longer_text() -> None:
         filled.learn(active, token)
         seen.append(filled.visits - before)
     assert max(seen) == 8 and filled.size <= 600 * 8 and filled.tokens == 600
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
 
 
 OPTIONS = {"tiers": (0, 1, 3), "max_batch": 3, "max_len": 96, "backend": "eager", "max_depth": 8, "policy": "fixed:3"}

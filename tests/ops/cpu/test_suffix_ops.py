@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 import speccompile.ops.suffix  # noqa: F401  defines the ops
 from speccompile import wrap
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation, expected, search
+from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation, expected
+from support.suffix_search import search
 from support.tiny import greedy, random_prompt, tiny_llama
 
 ops = torch.ops.speccompile

@@ -130,8 +130,9 @@ def test_the_text_is_the_models_own(name: str) -> None:
             assert torch.equal(spec.generate(PROMPTS, max_new_tokens=20, eos_token_id=[]), wanted)
 
 
-def test_every_stage_runs() -> None:
-    spec = consumed(tiny_llama())
+@pytest.mark.parametrize("form", ["same", "int4"])
+def test_every_stage_runs(form: str) -> None:
+    spec = consumed(tiny_llama(), weights=form)
     for stage in spec.stages.values():
         stage.call(*stage.make_inputs())
     spec.generate(PROMPTS, max_new_tokens=4, do_sample=True, seed=1)
@@ -171,9 +172,10 @@ def test_its_weights_cannot_be_changed() -> None:
         spec.generate(PROMPTS)
 
 
-def test_the_model_can_be_trained_through_what_is_left() -> None:
+@pytest.mark.parametrize("form", ["same", "int8"])
+def test_the_model_can_be_trained_through_what_is_left(form: str) -> None:
     model = tiny_llama()
-    consumed(model)
+    consumed(model, weights=form)
     model(PROMPTS, labels=PROMPTS).loss.backward()
     assert model.model.norm.weight.grad is not None
 

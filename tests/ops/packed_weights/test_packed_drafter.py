@@ -19,11 +19,6 @@ from support.packed_models import NEW, PROMPTS, gpt2, greedy
 from support.tiny import random_prompt, tiny_llama
 
 
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    return tiny_llama()
-
-
 def drafting(model: Any, draft: Any, **options: Any) -> Speculator:
     sizes = {"tiers": (0, 3), "max_batch": 2, "max_len": 60, "backend": "eager", "prefix_reuse": False}
     return wrap(model, "draft_target", draft=draft, **sizes | options)

@@ -138,7 +138,7 @@ def test_the_models_own_values_are_released() -> None:
     assert element_bytes(model, weights) == 4 * len(weights)
     packed = sum(pack.nbytes for pack in spec._build.packs)
     assert packed == sum(weight.values.numel() * (16 + 2) // 32 for weight in weights.values())
-    assert f"{packed / 2**20:.1f} MiB in the place of" in spec.explain()
+    assert f"{packed / 2**20:.1f} MiB instead of" in spec.explain()
 
 
 def test_integers_are_looked_up_once_and_not_kept() -> None:

@@ -66,7 +66,7 @@ def test_a_difference_says_what_the_last_bits_make(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("speccompile.runtime.check.LAST_BITS", 0.01)
     stirred = first_difference(*parted, rounds=True)
     assert stirred is not None and stirred.rounding > 1e-3
-    assert f"of which rounding alone makes {stirred.rounding:.3g}" in str(stirred)
+    assert f"of which rounding by itself causes {stirred.rounding:.3g}" in str(stirred)
     # Nothing is left.
     assert first_difference(*parted) == plain
 
@@ -132,7 +132,7 @@ def test_a_pack_that_does_not_hold_its_weight_is_refused(monkeypatch: pytest.Mon
         (None, "choose from same"),
         (8, "choose from same"),
         ({}, "it is empty"),
-        ({"lm_head": "int3"}, "'int3', of 'lm_head', is no form"),
+        ({"lm_head": "int3"}, "'int3', of 'lm_head', is not a form"),
         ({".lm_head": "int4"}, "must be a module's name"),
         ({3: "int4"}, "must be a module's name"),
     ],

@@ -11,17 +11,11 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Speculator
 from speccompile.graph.step_graph import StepGraph
-from support.tiny import tiny_llama
 
 pytestmark = pytest.mark.usefixtures("all_prompt_widths")
 
 LENGTH = 40
-
-
-@pytest.fixture(scope="module")
-def model() -> LlamaForCausalLM:
-    # Its own lm_head: nothing else reads its weight.
-    return tiny_llama(tie_word_embeddings=False)
+TINY = {"tie_word_embeddings": False}
 
 
 @pytest.fixture(scope="module", params=["none", "ngram", "early_exit"])

@@ -11,8 +11,6 @@ import torch
 import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering import kernels
-from speccompile.lowering.kernels import Kernels
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
 from support.families import assert_texts, model_of, periodic
@@ -20,11 +18,7 @@ from support.families import assert_texts, model_of, periodic
 NATIVE = torch.ops.speccompile.native_expert_linear.default
 
 
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The C++ ops in the printed step, which needs no compiled bodies."""
-    assert kernels.load_cpu_ops() is None
-    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def wrapped(model: Any, **options: Any) -> Speculator:

@@ -8,17 +8,10 @@ import pytest
 import torch
 
 import speccompile
-from speccompile.lowering import kernels
-from speccompile.lowering.kernels import Kernels
 from speccompile.speculator.speculator import Speculator
 from support.tiny import tiny_llama
 
-
-@pytest.fixture(autouse=True)
-def native(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Packed weights in the printed step, which needs no compiled bodies."""
-    assert kernels.load_cpu_ops() is None
-    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
+pytestmark = pytest.mark.usefixtures("native")
 
 
 def wrapped(model: Any, **options: Any) -> Speculator:

@@ -71,14 +71,3 @@ def test_of_a_request_that_failed_nothing_stays(spec: Speculator, model: PreTrai
     other = decoded(spec, [*text[:-1], 9, 9], 20)
     assert other.stats.reused_tokens == 29, "known by the follower alone"
     assert other.new_tokens == greedy(model, other.prompt, 20)
-
-
-def test_a_failed_request_alone_is_forgotten(spec: Speculator, model: PreTrainedModel) -> None:
-    text = prompt(30, seed=1)
-    failed = decoded(spec, text, 20, streamer=Breaks(5))
-    assert failed.finish_reason == "error" and failed.stats.prefill_tokens == 30
-    kv = [name for name, tensor in spec.arena.layout.tensors.items() if tensor.follows_text]
-    assert kv and not any(spec.arena[name][failed.slot].any() for name in kv)
-    again = decoded(spec, text, 20)
-    assert read_and_reused(again) == (30, 0)
-    assert again.new_tokens == greedy(model, text, 20)

@@ -8,42 +8,18 @@ from hypothesis import strategies as st
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, S, StateSpec, core_state, resolve_layout
-from speccompile.runtime.listener import Listener, make_criteria
-from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
-from speccompile.runtime.score_records import ExtraOutputs, Records
 from speccompile.runtime.slots import Slots
-from speccompile.runtime.stats import RequestStats
+from support.engine_parts import request_of
 from support.known_texts import shared_beginning
 
 PLACES = 24
-
-
-class Idle:
-    """A driver that no caller waits with."""
-
-    def ended(self, request: Request) -> None: ...
-
-    def wait(self, request: Request, seen: int, timeout: float | None = None) -> None: ...
-
-    async def wait_async(self, request: Request, seen: int) -> None: ...
 
 
 def small_arena() -> Arena:
     specs = [*core_state(8), StateSpec("kv", (N, S, 2), torch.int64, reset=False)]
     layout = resolve_layout(specs, max_batch=3, max_len=PLACES, max_draft_len=1, max_width=2, vocab_size=8)
     return Arena(layout, torch.device("cpu"))
-
-
-def request_of(text: list[int], arena: Arena) -> Request:
-    return Request(
-        Idle(),
-        text,
-        Params(max_new_tokens=4, eos=()),
-        Listener(torch.tensor([text]), 4, None, make_criteria(None, None, None)),
-        RequestStats(1),
-        Records(ExtraOutputs(), arena),
-    )
 
 
 def kv_of(text: list[int]) -> list[list[int]]:
@@ -77,7 +53,7 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
             known = [(texts, free_slot) for free_slot, texts in free.items()]
             known += [((born[r], (r.prompt + r.new_tokens)[: r.cached]), r.slot) for r in running]
             most = max((shared_beginning(text[:-1], held) for (of, held), _ in known if of == weights[0]), default=0)
-            request = request_of(text, arena)
+            request = request_of(arena, text)
             slots.take(request)
             assert request.cached == request.stats.reused_tokens == most
             assert arena["kv"][request.slot, :most].tolist() == kv_of(text[:most])
@@ -113,31 +89,13 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
         assert slots.owned == running or sorted(map(id, slots.owned)) == sorted(map(id, running))
 
 
-def test_of_two_that_know_as_much_the_one_that_ends_there_goes_on() -> None:
-    """It gives up nothing and needs no copy, also where a longer one became free before it."""
-    arena = small_arena()
-    slots = Slots(arena, lambda: 0, reuse=True, clear=False)
-    owned = []
-    for cached in (2, 1):
-        request = request_of([0, 0], arena)
-        slots.take(request)
-        request.cached = cached
-        request.end("eos", None)
-        slots.release(request)
-        owned.append(request.slot)
-    assert owned[0] != owned[1]
-    request = request_of([0, 0], arena)
-    slots.take(request)
-    assert (request.slot, request.cached) == (owned[1], 1)
-
-
 def test_reset_keeps_kv_and_clearing_takes_what_is_behind_the_text() -> None:
     """A new owner that reads dead places finds none of a former one's."""
     for clear in (False, True):
         arena = small_arena()
         slots = Slots(arena, lambda: 0, reuse=True, clear=clear)
         arena["kv"].fill_(7)
-        request = request_of([1, 2, 3], arena)
+        request = request_of(arena, [1, 2, 3])
         slots.take(request)
         assert bool(arena["kv"][request.slot].any()) is not clear
         assert (arena["kv"][[slot for slot in range(4) if slot != request.slot]] == 7).all()

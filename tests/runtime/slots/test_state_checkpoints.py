@@ -95,7 +95,7 @@ def test_a_prompt_goes_on_from_the_last_state_that_is_known_in_it(data: st.DataO
                 assert float(arena["delta_0"][slot]) == state_of(prompt[:place])
                 assert arena["conv_0_kept"][slot].unique().tolist() == [state_of(prompt[:place])]
             # The checkpoints of the prefix are those of one of the slots that knew it.
-            places = sorted(slots._checkpoints._places[slot].values())
+            places = sorted(slots._checkpoints._positions[slot].values())
             sources = [now for slot, now in before.items() if length and known[slot][0] == length]
             wanted = [sorted(place for place in now.checkpoints if place <= length) for now in sources]
             assert places in wanted or (not length and not places)
@@ -123,7 +123,7 @@ def test_a_prompt_goes_on_from_the_last_state_that_is_known_in_it(data: st.DataO
             if action == "fail":
                 held[request.slot] = Held()
         for slot, now in held.items():
-            for index, place in slots._checkpoints._places[slot].items():
+            for index, place in slots._checkpoints._positions[slot].items():
                 for name in ("delta_0", "conv_0"):
                     found = arena[f"{name}_checkpoints"][slot, index].unique().tolist()
                     assert found == [state_of(now.text[:place])] or place > len(now.text)

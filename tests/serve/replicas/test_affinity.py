@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from speccompile.serve.replicas.affinity import by_preference, conversation, ranked
-from speccompile.serve.replicas.call import Call
+from speccompile.serve.replicas.call import ReplicaCall
 
 SYSTEM = {"role": "system", "content": "Be short."}
 
 
-def call(**body: Any) -> Call:
-    return Call("POST", "/v1/chat/completions", b"", [], json.dumps(body).encode())
+def call(**body: Any) -> ReplicaCall:
+    return ReplicaCall("POST", "/v1/chat/completions", b"", [], json.dumps(body).encode())
 
 
 def user(text: str) -> dict[str, str]:
@@ -42,7 +42,7 @@ def test_every_kind_of_prompt_has_a_text(body: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("data", [b"", b"{", b"[1]", b"\xff", b'{"model": "a"}', b"[" * 100_000])
 def test_what_has_no_prompt_has_no_text(data: bytes) -> None:
-    assert conversation(Call("POST", "/v1/completions", b"", [], data)) == ""
+    assert conversation(ReplicaCall("POST", "/v1/completions", b"", [], data)) == ""
 
 
 def test_a_replica_that_leaves_moves_its_own_texts_alone() -> None:

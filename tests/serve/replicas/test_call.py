@@ -13,18 +13,18 @@ from starlette.types import Receive, Scope, Send
 
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.app import create_app
-from speccompile.serve.replicas.call import Call, Head, answer, read_call
+from speccompile.serve.replicas.call import Head, ReplicaCall, answer, read_call
 from support.serving import Client
 
 JSON = [(b"content-type", b"application/json")]
 
 
-def chat(**fields: Any) -> Call:
+def chat(**fields: Any) -> ReplicaCall:
     body = {"messages": [{"role": "user", "content": "abc"}], "max_tokens": 12, "temperature": 0, **fields}
-    return Call("POST", "/v1/chat/completions", b"", JSON, json.dumps(body).encode())
+    return ReplicaCall("POST", "/v1/chat/completions", b"", JSON, json.dumps(body).encode())
 
 
-async def parts_of(app: Any, call: Call) -> list[Any]:
+async def parts_of(app: Any, call: ReplicaCall) -> list[Any]:
     return [part async for part in answer(app, call)]
 
 

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from speccompile.serve.replicas import relay as relay_module
-from speccompile.serve.replicas.call import Call, Head
+from speccompile.serve.replicas.call import Head, ReplicaCall
 from speccompile.serve.replicas.relay import ATTEMPTS, Parts, relay
 
-CALL = Call("POST", "/v1/completions", b"", [], b"{}")
+CALL = ReplicaCall("POST", "/v1/completions", b"", [], b"{}")
 EVENTS = Head(200, [(b"content-type", b"text/event-stream; charset=utf-8")])
 JSON = Head(200, [(b"content-type", b"application/json"), (b"content-length", b"4")])
 
@@ -28,7 +28,7 @@ class Replicas:
     def __init__(self, *attempts: Sequence[Any]) -> None:
         self.attempts, self.asked, self.closed = list(attempts), 0, 0
 
-    async def ask(self, call: Call) -> Parts:
+    async def ask(self, call: ReplicaCall) -> Parts:
         assert call is CALL
         self.asked += 1
         try:

@@ -1,4 +1,4 @@
-"""Turns: which thread steps. One thread at a time takes a turn; others wait for its results."""
+"""The engine's loop: it decides which thread steps. One thread at a time holds its lock; others wait for results."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ import torch
 
 from speccompile.errors import Closed, ForkedSpeculator, InsideStep
 from speccompile.runtime.async_readers import AsyncReaders
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.scheduler import Scheduler
 from speccompile.runtime.slots import Slots
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
 from speccompile.utils.interrupts import deferred_interrupts
-from speccompile.utils.streams import stream_of_turns
+from speccompile.utils.streams import engine_stream
 from speccompile.utils.workers import release_workers
 
 
-class Turns:
+class EngineLoop:
     """Runs steps in the thread that needs one: a caller of :meth:`step`, a thread that waits for a request, a thread
     that serves, or the driver of async readers.
 
     Args:
-        saves: hidden states are saved, to files of this process.
+        saves: whether hidden states are saved, to files of this process.
 
     Attributes:
-        changed: guards the state that threads share, and is notified when a turn has ended.
-        readers: of async callers.
-        closed_error: the class that is raised after :meth:`close`.
+        changed: guards the state that threads share. It is notified when the engine's lock is released.
+        readers: async callers that wait.
+        closed_error: the class of the error that is raised after :meth:`close`.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Turns:
         scheduler: Scheduler,
         waiting: WaitingQueue,
         slots: Slots,
-        departures: Departures,
+        retirement: Retirement,
         device: torch.device,
         *,
         saves: bool,
@@ -48,7 +48,7 @@ class Turns:
         self._scheduler = scheduler
         self._waiting = waiting
         self._slots = slots
-        self._departures = departures
+        self._retirement = retirement
         self._device = device
         self._on_host = traits_of(device).host_memory
         self._saves = saves
@@ -58,16 +58,16 @@ class Turns:
         self.closed_error: type[Closed] = Closed
         self._lock = threading.Lock()
         self._owner: int | None = None
-        self._started_turns = 0
-        self._ended_turns = 0
+        self._acquired = 0
+        self._released = 0
         self._waiting_threads = 0
-        # Threads that only step. While there are any, a thread that waits for a request takes no turns.
+        # Threads that only step. While there are any, a thread that waits for a request does not step.
         self._servers: set[int] = set()
         # Requests that ended outside of a step and still have a slot, a row or a listener.
         self._ended: deque[Request] = deque()
-        # Requests whose last reader has left. Finalizers append to it.
+        # Requests whose last reader is gone. Finalizers append to it.
         self._abandoned: deque[Request] = deque()
-        # Why it cannot step in this process; empty if it can.
+        # The reason why this process cannot step; empty if it can.
         self._forked = ""
 
     # --- stepping ------------------------------------------------------------------------------------
@@ -75,11 +75,11 @@ class Turns:
     @property
     def idle(self) -> bool:
         """Whether no request waits or runs, and no step is in progress."""
-        started = self._started_turns
+        started = self._acquired
         if self._lock.locked():
             return False
-        # A turn that begins meanwhile may hold a request that has left the queue and has no slot yet.
-        return self._is_empty and not self._lock.locked() and started == self._started_turns
+        # A step that begins meanwhile may hold a request that has left the queue and has no slot yet.
+        return self._is_empty and not self._lock.locked() and started == self._acquired
 
     @property
     def _is_empty(self) -> bool:
@@ -87,7 +87,7 @@ class Turns:
         return not (self._slots.owned or len(self._waiting) or self._scheduler.flights)
 
     def step(self) -> list[Request]:
-        """One step; returns the requests that had a row.
+        """Run one step, and return the requests that had a row.
 
         Raises:
             Closed, InsideStep.
@@ -95,26 +95,26 @@ class Turns:
         if self.closed:
             raise self.closed_error()
         self.refuse_callback("step()")
-        with self.own():
+        with self.exclusive():
             return [] if self.closed else self._scheduler.run_step()
 
     def run(self) -> None:
         """Step until no request waits or runs."""
         while not self.idle and not self.closed:
-            self.turn(lambda: self.idle or self.closed)
+            self.step_or_wait(lambda: self.idle or self.closed)
 
     def serve(self) -> None:
-        """Step until it is closed. Sleeps while no request waits or runs."""
+        """Step until the engine is closed. Sleep while no request waits or runs."""
         self.refuse_callback("serve()")
         with self.serving():
             while not self.closed:
-                self.turn()
+                self.step_or_wait()
                 with self.changed:
                     self.changed.wait_for(lambda: self.closed or not self.idle)
 
     @contextlib.contextmanager
     def serving(self) -> Iterator[None]:
-        """In this context the current thread steps for all others."""
+        """Let the current thread step for all other threads in this context."""
         me = threading.get_ident()
         self._servers.add(me)
         try:
@@ -123,66 +123,68 @@ class Turns:
             with self.changed:
                 self._servers.discard(me)
                 # Waiting threads step themselves from now on.
-                self._ended_turns += 1
+                self._released += 1
                 self.changed.notify_all()
 
-    def turn(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
-        """Take a turn, or wait until another thread's turn has ended or the caller's condition ``done`` is true."""
+    def step_or_wait(self, done: Callable[[], bool] = lambda: False, timeout: float | None = None) -> None:
+        """Run a step, unless another thread serves or holds the engine's lock. In that case wait until that thread
+        releases the lock, or the caller's condition ``done`` is true."""
         self.refuse_callback("waiting for a request")
-        turns = self._ended_turns
+        released = self._released
         mine = not self._servers or threading.get_ident() in self._servers
         if mine:
-            with self.own(blocking=False) as own:
-                if own:
+            with self.exclusive(blocking=False) as acquired:
+                if acquired:
                     if not self.closed:
                         self._scheduler.run_step()
                     return
         with self.changed:
             self._waiting_threads += mine
             try:
-                # The turn that made it true may have ended before ``turns`` was read, and the next may come late.
-                self.changed.wait_for(lambda: self._ended_turns != turns or done(), timeout)
+                # ``done`` may have become true before ``released`` was read, and the next release may come late.
+                self.changed.wait_for(lambda: self._released != released or done(), timeout)
             finally:
                 self._waiting_threads -= mine
 
     def refuse_callback(self, what: str) -> None:
-        """
+        """Check that this thread may wait for a step.
+
         Raises:
             InsideStep: this thread is in a step.
             ForkedSpeculator: this process cannot step.
         """
         self.check_process()
-        if self.in_turn:
+        if self.holds_lock:
             raise InsideStep(what=what)
 
     @property
-    def in_turn(self) -> bool:
-        """Whether the current turn is this thread's."""
+    def holds_lock(self) -> bool:
+        """Whether the current thread holds the engine's lock."""
         return self._owner == threading.get_ident()
 
     @contextlib.contextmanager
-    def own(self, *, blocking: bool = True) -> Iterator[bool]:
-        """Take the turn, and retire ended requests before and after it. Without ``blocking`` yields False if another
-        thread has it."""
-        with deferred_interrupts(), stream_of_turns(self._device):
+    def exclusive(self, *, blocking: bool = True) -> Iterator[bool]:
+        """Hold the engine's lock, and retire ended requests at the beginning and the end. Without ``blocking`` yield
+        False if another thread holds it."""
+        with deferred_interrupts(), engine_stream(self._device):
             if not self._lock.acquire(blocking):
                 yield False
                 return
-            self._started_turns += 1
+            self._acquired += 1
             self._owner = threading.get_ident()
             try:
                 self._retire_ended()
                 yield True
                 self._retire_ended()
             finally:
-                interrupt = self._departures.take_interrupt()
+                interrupt = self._retirement.take_interrupt()
                 if self._on_host and (self._waiting_threads or self._is_empty):
-                    # The next turn may be another thread's.
+                    # The next step may run in another thread.
                     release_workers()
                 self._owner = None
                 self._lock.release()
                 with self.changed:
-                    self._ended_turns += 1
+                    self._released += 1
                     self.changed.notify_all()
                     self._ended.extend(request for request in self.readers.wake() if request.end("cancelled"))
                 self.clean_up()
@@ -190,19 +192,19 @@ class Turns:
                 raise interrupt
 
     @contextlib.contextmanager
-    def while_building(self, *, alone: bool) -> Iterator[None]:
-        """The context of a build, in any thread. With ``alone`` no other thread steps meanwhile."""
-        alone = alone and not self.in_turn
-        with self.own() if alone else contextlib.nullcontext():
+    def while_building(self, *, exclusive: bool) -> Iterator[None]:
+        """The context of a build, in any thread. With ``exclusive`` no other thread steps meanwhile."""
+        exclusive = exclusive and not self.holds_lock
+        with self.exclusive() if exclusive else contextlib.nullcontext():
             yield
-        if not alone and self._on_host:
-            # The next turn may be another thread's.
+        if not exclusive and self._on_host:
+            # The next step may run in another thread.
             release_workers()
 
     # --- requests ------------------------------------------------------------------------------------
 
     def enqueue(self, requests: list[Request]) -> None:
-        """Queue all of them, or none.
+        """Queue all requests, or none.
 
         Raises:
             QueueFull, Closed.
@@ -215,17 +217,17 @@ class Turns:
             self.changed.notify_all()
 
     def ended(self, request: Request) -> None:
-        """Note that ``request`` ended outside of a step."""
+        """Retire ``request``, which ended outside of a step."""
         self._waiting.remove(request)
         self._ended.append(request)
         self.clean_up()
 
     def abandoned(self, request: Request) -> None:
-        """Note that the last reader of ``request`` has left. Takes no lock, since finalizers call it."""
+        """Record that the last reader of ``request`` is gone. Finalizers call this, so it acquires no lock."""
         self._abandoned.append(request)
 
     def end_abandoned(self) -> None:
-        """Remove abandoned requests from the queue. The next turn releases their slots."""
+        """Remove abandoned requests from the queue. The next holder of the lock releases their slots."""
         while self._abandoned:
             request = self._abandoned.popleft()
             request.end("cancelled")
@@ -233,9 +235,9 @@ class Turns:
             self._ended.append(request)
 
     def clean_up(self) -> None:
-        """Retire requests that ended outside of a step: now, or at the end of the current turn."""
+        """Retire requests that ended outside of a step: now, or when the current holder releases the lock."""
         if self._ended:
-            with self.own(blocking=False):
+            with self.exclusive(blocking=False):
                 pass
 
     def _retire_ended(self) -> None:
@@ -246,12 +248,12 @@ class Turns:
                 self._ended.extend(request for request in left if request.end("cancelled"))
             if not self._ended:
                 return
-            self._departures.retire([self._ended.popleft()])
+            self._retirement.retire([self._ended.popleft()])
 
     # --- the end -------------------------------------------------------------------------------------
 
     def after_fork(self) -> None:
-        """In a forked child, which has none of the threads that held locks, served or drove for readers."""
+        """Adapt to a forked child, which lacks the threads that held locks, served or stepped for readers."""
         if not self._on_host:
             self._forked = f"its state is on {self._device}, which a forked process cannot use"
         elif self._saves:
@@ -267,26 +269,27 @@ class Turns:
 
     @property
     def forked(self) -> bool:
-        """Whether it cannot step in this process, which was forked."""
+        """Whether this process was forked and cannot step."""
         return bool(self._forked)
 
     def check_process(self) -> None:
-        """
+        """Check that this process can step.
+
         Raises:
-            ForkedSpeculator: it cannot step in this process.
+            ForkedSpeculator: it cannot, since it was forked.
         """
         if self._forked:
             raise ForkedSpeculator(reason=self._forked)
 
     def close(self) -> None:
-        """Cancel all requests, accept no more, and wait until other threads have left :meth:`serving`: one that still
-        runs when the interpreter ends may take the process down."""
+        """Cancel all requests, accept no more, and wait until other threads have left :meth:`serving`. A thread that
+        still runs when the interpreter ends could crash the process."""
         with self.changed:
             self.closed = True
-        # In a callback the current turn retires them when it ends.
-        if self.forked or self.in_turn:
+        # In a callback, the current step retires the requests when it ends.
+        if self.forked or self.holds_lock:
             return
-        with self.own():
+        with self.exclusive():
             pass
         me = threading.get_ident()
         with self.changed:

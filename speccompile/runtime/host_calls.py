@@ -1,28 +1,28 @@
-"""What the host computes for a row before a step: allowed tokens, processors of the request, drafts."""
+"""Calls on the host before a step: allowed tokens, processors and drafts of a row."""
 
 from __future__ import annotations
 
 from speccompile.graph.arena import Arena
-from speccompile.runtime.departures import Departures
 from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.request import Request
+from speccompile.runtime.retirement import Retirement
 from speccompile.sampling.allowed import ask
 
 
-class HostAnswers:
-    """Writes the host's answers into slots. An error ends that request alone.
+class HostCalls:
+    """Writes the results of calls on the host into slots. An error only ends its own request.
 
     Args:
-        drafter: drafts on the host; None if the mode has none.
+        drafter: a drafter on the host; None if the mode has none.
     """
 
-    def __init__(self, arena: Arena, departures: Departures, drafter: HostDrafter | None) -> None:
+    def __init__(self, arena: Arena, retirement: Retirement, drafter: HostDrafter | None) -> None:
         self._arena = arena
-        self._departures = departures
+        self._retirement = retirement
         self._drafter = drafter
 
     def ask(self, request: Request) -> None:
-        """Write the allowed tokens of the next place, and the number of the processors that the step calls."""
+        """Write the allowed tokens of the next position, and the number of the processors that the step calls."""
         sampling = request.params.sampling
         if sampling is None:
             return
@@ -35,14 +35,14 @@ class HostAnswers:
             allowed = ask(sampling.asks, sampling.row, sequence, layout.num_logits)
             self._arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
-            self._departures.fail_all([request], error)
+            self._retirement.fail_all([request], error)
 
     def draft(self, rows: list[Request]) -> None:
-        """Write the drafts of a drafter on the host."""
+        """Write the drafts of the drafter on the host."""
         if self._drafter is None:
             return
         for request in list(rows):
             try:
                 self._drafter.propose(request)
             except BaseException as error:
-                self._departures.fail_all([request], error)
+                self._retirement.fail_all([request], error)

@@ -1,4 +1,4 @@
-"""How requests end: their errors, and the release of their rows and slots."""
+"""Retirement of requests: their errors, and the release of their rows and slots."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from speccompile.runtime.stats import Stats
 
 
 class Keeper(Protocol):
-    """Keeps something of sequences that have ended."""
+    """Keeps data of sequences that have ended."""
 
     def end(self, request: Request) -> None:
-        """Called once for ``request``, which still has its slot."""
+        """Keep data of ``request``, which still has its slot. Called once."""
 
 
-class Departures:
-    """Ends requests. An error of one request ends that request alone.
+class Retirement:
+    """Ends requests. An error of one request only ends that request.
 
     Attributes:
-        keeper: of hidden states of sequences; None if they are not kept.
+        keeper: keeps hidden states of sequences; None if they are not kept.
     """
 
     def __init__(self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None) -> None:
@@ -32,12 +32,13 @@ class Departures:
         self._interrupt: BaseException | None = None
 
     def take_interrupt(self) -> BaseException | None:
-        """Return a ``KeyboardInterrupt`` or the like that a callback raised, once. It is raised after the step."""
+        """Return once the interrupt (``KeyboardInterrupt``) that a callback raised. It is raised after the step."""
         interrupt, self._interrupt = self._interrupt, None
         return interrupt
 
     def fail_one(self, request: Request, error: BaseException) -> None:
-        """End ``request`` with ``error``. One that is not an ``Exception`` also waits for :meth:`take_interrupt`."""
+        """End ``request`` with ``error``. An error that is not an ``Exception`` is also stored for
+        :meth:`take_interrupt`."""
         request.end("error", as_exception(error))
         if not isinstance(error, Exception):
             self._interrupt = error
@@ -49,13 +50,13 @@ class Departures:
         self.retire(requests)
 
     def retire(self, requests: list[Request]) -> None:
-        """Release the rows and slots of those of ``requests`` that have ended, and close them. Each is closed once: one
-        that is cancelled within a step comes here as a row and as a cancelled request."""
+        """Release the rows and slots of those ``requests`` that have ended, and close them. Each is closed once. A
+        request that is cancelled within a step is passed twice: as a row and as a cancelled request."""
         ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             self._batch.remove(request)
             if self.keeper is not None:
-                # Its slot is released also when the error is an interrupt.
+                # An interrupt is also caught, so the slot is released.
                 try:
                     self.keeper.end(request)
                 except BaseException as error:
