@@ -240,7 +240,7 @@ def test_a_draft_without_a_mode_chooses_auto(model: LlamaForCausalLM, monkeypatc
 
 
 def test_a_draft_model_in_the_place_of_a_mode_is_refused_in_one_line(model: LlamaForCausalLM) -> None:
-    reason = "it is a model, and a mode is a name; to draft with a model use wrap(target, draft=model)"
+    reason = "it must be a name, got a model; to draft with a model use wrap(target, draft=model)"
     with raises(InvalidOption, where="wrap", name="mode", value=model, reason=reason) as info:
         speccompile.wrap(model, model)  # type: ignore[arg-type]
     assert "\n" not in str(info.value)

@@ -61,7 +61,7 @@ def modes() -> list[str]:
 
 
 def check_mode(name: str) -> None:
-    """Raise UnknownMode if there is no mode ``name``."""
+    """Raise UnknownMode unless a mode has the name ``name``."""
     if name.lower() not in modes():
         raise UnknownMode(name=name, available=", ".join(modes()))
 
@@ -86,7 +86,7 @@ def check_options(mode: str | Sequence[str], options: Collection[str]) -> None:
 
 
 def check_backend(name: str) -> None:
-    """Raise UnknownBackend if there is no backend ``name``."""
+    """Raise UnknownBackend unless a backend has the name ``name``."""
     if name not in _BACKENDS:
         raise UnknownBackend(name=name, available=", ".join(_BACKENDS))
 

@@ -22,7 +22,7 @@ from rich.table import Table
 
 from speccompile.cli.devices import choose_device
 from speccompile.cli.session import session
-from speccompile.errors import InvalidOption
+from speccompile.errors import CannotBeTiny, InvalidOption, UnsupportedModel
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.ops.cpu.library import LIBRARIES, cpu_ops, missing_tools
 from speccompile.tools.families.family import Family, causal_lm_families, find_families
@@ -142,7 +142,8 @@ def _table(rows: Sequence[Row]) -> Table:
 
 def _reason(row: Row) -> str:
     """Reason of a row, without what other columns show."""
-    for start in (f"{row.model_class} cannot be captured: ", f"no tiny {row.family} can be made: "):
+    for error in (UnsupportedModel, CannotBeTiny):
+        start = error.template.partition("{reason}")[0].format(model=row.model_class, family=row.family)
         if row.reason.startswith(start):
             return row.reason.removeprefix(start)
     return row.reason

@@ -73,7 +73,7 @@ class Tree(int):
             raise refuse("each path must occur once, and one occurs twice")
         nodes = {(): 0} | {path: node for node, path in enumerate(ordered, 1)}
         if missing := next((path[:-1] for path in ordered if path[:-1] not in nodes), None):
-            raise refuse(f"other paths continue the path {missing!r}: give it too")
+            raise refuse(f"the path {missing!r} is missing, and others continue it; give it too")
         parents, ranks = tuple(nodes[path[:-1]] for path in ordered), tuple(path[-1] for path in ordered)
         return cls._of(len(ordered), max(map(len, ordered)), max(ranks) + 1, parents, ranks)
 
@@ -96,7 +96,7 @@ class Tree(int):
                 reason = "it must be an int of at least 1"
                 raise InvalidOption(where="Tree.dynamic", name=name, value=value, reason=reason)
         if depth > nodes:
-            reason = f"it must be at most {nodes} in a tree of {nodes} nodes"
+            reason = f"a tree of {nodes} nodes is at most {nodes} deep; give more nodes, or a smaller depth"
             raise InvalidOption(where="Tree.dynamic", name="depth", value=depth, reason=reason)
         if branches == 1 and nodes > depth:
             reason = f"with one branch, a tree of depth {depth} has {depth} nodes"

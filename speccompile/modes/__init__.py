@@ -1,4 +1,4 @@
-"""Ways to draft, one file each, found by name."""
+"""Modes: ways to draft. Each is one file or folder, and has a name."""
 
 from speccompile.graph.step_form import StepForm
 from speccompile.modes.base import Mode

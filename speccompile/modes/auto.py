@@ -1,6 +1,6 @@
-"""``mode="auto"``: no way to draft, but the choice of one, by what was given and what model and machine offer.
+"""``mode="auto"``: the choice of a mode, by the options that were given, the model's checkpoint and the machine.
 
-TensorRT-LLM's ``AUTO`` (``auto_heuristic.py``) always takes n-grams. Here what drafts better comes first.
+TensorRT-LLM's ``AUTO`` (``auto_heuristic.py``) always chooses n-grams. Here drafters with better drafts come first.
 """
 
 from __future__ import annotations
@@ -25,23 +25,28 @@ from speccompile.modes.network.draft_models import draft_config
 from speccompile.modes.network.head_kinds import is_medusa
 from speccompile.modes.prediction import Prediction
 
-#: Most slots whose suffix tries are read: the CPU does so row by row, while n-grams are looked for in all rows at once.
-#: TensorRT-LLM's heuristic draws its line there, too.
+#: The largest number of slots for which suffix tries are chosen: the CPU reads them row by row, while n-grams are
+#: searched in all rows at once. TensorRT-LLM's heuristic has the same limit.
 SUFFIX_SLOTS = 4
-#: Keys that a config.json of an EAGLE-3 head has, and none of a language model.
+#: Keys in the config.json of EAGLE-3 heads that language models do not have.
 HEAD_KEYS = ("speculators_model_type", "draft_vocab_size", "eagle_config")
 
 
 T = TypeVar("T")
 
-#: Modes that were chosen and could not be built, with the reasons.
+#: The modes that were chosen and could not be built, with the reasons.
 Failed = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A mode by name, with its options, and why that. ``replaceable``: the caller did not ask for it, and another one
-    can take its place. ``predictions``: mode ``prediction`` comes before it."""
+    """A chosen mode, by name, with its options.
+
+    Args:
+        reason: why it was chosen.
+        replaceable: the caller did not request it. If it cannot be built, another mode replaces it.
+        predictions: mode ``prediction`` comes before it.
+    """
 
     name: str
     reason: str
@@ -51,12 +56,12 @@ class Choice:
 
     @property
     def mode(self) -> str | list[str]:
-        """What ``wrap(mode=...)`` accepts."""
+        """The value for ``wrap(mode=...)``."""
         return [Prediction.name, self.name] if self.predictions else self.name
 
 
 class ChoiceFailed(Exception):
-    """What was chosen cannot be built, and another one can take its place; see :func:`first_that_works`."""
+    """A replaceable choice cannot be built. :func:`first_that_works` then tries the next one."""
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"{name}: {reason}")
@@ -65,10 +70,10 @@ class ChoiceFailed(Exception):
 
 @contextlib.contextmanager
 def replacing(choice: Choice | None) -> Iterator[None]:
-    """A failure in the block is that of ``choice``.
+    """In this context, errors are failures of ``choice``.
 
     Raises:
-        ChoiceFailed: instead of any error of this package, where the choice is replaceable.
+        ChoiceFailed: instead of any error of this package, if the choice is replaceable.
     """
     try:
         yield
@@ -79,8 +84,11 @@ def replacing(choice: Choice | None) -> Iterator[None]:
 
 
 def first_that_works(attempt: Callable[[Failed], T]) -> T:
-    """What ``attempt`` returns, called again with what has failed so far while it raises :class:`ChoiceFailed`. The
-    last choice is not replaceable, so its error is raised as it is."""
+    """Call ``attempt`` until it does not raise :class:`ChoiceFailed`, each time with the choices that have failed so
+    far.
+
+    The last choice is not replaceable, so its error is raised unchanged.
+    """
     failed: dict[str, str] = {}
     while True:
         try:
@@ -91,13 +99,16 @@ def first_that_works(attempt: Callable[[Failed], T]) -> T:
 
 @dataclass(frozen=True)
 class Auto:
-    """Takes the first of these that there is: the head, or the draft, that was given; MTP modules in the model's own
-    checkpoint; suffix tries, or n-grams. Of what was not given the next one is taken where one cannot be built.
+    """Chooses the first available drafter of this list: the given head or draft; MTP modules in the model's own
+    checkpoint; suffix tries; n-grams.
+
+    If a drafter that was not given cannot be built, the next one is chosen.
 
     Args:
-        head: an EAGLE-3 head, as ``eagle3_one_model`` takes it.
-        draft: a draft model, as ``draft_target`` takes it; a head; or a drafter, as ``user_provided`` takes it.
-        predictions: requests may bring a predicted text: mode ``prediction`` comes before what is chosen.
+        head: an EAGLE-3 head, in the forms that ``eagle3_one_model`` accepts.
+        draft: a draft model, in the forms that ``draft_target`` accepts; a head; or a drafter, in the forms that
+            ``user_provided`` accepts.
+        predictions: requests can have a predicted text: mode ``prediction`` comes before the chosen mode.
     """
 
     head: Any = None
@@ -120,17 +131,17 @@ class Auto:
         """The mode for ``model``.
 
         Args:
-            modes: names of those that there are.
-            draft_len: of the largest tier.
-            slots: most rows of a step.
-            native: steps run on our C++ ops.
-            failed: what was chosen before and could not be built, with the reasons.
+            modes: names of the registered modes.
+            draft_len: K of the largest tier.
+            slots: the largest number of rows of a step.
+            native: steps use our C++ ops.
+            failed: earlier choices that could not be built, with the reasons.
 
         Raises:
-            InvalidOption: both a head and a draft were given, or a draft that no mode takes.
+            InvalidOption: both a head and a draft were given, or a draft that no mode accepts.
         """
         if self.head is not None and self.draft is not None:
-            reason = "head= was given, too, and one of them drafts"
+            reason = "head= was given, too: give only one of them"
             raise InvalidOption(where="mode 'auto'", name="draft", value=_shown(self.draft), reason=reason)
         if self.head is not None:
             return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
@@ -166,7 +177,7 @@ class Auto:
 def _by_modules(
     model: PreTrainedModel, modes: Collection[str], draft_len: int, failed: Failed
 ) -> tuple[Choice | None, str]:
-    """The mode that reads the modules of the model's checkpoint; if there is none, why."""
+    """The mode for the MTP modules of the model's checkpoint; or None, and the reason."""
     try:
         count = mtp_modules(model)
     except InvalidHead as error:
@@ -185,7 +196,8 @@ def _by_modules(
 
 
 def _of_modules(count: int, draft_len: int) -> str:
-    """One for each draft where there are as many, else the first one again and again."""
+    """The mode for ``count`` modules: one module for each draft if there are enough, else the first module for all
+    drafts."""
     return "mtp" if count >= draft_len else "mtp_eagle_one_model"
 
 
@@ -201,13 +213,16 @@ def _by_text(slots: int, native: bool, no_modules: str, failed: Failed) -> Choic
 
 
 def _in_line(error: Exception) -> str:
-    """A message as a part of a sentence."""
+    """An error's message in one line, as a part of a sentence."""
     return " ".join(str(error).split()).rstrip(".")
 
 
 def _head_kind(source: str | Path) -> tuple[str | None, int]:
-    """``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None, by the config.json of a folder or hub repository, and how
-    many modules of MTP it has; one that cannot be read is reported by its loader."""
+    """The kind of head in a folder or hub repository, by its config.json, and the number of its MTP modules.
+
+    The kind is ``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None. For a config that cannot be read the kind is
+    unknown, None: the loader reports the error later.
+    """
     config = draft_config(str(source))
     if config.get("architectures") == [ARCHITECTURE]:
         return "MTP", int(config.get("num_nextn_predict_layers", 1))

@@ -1,4 +1,4 @@
-"""Modes: state, drafting, and what a drafter does after a commit."""
+"""The base class of modes: state, the passes that draft, and the passes that update a drafter after a commit."""
 
 from __future__ import annotations
 
@@ -18,61 +18,64 @@ from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
 
-#: Of several drafters, the one whose draft waits for the next step: int64 ``[N]``, its place in
+#: State of a mode with several drafters, int64 ``[N]``: the drafter of the stored drafts, as an index of
 #: :attr:`Mode.drafter_names`.
 DRAFT_SOURCE = "draft_source"
 
-#: A row's text and Kmax to at most so many draft tokens, or None.
+#: ``(token ids of a row's sequence, Kmax) -> at most Kmax draft tokens``, or None for no drafts.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
 
 
 @dataclass(frozen=True)
 class Mode(ABC):
-    """A way to draft. The fields of the dataclass are the options that ``wrap`` takes for it.
+    """A way to draft. The fields of the dataclass are the options that ``wrap`` accepts for it.
 
-    A subclass says what it needs and which passes build it into a step; neither the runtime nor another mode
-    knows about it.
+    A subclass defines its state, and the passes that build it into a step. Neither the runtime nor another mode depends
+    on the subclass.
     """
 
     name: ClassVar[str]
-    #: Proposals are ready when a step ends, so that the host can choose the smallest tier that serves them.
+    #: Proposals are ready when a step ends. The host can then choose the smallest tier that verifies them.
     ready: ClassVar[bool] = False
-    #: :meth:`drafting` names ``draft_probs`` where a rule reads them (``form.probabilities``).
+    #: :meth:`drafting` names ``draft_probs`` if the acceptance rule reads them (``form.probabilities``).
     draft_probs: ClassVar[bool] = False
-    #: One forward makes all drafts of a step.
+    #: One forward computes all drafts of a step.
     one_forward: ClassVar[bool] = False
-    #: Where its drafter runs.
+    #: The device types that its drafter supports.
     devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
-    #: Its drafts can be a tree.
+    #: Its drafts can be trees.
     drafts_trees: ClassVar[bool] = False
-    #: Where they can be.
+    #: The device types on which they can be trees.
     tree_devices: ClassVar[tuple[str, ...]] = ("cpu", "cuda")
     #: It drafts from hidden states of the target.
     drafts_from_hidden: ClassVar[bool] = False
-    #: It drafts by forwards of the target's own layers, over their state.
+    #: It drafts with forwards of the target's own layers, which read and write the target's state.
     runs_target_layers: ClassVar[bool] = False
-    #: The option that has a network's weights rounded.
+    #: The name of the option that rounds the weights of the drafter's network.
     rounded_by: ClassVar[str] = "draft_weights"
 
     @property
     def label(self) -> str:
-        """The name, for people; of several drafters all their names."""
+        """The name for reports; for several drafters, all their names."""
         return "+".join(self.drafter_names)
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
-        """Its drafters. A mode of several has the state :data:`DRAFT_SOURCE`."""
+        """The names of its drafters. A mode with several drafters has the state :data:`DRAFT_SOURCE`."""
         return (self.name,)
 
     @property
     def host_draft(self) -> HostDraft | None:
-        """A drafter on the host, which proposes for each row before a step; such a mode has
-        :func:`~speccompile.modes.ready_mode.proposal_state`. None for one that is part of the step."""
+        """A drafter on the host, which proposes for each row before a step. None if the drafter is part of the step.
+
+        A mode with such a drafter has the state :func:`~speccompile.modes.ready_mode.proposal_state`.
+        """
         return None
 
     @property
     def saves(self) -> SaveHiddenStates | None:
-        """What it saves besides, as ``wrap(save_hidden_states=...)`` does beside any mode."""
+        """The hidden states that the mode saves; None for none. ``wrap(save_hidden_states=...)`` saves them in any
+        mode."""
         return None
 
     @classmethod
@@ -84,86 +87,98 @@ class Mode(ABC):
         """Refuse options that do not fit the target model.
 
         Raises:
-            InvalidOption: with what would fit.
+            InvalidOption: the message states the values that fit.
         """
 
     def invalid(self, option: str, value: Any, reason: str) -> InvalidOption:
-        """What :meth:`check` raises."""
+        """The error that :meth:`check` raises for ``value``."""
         return InvalidOption(where=f"mode {self.name!r}", name=option, value=value, reason=reason)
 
     def loaded(self, model: PreTrainedModel) -> Mode:
-        """The mode with what it has to load for the target ``model``, before any of its passes are asked for.
+        """The mode after loading its head or draft model for the target ``model``. It is called before the mode's
+        passes are built.
 
         Raises:
-            UserError: it cannot draft for that target.
+            UserError: the mode cannot draft for that target.
         """
         return self
 
     @property
     def most_drafts(self) -> int | None:
-        """The largest draft length that it is for, once :meth:`loaded`; None is any."""
+        """The largest draft length that the mode supports, after :meth:`loaded`; None is any."""
         return None
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
-        """A network of the mode's own, which is captured beside the target ``model`` and copied into steps by
-        :func:`speccompile.modes.network.passes.forward_drafter`. Its KV is state of the arena.
+        """The mode's own network, or None. It is captured in addition to the target ``model``.
+
+        :func:`speccompile.modes.network.passes.forward_drafter` copies it into steps. Its KV is state of the arena.
 
         Args:
-            max_len: most tokens of a sequence.
+            max_len: the largest number of tokens of a sequence.
 
         Raises:
-            UserError: it cannot draft for that target.
+            UserError: the network cannot draft for that target.
         """
         return None
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
-        """State tensors of the mode's own.
+        """The mode's own state tensors.
 
         Args:
-            tiers: draft lengths and trees.
+            tiers: the draft lengths and trees of all tiers.
         """
         return []
 
     @abstractmethod
     def drafting(self, form: StepForm) -> list[Pass]:
-        """Passes that provide the fact ``drafts`` in a decode step with drafts (K > 0), and for a tree
-        ``drafts_limited`` and ``tree``. Those of a :attr:`split` drafter insert before ``graph.anchors.start``: they
-        run in an executable of their own, and what they have named is stored for the step."""
+        """Passes that provide the fact ``drafts`` in a decode step with drafts (K > 0), and for a tree also the facts
+        ``drafts_limited`` and ``tree``.
+
+        Passes of a :attr:`split` drafter insert their ops before ``graph.anchors.start``. They run in a separate
+        executable, which stores the values that they have named for the step.
+        """
 
     @property
     def taps(self) -> tuple[Tap, ...]:
-        """Places in the target whose hidden states the passes of :meth:`after_commit` read, as ``tapped`` ``[B, T, taps
-        * M]``."""
+        """Positions in the target whose hidden states the passes of :meth:`after_commit` read. The step names these
+        hidden states ``tapped``, ``[B, T, taps * M]``."""
         return ()
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        """Passes that run after the commit, in every tier and in prompt chunks: they keep a drafter's own state. The
-        facts that they provide must hold in the finished step."""
+        """Passes that run after the commit, in every tier and in prompt chunks. They update the drafter's own state.
+
+        The facts that they provide must hold in the finished step.
+        """
         return []
 
     @property
     def drafts_chains_alone(self) -> str:
-        """Why a mode with :attr:`drafts_trees` drafts no trees with these options; empty if it does."""
+        """The reason why a mode with :attr:`drafts_trees` drafts no trees with these options; empty if it drafts
+        trees."""
         return ""
 
     @property
     def learns_from(self) -> tuple[int, ...] | None:
-        """The decoder layers whose outputs its head reads, once :meth:`loaded`, if that can be trained while it
-        drafts."""
+        """The decoder layers whose outputs its head reads, after :meth:`loaded`. None if the head cannot be trained
+        while it drafts."""
         return None
 
     @property
     def split(self) -> bool:
-        """Drafting runs in executables of its own, before the step's; of a drafter that is :attr:`ready`, only where a
-        row has no proposal. Otherwise it is part of the step."""
+        """Whether drafting runs in separate executables, before the step's, and not inside of the step.
+
+        For a mode that is also :attr:`ready`, they run only if a row has no proposal.
+        """
         return False
 
     @property
     def drafts_in_segments(self) -> bool:
-        """Each executable of a split drafter continues the chain of that for the next smaller tier (``form.begin``). A
-        policy may stop between them: the state ``draft_chances`` is its input."""
+        """Whether each executable of a split drafter continues the chain of the next smaller tier's (``form.begin``).
+
+        A policy can stop between the executables. Its input is the state ``draft_chances``.
+        """
         return False
 
     @abstractmethod
     def explain(self) -> str:
-        """One sentence for people."""
+        """A description in one sentence, for reports."""

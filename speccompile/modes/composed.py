@@ -1,4 +1,4 @@
-"""Several drafters: of each row the first one whose draft is good enough."""
+"""Several drafters: each row uses the draft of the first drafter whose draft is good enough."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ from speccompile.passes.step.propose import ProposeFunction
 
 @dataclass(frozen=True)
 class FirstPassing:
-    """Of each row the first proposal that passes.
+    """The first proposal of each row that passes.
 
     Args:
-        drafters: the function that proposes, the number of its state tensors, and whether it returns scores.
-        min_score, last_always: as of :class:`Composed`.
+        drafters: for each drafter, the function that proposes, the number of its state tensors, and whether it returns
+            scores.
+        min_score, last_always: the options of :class:`Composed`.
     """
 
     drafters: tuple[tuple[ProposeFunction, int, bool], ...]
@@ -32,21 +33,26 @@ class FirstPassing:
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """All propose, so that each one's state follows the text. ``own_state``: slots, which drafter is chosen, and
-        the tables of each drafter in turn."""
+        """Choose a proposal for each row. All drafters propose in every step, since this updates their state.
+
+        Args:
+            own_state: slots ``[B]``, the state :data:`~speccompile.modes.base.DRAFT_SOURCE`, and the state tensors of
+                each drafter in order.
+        """
         slots, source, *tables = own_state
         taken = []
         for propose, count, _ in self.drafters:
             own, tables = tables[:count], tables[count:]
             taken.append(propose(tokens, length, *([slots] if own else []), *own, draft_len=draft_len))
         last = len(self.drafters) - 1
-        # Where no lookup passes, the drafter after them drafts.
+        # If no lookup passes and last_always is not set, the index is that of the network, which comes after the
+        # lookups.
         by = torch.full_like(length, last if self.last_always else last + 1)
         chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        # In reverse order: an earlier drafter replaces a later one where it passes.
+        # In reverse order: a draft that passes replaces the draft of a later drafter.
         for place in range(last, -1, -1):
             (_, _, scored), (drafts, lens, *own_scores) = self.drafters[place], taken[place]
-            # A drafter without scores expects all of its drafts to be accepted; policies calibrate that.
+            # A drafter without scores gets scores of 1; policies calibrate them.
             scores = own_scores[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
             if chosen is None:
                 chosen = drafts, lens if self.last_always else torch.zeros_like(lens), scores
@@ -68,14 +74,14 @@ class FirstPassing:
 
 @dataclass(frozen=True)
 class Composed(ReadyMode):
-    """``mode=["suffix", "ngram"]``.
+    """Several drafters, such as ``mode=["suffix", "ngram"]``.
 
-    A drafter with scores passes where it expects ``min_score`` accepted tokens or more (the sum of its
-    cumulative probabilities, Arctic's score); a drafter without scores, where it has a draft.
+    A draft with scores passes if at least ``min_score`` of its tokens are expected to be accepted: the sum of its
+    cumulative probabilities, Arctic's score. A draft without scores always passes.
 
     Args:
-        drafters: in the order in which they are asked.
-        min_score: expected accepted tokens.
+        drafters: the drafters, from first to last choice.
+        min_score: the expected number of accepted tokens, at least 0.
         last_always: the last drafter's draft passes with any score.
     """
 
@@ -97,7 +103,7 @@ class Composed(ReadyMode):
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.min_score, int | float) and not isinstance(self.min_score, bool) and self.min_score >= 0
         if not good:
-            reason = "it has to be a number of at least 0"
+            reason = "it must be a number of at least 0"
             raise InvalidOption(where=f"mode {self.label!r}", name="min_score", value=self.min_score, reason=reason)
         for drafter in self.drafters:
             drafter.check(info)
@@ -125,4 +131,4 @@ class Composed(ReadyMode):
 
     def explain(self) -> str:
         parts = "; else ".join(f"{drafter.name} {drafter.explain()}" for drafter in self.drafters)
-        return f"{parts}. A draft of which fewer than {self.min_score:g} tokens are expected to be right does not count"
+        return f"{parts}. A draft is not used if fewer than {self.min_score:g} of its tokens are expected to be right"

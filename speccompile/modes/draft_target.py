@@ -1,7 +1,8 @@
 """A smaller causal language model with the same vocabulary drafts for the target.
 
-After Leviathan et al. (2023) and Chen et al. (2023). The draft model is captured as the target is, and copied into the
-step: K single-token forwards draft, and one forward over what the target reads keeps its KV that of the text.
+Source: Leviathan et al. (2023) and Chen et al. (2023). The draft model is captured in the same way as the target, and
+copied into the step. K forwards of one token draft. One more forward, over the tokens that the target reads, updates
+the draft model's KV.
 """
 
 from __future__ import annotations
@@ -21,25 +22,25 @@ from speccompile.modes.network.model_mode import DraftModelMode
 from speccompile.passes.base import Pass
 
 SELF_INT8 = "self:int8"
-#: Keys of the config of a model that drafts all tokens at once: PARD's own, and vLLM's.
+#: Keys of a mask token in the config of a model that drafts all tokens at once: PARD's own, and vLLM's.
 PARD_TOKENS = ("pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
 class DraftTarget(DraftModelMode):
-    """Drafts with its own language model.
+    """Drafts with a separate language model.
 
     Args:
         draft: a transformers causal LM in eval mode on the target's device, a folder, or a hub id (loaded in the
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
-        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
-            the draft model was made for (``max_position_embeddings``).
+        draft_max_len: the largest number of tokens of a sequence that the model drafts for. Longer sequences are
+            decoded without drafts. None is the draft model's ``max_position_embeddings``.
         draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
-        fused: draft inside of the step. False runs executables of the drafter's own before the target's.
-        mask_token_id: of a draft model that was trained to draft all tokens in one forward (PARD): the token that
-            stands for each draft. None is the ``pard_token`` or ``ptd_token_id`` of the draft's config, which such
-            checkpoints have; a model without either drafts one token after another.
+        fused: draft inside of the step. False runs separate executables of the drafter before the target's.
+        mask_token_id: for a draft model that was trained to draft all tokens in one forward (PARD): the token that is
+            read at the position of each draft. None is the ``pard_token`` or ``ptd_token_id`` of the draft model's
+            config. A model without either drafts one token after another.
     """
 
     fused: bool = True
@@ -80,12 +81,13 @@ class DraftTarget(DraftModelMode):
         own = inspect_model(draft)
         if own.device != info.device:
             reason = (
-                f"it is on {own.device} and the target on {info.device}; move it with draft.to({str(info.device)!r})"
+                f"it must be on {info.device}, as the target, got {own.device}; "
+                f"move it with draft.to({str(info.device)!r})"
             )
             raise self.invalid("draft", _shown(draft), reason)
         check_same_vocabulary(draft, own, model, info)
         if self.mask_token_id is not None and self.mask_token_id >= own.vocab_size:
-            reason = f"the draft model has tokens below {own.vocab_size}"
+            reason = f"it must be below {own.vocab_size}, the draft model's vocabulary"
             raise self.invalid("mask_token_id", self.mask_token_id, reason)
         length = self._own_len(draft, max_len)
         check_rotary(draft, length)
@@ -112,7 +114,7 @@ class DraftTarget(DraftModelMode):
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)
         how = ", all tokens in one forward" if self.one_forward else ""
-        return f"{who} drafts{how}, with KV of its own, {'inside' if self.fused else 'before'} the step"
+        return f"{who} drafts{how}, with its own KV, {'inside' if self.fused else 'before'} the step"
 
 
 def _shown(draft: Any) -> str:

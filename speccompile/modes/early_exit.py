@@ -1,8 +1,8 @@
-"""Early exit: the target's own first layers, final norm and lm_head draft for the rest of it.
+"""Early exit: the target's own first layers, final norm and lm_head draft.
 
-After Elhoushi et al., "LayerSkip" (2024). The drafter is cut from the captured graph by a pass; it shares weights and
-the KV of its layers with the target, so it has no state to keep warm: the verify of every tier, K=0 included,
-writes the KV that the next draft reads.
+Source: Elhoushi et al., "LayerSkip" (2024). A pass copies the drafter from the captured graph. The drafter shares
+weights and KV of its layers with the target, and needs no other state. The target's forward of every tier, including
+K=0, writes the KV that the next draft reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EarlyExit(Mode):
     """Drafts with the target's first ``exit_layer`` decoder layers.
 
     Args:
-        exit_layer: E, between 1 and L; E = L drafts with the whole target.
+        exit_layer: the number of layers, between 1 and L. L drafts with the whole target.
     """
 
     exit_layer: int = 1
@@ -37,7 +37,7 @@ class EarlyExit(Mode):
     def check(self, info: ModelInfo) -> None:
         good = isinstance(self.exit_layer, int) and 1 <= self.exit_layer <= info.num_layers
         if not good or isinstance(self.exit_layer, bool):
-            reason = f"it has to lie in 1 .. {info.num_layers}, the target's decoder layers"
+            reason = f"it must be an int in 1 .. {info.num_layers}, the number of the target's decoder layers"
             raise self.invalid("exit_layer", self.exit_layer, reason)
 
     def drafting(self, form: StepForm) -> list[Pass]:
@@ -49,7 +49,7 @@ class EarlyExit(Mode):
 
 @dataclass(frozen=True)
 class DraftEarlyExit(DraftChain):
-    """Forwards of the target's first ``exit_layer`` layers."""
+    """Draft with forwards of the target's first ``exit_layer`` layers."""
 
     exit_layer: int = field(kw_only=True)
 
@@ -58,7 +58,7 @@ class DraftEarlyExit(DraftChain):
 
     def forward(self, graph: StepGraph) -> Forward:
         anchors, slots, start = graph.anchors, graph.values["slots"], graph.anchors.start
-        # The target of a mixed step has rows without a drafter.
+        # In a mixed step the target also has rows of a prompt, which do not draft.
         target_slots = graph.values.get("target_slots", slots)
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:

@@ -1,7 +1,7 @@
-"""``mode=["suffix", "eagle3_one_model"]``: of each row a confident lookup drafts, and a network elsewhere.
+"""``mode=["suffix", "eagle3_one_model"]``: a row uses a confident lookup's draft, or else a network's.
 
-The network is kept warm by every step, as always. It drafts in an executable of its own before the step, which runs
-only where some row's lookup found nothing good enough.
+Every step updates the network's state. The network drafts in a separate executable before the step. This executable
+runs only if a row has no lookup that is good enough.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ from speccompile.passes.step.tap_hidden import Tap
 
 @dataclass(frozen=True)
 class LookupFirst(Mode):
-    """Lookups, and a network for rows without one.
+    """Lookups, and a network for rows whose lookups do not pass.
 
     Args:
-        lookups: of which a draft passes as in :class:`~speccompile.modes.composed.Composed`, the last one's too.
-        network_mode: drafts elsewhere.
+        lookups: the lookups. The draft of each, including the last, passes by the rule of
+            :class:`~speccompile.modes.composed.Composed`.
+        network_mode: the mode that drafts for the other rows.
     """
 
     lookups: Composed
@@ -105,12 +106,13 @@ class LookupFirst(Mode):
 
 
 def lookup_first(lookups: tuple[ReadyMode, ...], network_mode: NetworkMode, **options: Any) -> LookupFirst:
-    """The composition.
+    """Compose lookups and a network.
 
     Args:
-        options: of :class:`~speccompile.modes.composed.Composed`.
+        options: the options of :class:`~speccompile.modes.composed.Composed`.
     """
-    # Every step keeps the network warm. Drafting is in separate executables.
+    # fused=True: every step updates the network's state. The composition itself runs the drafting in separate
+    # executables.
     if "fused" in network_mode.options():
         network_mode = replace(network_mode, fused=True)  # type: ignore[call-arg]
     return LookupFirst(Composed(lookups, last_always=False, **options), network_mode)

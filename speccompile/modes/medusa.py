@@ -1,7 +1,7 @@
-"""Medusa: independent heads over the target's last hidden state, head k for the draft token k places ahead.
+"""Medusa: independent heads over the target's last hidden state. Head k predicts the k-th draft token.
 
-After Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024), section
-2.1, as a chain of each head's likeliest token, or as trees (2.2). Checkpoints are read in the layouts of
+Source: Cai et al., "Medusa: Simple LLM Inference Acceleration Framework with Multiple Decoding Heads" (2024). Drafts
+are a chain of each head's likeliest token (section 2.1), or trees (section 2.2). Checkpoints are read in the layouts of
 FasterDecoding/Medusa (``medusa/model/medusa_model.py``: a head is blocks and a linear), vLLM
 (``model_executor/models/medusa.py``) and TensorRT-LLM.
 """
@@ -35,7 +35,8 @@ from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tap_hidden import Tap
 from speccompile.passes.step.tree_drafts import ReadTree
 
-#: Names in all layouts. In FasterDecoding's the linear after the blocks has the number after the last block's.
+#: Patterns of tensor names in all layouts. In FasterDecoding's, the number of the last linear follows that of the last
+#: block.
 _BLOCK = re.compile(
     r"(?:medusa_heads?\.)?(\d+)\.(\d+)\.linear\.(weight|bias)"
     r"|(?:medusa_heads\.)?blocks\.(\d+)\.layers\.(\d+)\.(weight|bias)"
@@ -49,7 +50,7 @@ _LM_HEAD = re.compile(
 _OF_HEADS = re.compile(r"(medusa_heads?|blocks|lm_heads|\d+)\..*|token_map")
 
 
-#: Tokens of a head that a tree has at most after one token: the paper's trees have ten.
+#: The largest number of a head's tokens after one token of a tree. The paper's trees have ten.
 MOST_BRANCHES = 10
 
 
@@ -80,21 +81,24 @@ class MedusaHeads(nn.ModuleList):
         self.hidden_size, self.vocab_size = hidden_size, vocab_size
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, heads, V]`` of hidden states ``[B, M]`` after the target's final norm. Head k (from 0) says
-        what comes k + 2 places after what was read: the place after it is the target's own to say."""
+        """Logits ``[B, heads, V]`` of hidden states ``[B, M]`` after the target's final norm.
+
+        Head k (from 0) predicts the token k + 2 positions after the one of the hidden state. The target itself predicts
+        the next position.
+        """
         return torch.stack([head(hidden) for head in self], 1)
 
 
 def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
-    """Load heads for ``target``, in its dtype, on its device; how many there are, the tensors say.
+    """Load heads for ``target``, in the target's dtype, on its device. The number of heads is that of the checkpoint.
 
     Args:
-        source: a folder with ``medusa_lm_head.pt``, or with safetensors files or a ``pytorch_model.bin`` (those of a
-            whole model too, of which the heads alone are read); or the id of such a repository on the Hugging Face Hub.
+        source: a folder with ``medusa_lm_head.pt``, safetensors files or a ``pytorch_model.bin``; or the id of such a
+            repository on the Hugging Face Hub. If the files hold a whole model, only the heads are read.
 
     Raises:
-        InvalidHead: no checkpoint is there, or it is not one of this target.
-        HeadKeys: tensors are missing, not known or of another shape.
+        InvalidHead: no checkpoint was found, or it has no heads.
+        HeadKeys: tensors are missing, not known or of another shape. The message lists them.
     """
     name = str(source)
     folder = checkpoint_folder(source, ["config.json", "*.safetensors", "pytorch_model.bin", "medusa_lm_head.pt"])
@@ -103,10 +107,10 @@ def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
     config = target.config.get_text_config(decoder=True)
     num_heads = 1 + max(lm_heads, default=-1)
     num_blocks = 1 + max((block for _, block, _ in blocks), default=-1)
-    # In vLLM's layout linears of blocks may have none.
+    # In vLLM's layout the linears of blocks can be without biases.
     bias = any(part == "bias" for _, _, part in blocks)
     if not num_heads:
-        raise InvalidHead(source=name, reason="there are no Medusa heads in it (tensors such as 0.1.weight)")
+        raise InvalidHead(source=name, reason="it has no Medusa heads (tensors such as 0.1.weight)")
     with torch.device("meta"):
         heads = MedusaHeads(num_heads, num_blocks, config.hidden_size, config.vocab_size, bias=bias)
     own = {f"{head}.{block}.linear.{part}": tensor for (head, block, part), tensor in blocks.items()}
@@ -114,7 +118,7 @@ def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
     wanted = {key: tuple(value.shape) for key, value in heads.state_dict().items()}
     problems = [f"missing: {key} {list(shape)}" for key, shape in wanted.items() if key not in own]
     problems += [
-        f"of another shape: {key} is {list(own[key].shape)} and has to be {list(shape)}"
+        f"of another shape: {key} is {list(own[key].shape)} and must be {list(shape)}"
         for key, shape in wanted.items()
         if key in own and tuple(own[key].shape) != shape
     ]
@@ -127,7 +131,8 @@ def load_medusa(source: str | Path, target: PreTrainedModel) -> MedusaHeads:
 def _sorted(
     tensors: Mapping[str, torch.Tensor], name: str
 ) -> tuple[dict[tuple[int, int, str], torch.Tensor], dict[int, torch.Tensor]]:
-    """By head, block and part; and the linears by head. Other weights of a whole model are left out."""
+    """The tensors of blocks by head, block and part; and the last linears by head. Other weights of a whole model are
+    left out."""
     blocks: dict[tuple[int, int, str], torch.Tensor] = {}
     lm_heads: dict[int, torch.Tensor] = {}
     unknown: list[str] = []
@@ -146,7 +151,7 @@ def _sorted(
 
 @dataclass(frozen=True)
 class Medusa(Mode):
-    """Drafts with Medusa heads when a step ends, so K is at most their number.
+    """Drafts with Medusa heads when a step ends. K is at most the number of heads.
 
     Args:
         draft: :class:`MedusaHeads` in eval mode, in the target's dtype and on its device; or the folder or hub id of a
@@ -173,11 +178,10 @@ class Medusa(Mode):
         sizes = (config.hidden_size, config.vocab_size)
         reason = None
         if (heads.hidden_size, heads.vocab_size) != sizes:
-            reason = (
-                f"it is for M, V = {heads.hidden_size}, {heads.vocab_size}, and the target has {sizes[0]}, {sizes[1]}"
-            )
+            given = f"{heads.hidden_size}, {heads.vocab_size}"
+            reason = f"it must have M, V = {sizes[0]}, {sizes[1]}, as the target, got {given}"
         elif (weight.dtype, weight.device) != (model.dtype, model.device):
-            reason = f"it is {weight.dtype} on {weight.device}, and the target {model.dtype} on {model.device}"
+            reason = f"it must be {model.dtype} on {model.device}, as the target, got {weight.dtype} on {weight.device}"
         elif heads.training:
             reason = "it is in training mode; call its eval()"
         if reason:
@@ -217,10 +221,19 @@ class Medusa(Mode):
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, *weights: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Draft tokens ``[B, Kmax]``, how many count ``[B]``, and the probability that a draft and all before it
-        are right, float32 ``[B, Kmax]``. ``weights`` stand for those of the heads."""
+        """Propose a chain for every row.
+
+        Args:
+            hidden: ``[B, M]``, after the target's final norm.
+            weights: the heads' parameters, as tensors of the graph.
+            draft_len: Kmax.
+
+        Returns:
+            Draft tokens ``[B, Kmax]``, the number of valid ones ``[B]``, and for each the probability that it and all
+                drafts before it are right, float32 ``[B, Kmax]``.
+        """
         best, drafts = self._logits(hidden, weights)[:, :draft_len].float().log_softmax(-1).max(-1)
-        # Beside trees the proposal may have more places than there are heads.
+        # If some tiers are trees, Kmax can exceed the number of heads.
         missing = (0, draft_len - drafts.shape[1])
         count = torch.full_like(length, drafts.shape[1])
         return pad(drafts, missing), count, pad(best.cumsum(1).exp(), missing)
@@ -234,16 +247,18 @@ class Medusa(Mode):
         *weights: torch.Tensor,
         nodes: int,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The likeliest tree of the heads' tokens, of which none looks at another's: see
-        :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`. The last of ``weights`` is the state that keeps the
-        tokens of each head for static trees."""
+        """Propose the likeliest tree of the heads' tokens. A head's tokens do not depend on those of other heads.
+
+        See :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`. The last of ``weights`` is the state that
+        stores each head's tokens for static trees.
+        """
         *own, choices = weights
         drafts, logprobs = torch.ops.speccompile.likeliest(self._logits(hidden, own), self._branches)
         choices.index_put_((slots,), drafts.flatten(1))
         return of_independent(drafts, logprobs, nodes)
 
     def _logits(self, hidden: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """``[B, heads, V]``."""
+        """Logits ``[B, heads, V]`` of hidden states ``[B, M]``, with these ``weights``."""
         own = dict(zip((name for name, _ in self.draft.named_parameters()), weights, strict=True))
         logits: torch.Tensor = torch.func.functional_call(self.draft, own, (hidden,))
         return logits

@@ -1,7 +1,7 @@
-"""N-gram drafting (prompt lookup): what followed the newest tokens when they last occurred in the text.
+"""N-gram drafting (prompt lookup): the tokens that followed an earlier occurrence of the newest tokens.
 
-After Saxena, "Prompt Lookup Decoding" (2023), and transformers' PromptLookupCandidateGenerator; unlike the latter it
-prefers the most recent occurrence, and it runs inside the step.
+Source: Saxena, "Prompt Lookup Decoding" (2023), and transformers' PromptLookupCandidateGenerator. Unlike transformers,
+this mode prefers the most recent occurrence, and runs inside the step.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from speccompile.passes.step.propose import Propose
 
 @dataclass(frozen=True)
 class NGram(ReadyMode):
-    """The most recent match of the longest suffix n-gram.
+    """Drafts the tokens after the most recent match of the longest suffix n-gram.
 
     Args:
-        max_ngram: longest suffix that is looked for.
-        min_ngram: shortest suffix whose match is still proposed.
+        max_ngram: the length of the longest suffix that is searched.
+        min_ngram: the length of the shortest suffix that is searched.
     """
 
     max_ngram: int = 3
@@ -41,31 +41,31 @@ class NGram(ReadyMode):
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise self.invalid(name, value, "it must be an int >= 1")
         if self.min_ngram > self.max_ngram:
-            raise self.invalid("min_ngram", self.min_ngram, f"it is larger than max_ngram={self.max_ngram}")
+            raise self.invalid("min_ngram", self.min_ngram, f"it must be at most max_ngram={self.max_ngram}")
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Continue the text as it went on after the match; see :func:`speccompile.ops.ngram.continue_match`."""
+        """Propose the tokens after the match; see :func:`speccompile.ops.ngram.continue_match`."""
         return continue_match(tokens, length, self.max_ngram, self.min_ngram, draft_len)
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """What followed several matches; see :func:`speccompile.ops.ngram.tree`."""
+        """Propose a tree of the tokens after several matches; see :func:`speccompile.ops.ngram.tree`."""
         found, parents, count = torch.ops.speccompile.ngram_tree(tokens, length, self.max_ngram, self.min_ngram, nodes)
         return found, parents, count
 
     def after_commit(self, form: StepForm) -> list[Pass]:
         _, *trees = super().after_commit(form)
-        # A mode that proposes something else is not a match.
+        # A subclass with another propose has no such op.
         matches = type(self).propose is NGram.propose
         return [Propose(self.propose, whole=self.match if matches else None), *trees]
 
     def match(
         self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The same as one op, over all slots' ``tokens [N, S]`` and ``length [N]``."""
+        """:meth:`propose` as one op, over all slots' ``tokens`` ``[N, S]`` and ``length`` ``[N]``."""
         drafts, lens = torch.ops.speccompile.match_ngram(
             tokens, length, slots, self.max_ngram, self.min_ngram, draft_len
         )

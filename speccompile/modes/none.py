@@ -1,4 +1,4 @@
-"""No speculation: the plain decoder, which is also what every other mode's K=0 tier runs."""
+"""No speculation: the plain decoder. Every other mode's K=0 tier also runs it."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from speccompile.passes.step.drafts import NoDrafts
 
 @dataclass(frozen=True)
 class NoSpeculation(Mode):
-    """One token a step."""
+    """Plain decoding: one token in each step, without drafts."""
 
     name: ClassVar[str] = "none"
-    # It never proposes anything, so the K=0 tier serves every step,
+    # It never proposes drafts, so the K=0 tier serves every step.
     ready: ClassVar[bool] = True
-    # and no draft of it lacks probabilities.
+    # It has no drafts without probabilities.
     draft_probs: ClassVar[bool] = True
 
     def drafting(self, form: StepForm) -> list[Pass]:

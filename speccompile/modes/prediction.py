@@ -1,7 +1,7 @@
-"""Predicted outputs: a request brings the text that it expects, and drafts come from that text.
+"""Predicted outputs: a request includes the text that it expects, and drafts come from that text.
 
-After the OpenAI API's ``prediction`` and Yang et al., "Inference with Reference" (2023). An edit of a file repeats most
-of the file, and the client has it.
+Source: the OpenAI API's ``prediction``, and Yang et al., "Inference with Reference" (2023). Example: the result of an
+edit repeats most of a file, and the client has the file.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from speccompile.modes.ready_mode import ReadyMode
 
 @dataclass(frozen=True)
 class Prediction(ReadyMode):
-    """Continues the request's predicted text (``Engine.submit(prediction=...)``) after the newest tokens. A request
-    without one has no drafts, so this drafter is usually the first of several: ``mode=["prediction", "suffix"]``.
+    """Drafts the continuation of the newest tokens in the request's predicted text (``Engine.submit(prediction=...)``).
 
-    A slot has room for a prediction of ``max_len`` tokens, 8 bytes each.
+    A request without a prediction has no drafts. This drafter is therefore usually the first of several:
+    ``mode=["prediction", "suffix"]``. A slot stores a prediction of up to ``max_len`` tokens, 8 bytes each.
     """
 
     name: ClassVar[str] = "prediction"
@@ -40,7 +40,7 @@ class Prediction(ReadyMode):
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """See :func:`speccompile.ops.prediction.reference`."""
+        """Propose the tokens after the match; see :func:`speccompile.ops.prediction.reference`."""
         slots, *tables = own_state
         drafts, lens, chances = torch.ops.speccompile.match_prediction(slots, tokens, length, *tables, draft_len)
         return drafts, lens, chances

@@ -1,4 +1,4 @@
-"""Modes whose drafts are ready when a step ends: they propose from the committed tokens alone."""
+"""The base class of modes whose drafts are ready when a step ends: they propose only from the committed tokens."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from speccompile.passes.step.tree_drafts import ReadTree
 
 
 def proposal_state(tiers: Sequence[int] = ()) -> list[StateSpec]:
-    """State in which proposals wait for the next step.
+    """State tensors that store proposals for the next step.
 
     Args:
-        tiers: draft lengths and trees; a wrap with a tree has proposals of trees, too.
+        tiers: draft lengths and trees. If one is a tree, there are also tensors for proposals of trees.
     """
     i64, (tokens, parents, count) = torch.int64, PROPOSAL
     chains = [StateSpec("draft_tokens", (N, K), i64, low=0, high=2), StateSpec("draft_lens", (N,), i64, high=K + 1)]
@@ -36,59 +36,64 @@ def proposal_state(tiers: Sequence[int] = ()) -> list[StateSpec]:
 
 @dataclass(frozen=True)
 class ReadyMode(Mode):
-    """A drafter that proposes from committed text: write :meth:`propose`, in plain PyTorch, and that is all."""
+    """A mode that proposes drafts from the committed tokens. A subclass only defines :meth:`propose`, in plain
+    PyTorch."""
 
     ready: ClassVar[bool] = True
 
-    #: Names of own state tensors that ``propose`` wants to have.
+    #: The names of the mode's own state tensors that ``propose`` receives.
     own_state: ClassVar[tuple[str, ...]] = ()
-    #: ``propose`` also returns what it thinks of its drafts.
+    #: ``propose`` also returns the probabilities of its drafts.
     scored: ClassVar[bool] = False
 
     @abstractmethod
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, ...]:
-        """Draft tokens for every row.
+        """Propose draft tokens for every row.
 
         Args:
-            tokens: int64 ``[B, S]``, each row's text; only the first ``length`` places count.
-            length: int64 ``[B]``, committed tokens, the newest included.
-            own_state: for a mode that names state tensors of its own in ``own_state``, the rows' slots, int64 ``[B]``,
-                and then those tensors, whole (``[N, ...]``).
+            tokens: int64 ``[B, S]``, each row's sequence. Only the first ``length`` tokens are valid.
+            length: int64 ``[B]``, the number of committed tokens, including the newest.
+            own_state: for a mode with names in :attr:`own_state`: the rows' slots, int64 ``[B]``, followed by the whole
+                state tensors (``[N, ...]``).
             draft_len: Kmax.
 
         Returns:
-            Draft tokens, int64 ``[B, Kmax]``, and how many of them count, int64 ``[B]`` (0: no proposal). Where
-            ``scored``, also float32 ``[B, Kmax]``: for each draft the probability that it and all before it are
-            right, which policies look at.
+            Draft tokens, int64 ``[B, Kmax]``, and the number of valid ones, int64 ``[B]`` (0: no proposal). If
+                ``scored``, also float32 ``[B, Kmax]``: for each draft, the probability that it and all drafts before it
+                are right. Policies read these probabilities.
         """
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Of a mode that :attr:`drafts_trees`: a tree of draft tokens for every row. It runs after :meth:`propose`.
+        """Propose a tree of draft tokens for every row, after :meth:`propose`. A mode that :attr:`drafts_trees` defines
+        it.
 
         Args:
-            tokens, length, own_state: as :meth:`propose` has them.
-            nodes: most tokens of a proposal, P.
+            tokens, length, own_state: the arguments of :meth:`propose`.
+            nodes: P, the largest number of tokens of a proposal.
 
         Returns:
-            Draft tokens, int64 ``[B, P]``, the likeliest first, and no token before its parent: tiers of any shape take
-            the first ones that fit. The parent of each, int64 ``[B, P]``: 0 for the newest committed token, else i + 1
-            for the draft token i. How many there are, int64 ``[B]``.
+            Three tensors. Draft tokens, int64 ``[B, P]``: the likeliest first, and no token before its parent. Tiers of
+                any shape use the first tokens that fit. The parent of each token, int64 ``[B, P]``: 0 for the newest
+                committed token, else i + 1 for the draft token i. The number of valid tokens, int64 ``[B]``.
         """
-        raise NotImplementedError(f"mode {self.name!r} has drafts_trees, and needs propose_tree")
+        raise NotImplementedError(f"mode {self.name!r} has drafts_trees = True: define its propose_tree")
 
     @property
     def tree_proposer(self) -> ProposeFunction:
-        """:meth:`propose_tree`, as steps hold it; see :attr:`proposer`."""
+        """The function that steps call for :meth:`propose_tree`; see :attr:`proposer`."""
         return self.propose_tree
 
     @property
     def proposer(self) -> ProposeFunction:
-        """:meth:`propose`, as steps hold it. Stored steps are known by it: where some options say nothing of how steps
-        are made, it belongs to something that has the others alone."""
+        """The function that steps call for :meth:`propose`.
+
+        The keys of stored steps include this function and its object. Options that do not change a step must not change
+        the key: such a mode returns a method of another object, which does not have these options.
+        """
         return self.propose
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:

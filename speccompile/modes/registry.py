@@ -1,4 +1,4 @@
-"""Modes by name: those of this package, those registered from outside, and those of installed packages."""
+"""The registry of modes by name: those of this package, registered ones, and those of installed packages."""
 
 from __future__ import annotations
 
@@ -53,10 +53,13 @@ _modes: dict[str, type[Mode]] = {mode.name: mode for mode in BUILT_IN}
 
 
 def register(name: str, mode: type[Mode], *, replace: bool = False) -> None:
-    """Make ``mode`` known as ``name``, in any case.
+    """Register ``mode`` as ``name``. Upper and lower case are equal.
+
+    Args:
+        replace: replace a mode of that name.
 
     Raises:
-        DuplicateMode: the name is taken and ``replace`` is not given.
+        DuplicateMode: the name exists, and ``replace`` is False.
         InvalidOption: ``mode`` is not a subclass of :class:`Mode`.
     """
     _check(name, mode)
@@ -73,11 +76,11 @@ def _check(name: Any, mode: Any) -> None:
         raise InvalidOption(where="register_mode", name=field, value=value, reason=reason)
 
     if not isinstance(name, str) or not name:
-        refuse("name", name, "it is not a text")
+        refuse("name", name, "it must be a str that is not empty")
     if not (isinstance(mode, type) and issubclass(mode, Mode)):
-        refuse("mode", mode, "it is not a subclass of speccompile.modes.Mode")
+        refuse("mode", mode, "it must be a subclass of speccompile.modes.Mode")
     if not isinstance(getattr(mode, "name", None), str):
-        refuse("mode", mode, "it has no class variable name")
+        refuse("mode", mode, "it must have a class variable name, a str")
 
 
 def _installed() -> dict[str, EntryPoint]:
@@ -85,26 +88,28 @@ def _installed() -> dict[str, EntryPoint]:
 
 
 def available() -> list[str]:
-    """Names that ``wrap(mode=...)`` takes."""
+    """The names that ``wrap(mode=...)`` accepts."""
     return sorted(_modes.keys() | _installed().keys() | {Auto.name})
 
 
 def create(
     name: str | Sequence[str] | None, options: dict[str, Any], *, others: Sequence[str] = ("the arguments of wrap",)
 ) -> Mode | Auto:
-    """The mode called ``name`` (any case; None is ``none``), with its options; of several names, their composition,
-    each with those of the options that it takes. ``auto`` is not a mode, but chooses one.
+    """Create the mode called ``name``, with its options. Upper and lower case are equal, and None is ``none``.
+
+    Several names are a composition. Each of its modes receives the options that it accepts. ``auto`` is not a mode: it
+    chooses one.
 
     Args:
-        others: what the caller accepts besides, for messages.
+        others: further arguments of the caller, for messages.
 
     Raises:
-        UnknownMode: there is none of that name.
-        UnknownOption: it does not take one of the options.
+        UnknownMode: there is no mode of that name.
+        UnknownOption: the mode does not accept one of the options.
         InvalidOption: a value is not valid, or modes do not compose.
     """
     if isinstance(name, nn.Module):
-        reason = "it is a model, and a mode is a name; to draft with a model use wrap(target, draft=model)"
+        reason = "it must be a name, got a model; to draft with a model use wrap(target, draft=model)"
         raise InvalidOption(where="wrap", name="mode", value=name, reason=reason)
     if isinstance(name, list | tuple):
         return _compose(name, options, others)
@@ -121,12 +126,12 @@ def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str
         raise InvalidOption(where="wrap", name="mode", value=list(names), reason=reason)
 
     if len(names) < 2:
-        refuse("two drafters or more are composed; give one as text")
+        refuse("a composition has two drafters or more; give one drafter as a str")
     if any(str(name).lower() == Auto.name for name in names):
-        refuse(f"{Auto.name!r} is not a drafter: it chooses one; give it alone, as text")
+        refuse(f"{Auto.name!r} is not a drafter: it chooses one; give only it, as a str")
     types = [_type(name) for name in names]
     if len(set(types)) < len(types):
-        refuse("a drafter occurs twice")
+        refuse("each drafter must occur once, and one occurs twice")
     own = {"min_score"}
     known = own.union(*(mode.options() for mode in types))
     _check_known(f"wrap(mode={list(names)})", options, others, sorted(known))
@@ -139,7 +144,7 @@ def _compose(names: Sequence[str], options: dict[str, Any], others: Sequence[str
         if not isinstance(drafter, ReadyMode):
             last = "; a drafter with a network comes last" if isinstance(drafter, NetworkMode) else ""
             refuse(
-                f"{name!r} does not propose from the text alone, at the end of a step, which composition needs{last}"
+                f"{name!r} does not propose at the end of a step, from the sequence only, as composition requires{last}"
             )
         ready.append(drafter)
     return Composed(tuple(ready), **shared)
@@ -152,7 +157,7 @@ def _key(name: Any) -> str:
 def _type(name: Any) -> type[Mode]:
     key = _key(name)
     if key not in _modes and key in _installed():
-        # Only the one that is asked for is loaded: another package's fault is no reason to fail.
+        # Only the requested mode is loaded: an error in another package must not matter.
         register(key, _installed()[key].load())
     if key not in _modes:
         raise UnknownMode(name=name, available=", ".join(available()))
@@ -168,7 +173,7 @@ def _check_known(where: str, options: dict[str, Any], others: Sequence[str], kno
 
 
 def _modes_with(option: str) -> str:
-    """Which modes have an option, for an error; empty if none has."""
+    """A sentence with the modes that have an option, for an error; empty if no mode has it."""
     names = [repr(name) for name, mode in sorted(_modes.items()) if option in mode.options()]
     if option in Auto.options:
         of = "'auto', which chooses a mode by it" + (f", and of {', '.join(names)}" if names else "")

@@ -1,4 +1,5 @@
-"""TensorRT-LLM's mode of that name: no drafts, and hidden states go to files, from which draft heads are trained."""
+"""Mode ``save_hidden_states``, as in TensorRT-LLM: plain decoding that saves hidden states, to train draft heads
+from."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from speccompile.modes.none import NoSpeculation
 
 @dataclass(frozen=True)
 class SaveHiddenStatesMode(NoSpeculation):
-    """One token a step, whose hidden states are saved. Any other mode saves them as well, with
+    """Plain decoding that saves the hidden states of all tokens. Any other mode can also save them, with
     ``wrap(save_hidden_states=...)``.
 
     The options are those of :class:`~speccompile.hidden_states.SaveHiddenStates`.

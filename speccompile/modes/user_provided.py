@@ -1,4 +1,4 @@
-"""A drafter of the user's own: a torch function or module that is traced into the step, or Python on the host."""
+"""The user's own drafter: a torch function or module that is traced into the step, or Python on the host."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ from speccompile.utils.torch_private import pytree
 
 @dataclass(frozen=True)
 class UserProvided(Mode):
-    """Drafts that ``draft`` proposes from the sequence after each step, for the next one.
+    """Drafts with the user's function ``draft``, which proposes drafts for the next step at the end of each step.
 
     Args:
-        draft: called as ``draft(tokens, length, draft_len)``, with int64 tensors ``[B, S]`` (each row's text; what lies
-            after ``length`` does not count) and ``[B]`` and the number of drafts wanted; returns int64 draft tokens
-            ``[B, draft_len]`` and how many of them are valid, int64 ``[B]``, 0 for a row that abstains. What is not a
-            token of the target ends a row's drafts. A function or an ``nn.Module`` in eval mode, of plain PyTorch
-            without decisions on values: it becomes part of the step. Tensors that a function reads are variables of an
-            enclosing function or of its module; a module has them as parameters and buffers.
-        host: ``draft`` is any callable instead, called between steps for each row that can have drafts as
-            ``draft(tokens, draft_len)``, with the text as a list of token ids and how many drafts are of use; returns a
-            list of at most Kmax ids, or None to abstain. What goes wrong in it ends the request whose row it was.
-        reads_hidden: places in the target whose hidden states ``draft`` receives: decoder layers, by index (negative
-            ones count from the end) or module path, whose output is meant, or the path of the final norm. It is called
-            as ``draft(tokens, length, hidden, draft_len)`` then. ``hidden`` ``[B, places * M]``, in the target's dtype,
-            is of the last token that the target has read, the one before the newest.
+        draft: a function, or an ``nn.Module`` in eval mode, called as ``draft(tokens, length, draft_len)``. ``tokens``,
+            int64 ``[B, S]``, are the rows' sequences; only the first ``length``, int64 ``[B]``, tokens of a row are
+            valid. ``draft_len`` is the number of drafts to propose. It returns draft tokens, int64 ``[B, draft_len]``,
+            and the number of valid ones, int64 ``[B]``; 0 means no proposal. A value that is not a token of the target
+            ends a row's drafts. The code becomes part of the step: it must be plain PyTorch, without control flow on
+            values of tensors. Tensors that a function reads must be variables of an enclosing function or of its Python
+            module. Those of a module must be parameters or buffers.
+        host: ``draft`` is any callable on the host, called between steps as ``draft(tokens, draft_len)`` for each row
+            that can have drafts. ``tokens`` is the sequence, a list of token ids. ``draft_len`` is the largest useful
+            number of drafts. It returns a list of at most Kmax ids, or None for no proposal. An exception in it ends
+            the row's request.
+        reads_hidden: the parts of the target whose outputs ``draft`` receives: decoder layers, by index (negative from
+            the end) or module path, or the module path of the final norm. ``draft`` is then called as ``draft(tokens,
+            length, hidden, draft_len)``. ``hidden``, ``[B, M * number of parts]`` in the target's dtype, belongs to the
+            last token that the target has read, which is the one before the newest.
     """
 
     draft: Any = None
@@ -69,7 +71,7 @@ class UserProvided(Mode):
             raise self.invalid("draft", kind, "it is in training mode; call its eval()")
         if elsewhere := {str(tensor.device) for _, tensor in self._weights() if tensor.device != info.device}:
             where = ", ".join(sorted(elsewhere))
-            raise self.invalid("draft", kind, f"it is on {where} and the target on {info.device}")
+            raise self.invalid("draft", kind, f"its tensors must be on {info.device}, as the target, got {where}")
 
     def _check_places(self, info: ModelInfo) -> None:
         def refuse(reason: str) -> None:
@@ -77,11 +79,11 @@ class UserProvided(Mode):
 
         places, layers = self.reads_hidden, info.num_layers
         if not isinstance(places, tuple | list) or any(isinstance(at, bool) for at in places):
-            refuse("give the decoder layers as (1, 5, -1)")
+            refuse("give a tuple of decoder layers, such as (1, 5, -1)")
         if any(not isinstance(at, str) and not (isinstance(at, int) and -layers <= at < layers) for at in places):
-            refuse(f"the target's decoder layers are 0 .. {layers - 1}, or module paths")
+            refuse(f"each must be a decoder layer of the target, 0 .. {layers - 1}, or a module path")
         if places and self.host:
-            refuse("a drafter on the host is called between steps, with token ids alone")
+            refuse("a drafter on the host receives only token ids; leave it out, or use host=False")
 
     @property
     def _arguments(self) -> tuple[str, ...]:
@@ -109,7 +111,7 @@ class UserProvided(Mode):
     def after_commit(self, form: StepForm) -> list[Pass]:
         if self.host:
             return []
-        # Two weights may have one name when dots are taken out of it.
+        # With the index, names are unique: without it, they can become equal when dots are replaced.
         weights = tuple(
             (f"drafter_{index}_{name.replace('.', '_')}", value.detach())
             for index, (name, value) in enumerate(self._weights())
@@ -120,8 +122,8 @@ class UserProvided(Mode):
         return [Propose(self.propose, advice=ADVICE, **options)]
 
     def propose(self, *text_and_weights: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, ...]:
-        """What ``draft`` says of the first of these; the others stand for its own weights, so that none hides in the
-        graph."""
+        """Call ``draft``. The first tensors are its arguments, the others replace its own weights: all weights of a
+        graph must be its inputs."""
         count = len(self._arguments)
         text, weights = text_and_weights[:count], text_and_weights[count:]
         stands = {id(tensor): weight for (_, tensor), weight in zip(self._weights(), weights, strict=True)}
@@ -129,15 +131,16 @@ class UserProvided(Mode):
             with _Replaced(stands):
                 returned: tuple[torch.Tensor, ...] = self.draft(*text, draft_len)
                 return returned
-        own = {name: stands[id(tensor)] for name, tensor in self._places()}
-        # If it tied them itself, it would not put back what a module with two names had.
+        own = {name: stands[id(tensor)] for name, tensor in self._weight_paths()}
+        # tie_weights=False: with it, torch does not restore the weights of a module with two names.
         proposal: tuple[torch.Tensor, ...] = torch.func.functional_call(
             self.draft, own, (*text, draft_len), tie_weights=False
         )
         return proposal
 
-    def _places(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Where the weights are: tied ones in each module, a module that has several names by one of them."""
+    def _weight_paths(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The weights by path. A tied weight has a path in each of its modules; a module with several names has one of
+        them."""
         for path, module in self.draft.named_modules():
             for name, tensor in [*module._parameters.items(), *module._buffers.items()]:
                 if tensor is not None:
@@ -150,10 +153,10 @@ class UserProvided(Mode):
 
 
 class _Replaced(TorchFunctionMode):
-    """Functions of torch receive other tensors in the place of those that a Python function holds.
+    """In this mode, torch functions receive other tensors instead of those that a Python function holds.
 
     Args:
-        stands: the other tensor, by the identity of each.
+        stands: the other tensors, by the id of the original.
     """
 
     def __init__(self, stands: Mapping[int, torch.Tensor]) -> None:

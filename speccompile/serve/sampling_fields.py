@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -116,9 +117,9 @@ class Sampling(Fields):
     num_draft_tokens: Whole | None = Field(None, ge=0)
 
     @property
+    @abstractmethod
     def own_form(self) -> str | None:
         """Field of the endpoint with the structure of the answer; None if the answer is unconstrained."""
-        return None
 
     @model_validator(mode="after")
     def _fields_agree(self) -> Sampling:

@@ -91,7 +91,7 @@ def test_layers_share_what_the_index_of_one_chose() -> None:
 
 def test_a_module_whose_layer_has_an_index_is_refused(model: PreTrainedModel) -> None:
     with raises(
-        InvalidHead, reason=re.compile("chooses the keys to attend to by an index, which is kept of a target's")
+        InvalidHead, reason=re.compile("chooses the keys to attend to by an index, which only a target's layers")
     ):
         speccompile.wrap(
             model, "mtp", draft=MtpHead.random(model), tiers=(0, 1), max_batch=1, max_len=64, backend="eager"

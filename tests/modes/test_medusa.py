@@ -156,9 +156,7 @@ def test_tensors_that_do_not_fit_are_named(model: LlamaForCausalLM, heads: Medus
     del tensors["1.0.linear.bias"]
     tensors["2.1.weight"] = tensors["2.1.weight"][:100].clone()
     save_file(tensors, tmp_path / "model.safetensors")
-    problems = re.compile(
-        r"missing: 1\.0\.linear\.bias \[64\]\n.*2\.1\.weight is \[100, 64\] and has to be \[128, 64\]"
-    )
+    problems = re.compile(r"missing: 1\.0\.linear\.bias \[64\]\n.*2\.1\.weight is \[100, 64\] and must be \[128, 64\]")
     with raises(HeadKeys, problems=problems):
         load_medusa(tmp_path, model)
     save_file(fasterdecoding(heads) | {"token_map": torch.arange(5)}, tmp_path / "model.safetensors")
@@ -176,7 +174,7 @@ def test_heads_that_do_not_fit_are_refused(model: LlamaForCausalLM, heads: Medus
         wrap(model, "medusa", draft=MedusaHeads(2, 1, 64, 128).double().eval(), **sizes)
     with raises(InvalidHead, reason=re.compile("training mode")):
         wrap(model, "medusa", draft=MedusaHeads(2, 1, 64, 128), **sizes)
-    with raises(InvalidHead, reason=re.compile("M, V = 32, 128")):
+    with raises(InvalidHead, reason=re.compile("M, V = .*got 32, 128")):
         wrap(model, "medusa", draft=MedusaHeads(2, 1, 32, 128).eval(), **sizes)
     save_file({"model.norm.weight": torch.ones(64)}, tmp_path / "model.safetensors")
     with raises(InvalidHead, reason=re.compile("no Medusa heads")):

@@ -129,7 +129,7 @@ def test_a_name_is_taken_once(name: str) -> None:
 
 @pytest.mark.parametrize("mode", [Echo(), "ngram", torch.nn.Linear, None])
 def test_only_modes_are_registered(mode: Any) -> None:
-    with raises(InvalidOption, name="mode", reason=re.compile(r"not a subclass of speccompile\.modes\.Mode")):
+    with raises(InvalidOption, name="mode", reason=re.compile(r"must be a subclass of speccompile\.modes\.Mode")):
         modes.register("mine", mode)
     assert "mine" not in modes.available()
 
@@ -193,7 +193,7 @@ def test_an_option_of_no_mode_names_none() -> None:
         ("ngram", {"max_ngram": True}, ""),
         ("ngram", {"max_ngram": "3"}, ""),
         ("ngram", {"min_ngram": 0}, ""),
-        ("ngram", {"max_ngram": 2, "min_ngram": 3}, "larger than max_ngram=2"),
+        ("ngram", {"max_ngram": 2, "min_ngram": 3}, "must be at most max_ngram=2"),
         ("early_exit", {"exit_layer": 0}, "1 .. 4"),
         ("early_exit", {"exit_layer": 5}, "1 .. 4"),
         ("early_exit", {"exit_layer": 1.0}, "1 .. 4"),

@@ -32,7 +32,6 @@ from support.letters import tokenizer
 
 VOCAB = 128
 PAD = 7
-TINY = {}
 
 
 @pytest.fixture(scope="module")

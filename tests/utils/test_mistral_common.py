@@ -29,5 +29,5 @@ def test_a_prompt_is_written_as_a_conversation(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_a_conversation_to_train_on_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidInput, match=re.escape("mistral-common writes conversations as tokens alone")):
+    with pytest.raises(InvalidInput, match=re.escape("mistral-common writes conversations only as tokens")):
         Chat.of(tekken(monkeypatch), [1])

@@ -1,4 +1,4 @@
-"""Attention of a block: its queries attend to the context and to the block itself, in both directions."""
+"""Attention of a DFlash block: its queries attend to the context, and to all positions of the block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from speccompile.modes.network.draft_head import HeadCache, RowAttention
 
 
 class BlockAttention(RowAttention, Protocol):
-    """How the layers of a head attend. Inference is :class:`BlockCache`."""
+    """The attention of a head's layers. :class:`BlockCache` implements it for inference."""
 
     def attend_both_ways(
         self,
@@ -24,15 +24,15 @@ class BlockAttention(RowAttention, Protocol):
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """As ``attend``, where a query attends to all of the block, and to the context."""
+        """:meth:`attend` for a query that attends to the context and to all of the block."""
 
 
 @dataclass
 class BlockCache(HeadCache):
-    """The head's KV: the places before a block hold its context, those of the block the block.
+    """The head's KV: of the context at the positions before a block, and of the block at its own positions.
 
     Args:
-        last: int64 ``[B, T]``, the block's last position at every place.
+        last: int64 ``[B, T]``, the block's last position, repeated T times.
     """
 
     last: torch.Tensor
@@ -48,7 +48,7 @@ class BlockCache(HeadCache):
     ) -> torch.Tensor:
         keys, values = self.write(layer, key, value)
         if window is None:
-            # A query at the last position attends to every place of the block.
+            # A query at the last position attends to every position of the block.
             return torch.ops.speccompile.attention(query, keys, values, self.slots, self.last, scale)
         return _attend_in_window(query, keys, values, self.slots, self.positions, scale, window)
 
@@ -62,8 +62,10 @@ def _attend_in_window(
     scale: float,
     window: int,
 ) -> torch.Tensor:
-    """Attention to places less than ``window`` away, up to the block's last one: the op has no such mask, so that the
-    keys of these places are copied."""
+    """Attention to positions less than ``window`` away, up to the block's last one.
+
+    The attention op has no such mask, so the keys and values of these positions are gathered.
+    """
     reach = window - 1 + positions.shape[1]
     places = positions[:, :1] - (window - 1) + torch.arange(reach, device=positions.device)
     distance = (positions[:, :, None] - places[:, None]).abs()

@@ -1,7 +1,7 @@
-"""DFlash heads in files: transformers' assistant models, and z-lab's.
+"""Loading and saving of DFlash heads, in the layouts of transformers' assistant models and of z-lab.
 
-Both name the same tensors. A tensor that is not used, not there or of another shape is never passed over: a head with
-a layer of zeros would draft badly, without any other sign.
+Both layouts have the same tensors. A tensor that is missing, not known or of another shape is an error: a head with a
+layer of zeros would only draft badly.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from speccompile.modes.network.checkpoint_files import (
 from speccompile.modes.network.made_for import check_made_for, noted
 from speccompile.utils.whole_files import write_whole
 
-#: transformers' names of the same tensors, tried in this order.
+#: Patterns of transformers' names for the tensors, and replacements, applied in this order.
 RENAMED = ((r"^model\.", ""), (r"^encoder\.fc\.", "fc."), (r"^encoder\.output_norm_enc\.", "hidden_norm."))
 
 
 def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
-    """Load a head for ``target``, in its dtype, on its device.
+    """Load a head for ``target``, in the target's dtype, on its device.
 
     Args:
         source: a folder with ``config.json`` and ``model.safetensors`` (in any number of files) or
             ``pytorch_model.bin``; or the id of such a repository on the Hugging Face Hub.
 
     Raises:
-        InvalidHead: no checkpoint is there, or it is not one of this target.
-        HeadKeys: lists the keys that are renamed, missing, not known or of another shape.
+        InvalidHead: no checkpoint was found, or it is for another target.
+        HeadKeys: keys are renamed, missing, not known or of another shape. The message lists them.
     """
     folder, name = checkpoint_folder(source, CHECKPOINT_FILES), str(source)
     config = read_config(folder, name, target)
@@ -67,13 +67,13 @@ def save_dflash(
 
     Args:
         folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
-        dtype: of the weights.
-        target_id: of the target, see :func:`~speccompile.hidden_states.target_id.target_id`; noted in the config, so
-            that a wrap of another target warns.
+        dtype: the dtype of the written weights.
+        target_id: the target's :func:`~speccompile.hidden_states.target_id.target_id`, written to the config. A later
+            load for another target then warns.
 
     Raises:
-        InvalidHead: transformers' class cannot be what the head is.
-        OSError: the disk does not take it.
+        InvalidHead: transformers' class does not support the head's variant.
+        OSError: a file cannot be written.
     """
     config = assistant_config(head, str(dtype).removeprefix("torch.")) | noted(target_id)
     path = Path(folder)
@@ -91,13 +91,13 @@ def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
     """The config of transformers' assistant model.
 
     Raises:
-        InvalidHead: its class cannot be what the head is.
+        InvalidHead: transformers' class does not support the head's variant.
     """
     config, scale = head.config, embedding_scale(head.embed_tokens)
     default = (config.embedding_scale, config.logit_scale, config.logit_softcap) == (scale, 1.0, None)
     windows = {window for window in config.windows if window is not None}
     if config.attention_bias or any(config.causal) or len(windows) > 1 or not default:
-        reason = "transformers' assistant model has no biases, causal layers, scales of its own or two kinds of windows"
+        reason = "transformers' assistant model has no biases, causal layers, scales, or windows of two sizes"
         raise InvalidHead(source="that was given", reason=reason)
     layers = config.num_hidden_layers
     kinds = ["sliding_attention" if config.window(layer) else "full_attention" for layer in range(layers)]
@@ -116,7 +116,7 @@ def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
         "max_position_embeddings": config.max_position_embeddings,
         "rope_parameters": dict(config.rope),
         "layer_types": kinds,
-        # A number also where no layer slides.
+        # The key must be a number also if no layer has a window.
         "sliding_window": min(windows) - 1 if windows else config.max_position_embeddings,
         "block_size": config.block_size,
         "mask_token_id": config.mask_token_id,

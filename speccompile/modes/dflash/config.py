@@ -14,7 +14,7 @@ from speccompile.errors import InvalidHead
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.graph_capture.shard_styles import whole_rows
 
-#: Taps of the default: as many as z-lab's heads have.
+#: The default number of taps, as in z-lab's heads.
 TAPS = 5
 
 
@@ -23,17 +23,20 @@ class DFlashConfig:
     """The sizes and variants of a head. ``hidden_size`` is the target's.
 
     Args:
-        block_size: tokens of a block: the newest token and ``block_size - 1`` mask tokens, each of which becomes a
+        block_size: tokens of a block: the newest token and ``block_size - 1`` mask tokens. Each mask token becomes a
             draft token.
-        mask_token_id: the target's embedding of this token stands for a draft token.
-        taps: the target's decoder layers whose outputs it reads, in the order in which ``fc`` reads them. That of the
-            last layer is read after the final norm, as transformers reports it.
+        mask_token_id: the token whose embedding (the target's) is the input at a mask token.
+        taps: the target's decoder layers whose outputs the head reads, in the order in which ``fc`` reads them. The
+            last layer's output is read after the final norm, as transformers reports it.
         rope: transformers' ``rope_parameters``; the head's own, not the target's.
-        windows: by layer, the number of places that a query attends to, up to its own and, where the layer is not
-            causal, as many from its own on; None is all of them. Empty for all of them in every layer.
-        causal: by layer, whether a query attends to no place of the block after its own. Empty for no layer.
-        embedding_scale: factor on the target's embedding weights.
-        logit_scale, logit_softcap: factor on logits; limit of the scaled ones, None for no limit.
+        windows: for each layer, the number of positions up to its own that a query attends to; in a layer that is not
+            causal, also the same number from its own position on. None is all positions. Empty means None for every
+            layer.
+        causal: for each layer, whether a query attends only to positions up to its own in the block. Empty means False
+            for every layer.
+        embedding_scale: a factor on the target's embedding weights.
+        logit_scale: a factor on the logits.
+        logit_softcap: the limit of the scaled logits; None for no limit.
     """
 
     hidden_size: int
@@ -57,16 +60,16 @@ class DFlashConfig:
     logit_softcap: float | None = None
 
     def window(self, layer: int) -> int | None:
-        """Of that layer."""
+        """The window of a layer; None for no window."""
         return self.windows[layer] if self.windows else None
 
     def is_causal(self, layer: int) -> bool:
-        """Whether that layer is."""
+        """Whether a layer is causal."""
         return self.causal[layer] if self.causal else False
 
     @staticmethod
     def for_target(model: PreTrainedModel, mask_token_id: int, **fields: Any) -> DFlashConfig:
-        """A head of the target's own sizes, with these ``fields`` instead."""
+        """The config of a head with the target's sizes. ``fields`` override them."""
         config = model.config.get_text_config(decoder=True)
         heads = config.num_attention_heads
         sizes: dict[str, Any] = dict(
@@ -89,20 +92,25 @@ def embedding_scale(embedding: nn.Module) -> float:
 
 
 def spread_taps(num_layers: int, count: int = TAPS) -> tuple[int, ...]:
-    """``count`` layers of a target of ``num_layers``, or all of fewer, from the second on to the fourth-last one."""
+    """``count`` layers of a target with ``num_layers``, spread from the second to the fourth-last one; fewer if the
+    target is too small."""
     first, last = min(1, num_layers - 1), max(num_layers - 4, min(1, num_layers - 1))
     return tuple(sorted({round(first + (last - first) * index / (count - 1)) for index in range(count)}))
 
 
 def check_config(config: DFlashConfig, source: str) -> None:
-    """Raises InvalidHead: its values contradict one another."""
+    """Check that the values of ``config`` fit together.
+
+    Raises:
+        InvalidHead: they do not.
+    """
 
     def refuse(reason: str) -> None:
         raise InvalidHead(source=source, reason=reason)
 
     layers = config.num_hidden_layers
     if config.block_size < 2:
-        refuse(f"its block of {config.block_size} has no place for a draft token")
+        refuse(f"its block_size must be at least 2, got {config.block_size}")
     if not config.taps:
         refuse("it names no layers of the target to read (target_layer_ids)")
     if config.hidden_act not in ACT2FN:
@@ -119,7 +127,11 @@ def check_config(config: DFlashConfig, source: str) -> None:
 
 
 def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> None:
-    """Raises InvalidHead: a head of that config was made for another target."""
+    """Check that a head with this config fits ``target``.
+
+    Raises:
+        InvalidHead: the head is for another target.
+    """
     text = target.config.get_text_config(decoder=True)
     layers = len(decoder_layers(target)[1])
     tokens = whole_rows(target.get_input_embeddings())
@@ -131,4 +143,4 @@ def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> 
     if not 0 <= config.mask_token_id < tokens:
         problems.append(f"its mask token is {config.mask_token_id}, and the target embeds {tokens} tokens")
     if problems:
-        raise InvalidHead(source=source, reason=f"it was made for another target: {'; '.join(problems)}")
+        raise InvalidHead(source=source, reason=f"it is for another target: {'; '.join(problems)}")

@@ -1,4 +1,4 @@
-"""What the config.json of a published DFlash head says, in either of two layouts."""
+"""Reading of the config.json of published DFlash heads, in two layouts."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from speccompile.modes.dflash.config import DFlashConfig, embedding_scale
 from speccompile.modes.network.config_keys import ConfigKeys, read_keys
 from speccompile.modes.network.head_kinds import unread_kind
 
-#: ``model_type`` of transformers' only class of such heads.
+#: The ``model_type`` of transformers' only class of such heads.
 ASSISTANT = "muse_glimmer_assistant"
-#: Where z-lab's layout has what is DFlash's own; some of it may be at the top.
+#: The key of z-lab's layout that holds DFlash's own keys. Some of them can also be at the top level.
 OWN = "dflash_config"
 
-#: Variants that are other networks, by the key that asks for them, and the value of those that are not.
+#: Variants that are not supported: the key that selects each, its description, and the supported value.
 REFUSED: Mapping[str, tuple[str, Any]] = {
     "selector_rank": ("DFlash2's candidate selector", None),
     "conv_kernel_size": ("DFlash2's convolutions", None),
@@ -29,18 +29,21 @@ REFUSED: Mapping[str, tuple[str, Any]] = {
 
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of a head in a layout that is known."""
+    """Whether a config.json is that of a DFlash head in a known layout."""
     return config.get("model_type") == ASSISTANT or OWN in config
 
 
 def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfig:
     """The config of a head for ``target``.
 
-    A layer of transformers' layout attends in both directions, and its window leaves ``sliding_window`` places on
-    either side. In z-lab's layout a sliding layer is causal unless ``is_causal`` is given (``dflash_config.causal`` in
-    vLLM's), and its window has the query's own place in it (``_attention_mask`` of z-lab's ``dflash/model.py``).
-    Without its own scale, a head of transformers' layout reads embeddings as the target's embedding module scales
-    them (``DFlashTokenCandidateGenerator``).
+    The layouts differ in three details:
+
+    - In transformers' layout a layer attends in both directions, and its window has ``sliding_window`` positions on
+      each side of the query.
+    - In z-lab's layout a sliding layer is causal unless ``is_causal`` is given (``dflash_config.causal`` in vLLM's).
+      Its window includes the query's own position (``_attention_mask`` of z-lab's ``dflash/model.py``).
+    - In transformers' layout, a head without its own embedding scale has that of the target's embedding module
+      (``DFlashTokenCandidateGenerator``).
 
     Raises:
         InvalidHead: a key is missing, or the head is of another kind or another target.
@@ -60,7 +63,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
             raise InvalidHead(source=name, reason=reason)
     own = target.config.get_text_config(decoder=True).vocab_size
     if (vocab := keys.size("vocab_size", own)) != own:
-        reason = f"it was made for another target: its vocabulary has {vocab} tokens, the target's {own}"
+        reason = f"it is for another target: its vocabulary has {vocab} tokens, the target's {own}"
         raise InvalidHead(source=name, reason=reason)
     hidden, heads, layers = keys.size("hidden_size"), keys.size("num_attention_heads"), keys.size("num_hidden_layers")
     windows, causal = _attention(keys, layers, assistant=assistant)
@@ -90,7 +93,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
 
 
 def _attention(keys: ConfigKeys, layers: int, *, assistant: bool) -> tuple[tuple[int | None, ...], tuple[bool, ...]]:
-    """Windows and causality by layer; empty where no layer has either."""
+    """The window of each layer, empty if no layer has one; and whether each is causal, empty if none is."""
     kinds = keys.kinds("layer_types", layers) or ["full_attention"] * layers
     sliding = [kind == "sliding_attention" for kind in kinds]
     if not assistant and keys.flag("use_swa") and not any(sliding):

@@ -1,10 +1,11 @@
 """The DFlash head as a plain module.
 
-After "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036); transformers'
-``MuseGlimmerAssistantModel`` and z-lab's ``DFlashDraftModel`` are such heads. The tapped hidden states of each position
-of the sequence become keys and values of every layer, the context. A block of the newest token and mask tokens, which
-stand at the positions after the context, runs through the layers once and attends to the context and to itself. What
-the layers leave at a mask token predicts the token of that position.
+Source: "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036). transformers'
+``MuseGlimmerAssistantModel`` and z-lab's ``DFlashDraftModel`` are such heads.
+
+The context is the tapped hidden states of all positions of the sequence, projected to keys and values of every layer.
+The block is the newest token and mask tokens, at the positions after the context. The block runs through the layers
+once, and attends to the context and to itself. The output at a mask token predicts the token of that position.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SOURCE = "of DFlash"
 
 
 class Attention(nn.Module):
-    """Attention of a block to the kept context and to itself."""
+    """Attention of a block to the context and to itself."""
 
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()
@@ -60,7 +61,7 @@ class Attention(nn.Module):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Key and value ``[B, T, G, D]`` of the context ``[B, T, M]``.
 
-        Weights are read without a call of their modules: these ops belong to no decoder layer of a captured graph.
+        The modules of the weights are not called: in a captured graph these ops must not belong to a decoder layer.
         """
         key = self._heads(F.linear(context, self.k_proj.weight, self.k_proj.bias))
         value = self._heads(F.linear(context, self.v_proj.weight, self.v_proj.bias))
@@ -90,10 +91,10 @@ class Layer(nn.Module):
 
 
 class DFlashHead(DraftHead):
-    """Shares the target's embedding and lm_head: the very modules.
+    """A DFlash head. Its embedding and lm_head are the target's own modules.
 
     Raises:
-        InvalidHead: the config is not one of this target, or contradicts itself.
+        InvalidHead: the config is for another target, or its values do not fit together.
     """
 
     def __init__(self, config: DFlashConfig, target: PreTrainedModel) -> None:
@@ -115,18 +116,18 @@ class DFlashHead(DraftHead):
 
     @property
     def own(self) -> list[nn.Module]:
-        """Its modules, without those that are the target's."""
+        """The head's modules, without those of the target."""
         return [self.fc, self.hidden_norm, self.layers, self.norm, self.rotary]
 
     def own_state(self) -> dict[str, torch.Tensor]:
-        """Its tensors, without those that are the target's."""
+        """The head's tensors, without those of the target."""
         shared = ("embed_tokens.", "lm_head.")
         return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
 
     @staticmethod
     def random(target: PreTrainedModel, mask_token_id: int, seed: int = 0, **fields: Any) -> DFlashHead:
-        """One with random weights, of the target's sizes (``fields`` of :class:`DFlashConfig` aside), in its dtype, on
-        its device."""
+        """A head with random weights and the target's sizes, dtype and device. ``fields`` of :class:`DFlashConfig`
+        override the sizes."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             head = DFlashHead(DFlashConfig.for_target(target, mask_token_id, **fields), target)
@@ -138,13 +139,14 @@ class DFlashHead(DraftHead):
         return head
 
     def for_texts(self, max_len: int) -> DFlashHead:
-        """The same head for sequences of up to ``max_len`` tokens: a window that holds them and a block is none."""
+        """The head for sequences of up to ``max_len`` tokens. Windows that are longer than a sequence and a block are
+        removed."""
         config, reach = self.config, max_len + self.config.block_size
         windows = tuple(None if window is None or window >= reach else window for window in config.windows)
         return self._with(windows=windows if any(windows) else ())
 
     def with_block(self, block_size: int) -> DFlashHead:
-        """The same weights with a block of another size."""
+        """A head with the same weights and another block size."""
         return self._with(block_size=block_size)
 
     def _with(self, **fields: Any) -> DFlashHead:
@@ -163,7 +165,7 @@ class DFlashHead(DraftHead):
 
     @property
     def hidden_size(self) -> int:
-        """Of the hidden states that it reads, side by side."""
+        """The size of the concatenated hidden states that the head reads, ``taps * M``."""
         return len(self.config.taps) * self.config.hidden_size
 
     @property
@@ -188,16 +190,17 @@ class DFlashHead(DraftHead):
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
     ) -> dict[str, torch.Tensor]:
-        """T rows of context, and a block of T tokens after them. Passes run either part alone.
+        """Compute T positions of context, and a block of T tokens after them. Passes copy only one of the two parts.
 
         Args:
             input_ids: int64 ``[B, T]``, the block.
-            position_ids: ``[B, T]``, of the context; consecutive.
+            position_ids: ``[B, T]``, consecutive positions of the context.
             hidden_states: ``[B, T, taps * M]``, tapped at these positions.
 
         Returns:
-            Of each layer ``key_0``, ``value_0``, ... ``[B, T, G, D]``, the context's; ``block_positions`` ``[B, T]``;
-            ``normed`` ``[B, T, M]``, what the lm_head reads; ``logits`` ``[B, T, V]`` of the block's own tokens.
+            Values by name: ``key_0``, ``value_0``, ... ``[B, T, G, D]``, the context's KV of each layer;
+                ``block_positions`` ``[B, T]``; ``normed`` ``[B, T, M]``, the input of the lm_head; ``logits`` ``[B, T,
+                V]`` of the block's tokens.
         """
         named: dict[str, torch.Tensor] = {}
         context = self.context(hidden_states)
@@ -210,25 +213,25 @@ class DFlashHead(DraftHead):
         named["normed"] = self.norm(self.read(self.embed(input_ids), positions, block))
         return named | {"logits": self.logits(named["normed"])}
 
-    # --- its parts ---------------------------------------------------------------------------------
+    # --- parts of the forward ---------------------------------------------------------------------------------
 
     def context(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``[B, T, taps * M]`` as ``[B, T, M]``."""
+        """The context ``[B, T, M]`` of tapped hidden states ``[B, T, taps * M]``."""
         out: torch.Tensor = self.hidden_norm(self.fc(hidden_states))
         return out
 
     def context_kv(self, context: torch.Tensor, position_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """Key and value ``[B, T, G, D]`` of each layer."""
+        """The context's key and value ``[B, T, G, D]`` of each layer."""
         cos, sin = self.rotary(position_ids, context.dtype)
         return [cast(Layer, layer).self_attn.of_context(context, cos, sin) for layer in self.layers]
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
-        """``[B, T, M]``: rows of the target's embedding, without what its module does to them besides."""
+        """Embeddings ``[B, T, M]``: rows of the target's embedding weight, times this head's own scale."""
         embedded = embedded_rows(self.embed_tokens, input_ids)
         return embedded if self.config.embedding_scale == 1.0 else embedded * self.config.embedding_scale
 
     def read(self, embedded: torch.Tensor, position_ids: torch.Tensor, cache: BlockAttention) -> torch.Tensor:
-        """What the layers leave of a block, ``[B, T, M]``."""
+        """The output of the layers for a block, ``[B, T, M]``."""
         cos, sin = self.rotary(position_ids, embedded.dtype)
         hidden = embedded
         for layer in self.layers:
@@ -236,7 +239,7 @@ class DFlashHead(DraftHead):
         return hidden
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """``[B, T, V]``."""
+        """Logits ``[B, T, V]`` of normed outputs ``[B, T, M]``."""
         logits: torch.Tensor = self.lm_head(normed)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
@@ -246,12 +249,16 @@ class DFlashHead(DraftHead):
 
 
 def check_given(head: DFlashHead, target: PreTrainedModel) -> None:
-    """Raises InvalidHead: a head that was given is not one of this target, or not ready."""
+    """Check a head that the caller gave.
+
+    Raises:
+        InvalidHead: it is for another target, on another device, of another dtype, or in training mode.
+    """
     weight, reason = head.fc.weight, None
     if head.lm_head is not target.get_output_embeddings():
-        reason = "it shares modules of another target; make it for this one"
+        reason = "it shares modules of another target; create it for this one"
     elif (weight.dtype, weight.device) != (target.dtype, target.device):
-        reason = f"it is {weight.dtype} on {weight.device}, and the target {target.dtype} on {target.device}"
+        reason = f"it must be {target.dtype} on {target.device}, as the target, got {weight.dtype} on {weight.device}"
     elif any(own.training for own in head.own):
         reason = "it is in training mode; call its eval()"
     if reason:

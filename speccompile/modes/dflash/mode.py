@@ -1,6 +1,6 @@
 """DFlash: a small diffusion head over the target's hidden states drafts a whole block in one forward.
 
-After "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036).
+Source: "DFlash: Block Diffusion for Flash Speculative Decoding" (2026, arXiv 2602.06036).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ class DFlash(HeadMode, SplitMode):
 
     Args:
         draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
-        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
-            the head was made for (``max_position_embeddings``).
+        draft_max_len: the largest number of tokens of a sequence that the head drafts for. Longer sequences are decoded
+            without drafts. None is the head's ``max_position_embeddings``.
         draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
-        fused: draft inside of the step. False runs executables of the drafter's own before the target's.
-        block_size: tokens of a block, at most those of the head; None is the head's own. Every tier runs the whole
-            block, so that a draft does not depend on the tier.
+        fused: draft inside of the step. False runs separate executables of the drafter before the target's.
+        block_size: tokens of a block, at most the head's own block size; None is the head's own. Every tier runs the
+            whole block: drafts do not depend on the tier.
     """
 
     fused: bool = True
@@ -61,7 +61,7 @@ class DFlash(HeadMode, SplitMode):
             head = load_dflash(self.draft, model)
         most, size = head.config.block_size, self.block_size
         if size is not None and size > most:
-            raise self.invalid("block_size", size, f"the head has blocks of {most} tokens")
+            raise self.invalid("block_size", size, f"it must be at most {most}, the head's own block size")
         return replace(self, draft=head if size is None else head.with_block(size))
 
     @property

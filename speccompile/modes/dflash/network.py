@@ -1,4 +1,4 @@
-"""A DFlash head beside its target: what it keeps in the arena."""
+"""A DFlash head as a drafter: its state in the arena."""
 
 from __future__ import annotations
 
@@ -13,7 +13,12 @@ from speccompile.utils.weight_forms import WeightForm
 
 
 class DFlashNetwork(HeadNetwork):
-    """``max_len``: most tokens of a text that it drafts for."""
+    """A DFlash head as a drafter.
+
+    Args:
+        max_len: the largest number of tokens of a sequence that it drafts for.
+        weights: the form of its linears' weights.
+    """
 
     head: DFlashHead
 

@@ -1,8 +1,8 @@
-"""A DFlash head in a step: keeping its context, and drafting.
+"""Passes of a DFlash head: updating its context, and drafting.
 
-Of a sequence of L tokens the target has read L - 1, whose hidden states are the context at the places 0 .. L - 2. The
-block of the newest token and mask tokens stands at the places from L - 1 on. What it leaves there is dead when the step
-ends: the context of the positions that the target reads is written over it, and the next block over the rest.
+The target has read L - 1 tokens of a sequence of L tokens. Their hidden states are the context, at the positions 0 .. L
+- 2. The block of the newest token and mask tokens has the positions from L - 1 on. KV of a block is not read after its
+step: the context of the positions that the target reads overwrites it, and the next block overwrites the rest.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 @dataclass(frozen=True)
 class KeepContext(Pass):
-    """The hidden states of the positions that the target has read become the head's KV. Rejected drafts leave some
-    after the end of the sequence, which the next block overwrites before any query attends to it. This does not depend
-    on the tier, so tiers can follow one another in any order.
+    """Store the KV of the positions that the target has read, computed from their hidden states.
+
+    KV of rejected drafts stays after the end of the sequence. The next block overwrites it before any query attends to
+    it. This does not depend on the tier, so tiers can follow one another in any order.
     """
 
     name: ClassVar[str] = "keep_context"
@@ -47,10 +48,11 @@ class KeepContext(Pass):
 
 
 def write_context(slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.Tensor) -> None:
-    """Write ``[B, T, G, D]``, the first half of ``tensors``, to the rows' places of ``[N, S, G, D]``, the second.
+    """Write keys and values to the rows' slots and positions.
 
     Args:
         slots: ``[B]``; positions: ``[B, T]``.
+        tensors: first the values ``[B, T, G, D]``, then as many state tensors ``[N, S, G, D]``.
     """
     half = len(tensors) // 2
     for value, cache in zip(tensors[:half], tensors[half:], strict=True):
@@ -59,8 +61,11 @@ def write_context(slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.
 
 @dataclass(frozen=True)
 class DraftBlock(DraftAtOnce):
-    """One forward of the newest token and all mask tokens of the head's block; the first ``draft_len`` of them become
-    drafts. A block of another size would be other drafts."""
+    """Draft with one forward of the newest token and all mask tokens of the head's block. The first ``draft_len`` mask
+    tokens become drafts.
+
+    The block always has its full size, since drafts depend on the size.
+    """
 
     block_size: int = field(kw_only=True)
     mask_token_id: int = field(kw_only=True)
@@ -91,12 +96,15 @@ class DraftBlock(DraftAtOnce):
 def masked_block(
     token: torch.Tensor, position: torch.Tensor, *, block_size: int, mask_token_id: int, most: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``token`` ``[B, 1]`` and mask tokens, ``[B, block_size]``, and their positions from ``position`` ``[B, 1]`` on.
-    Those of a sequence that the head does not draft for are at most ``most``."""
+    """The block ``[B, block_size]``, which is ``token`` ``[B, 1]`` and mask tokens; and its positions, from
+    ``position`` ``[B, 1]`` on.
+
+    Positions are at most ``most``: sequences that are too long for the head can exceed it.
+    """
     block, positions = with_masks(token, position, count=block_size - 1, mask_token_id=mask_token_id)
     return block, positions.clamp(max=most)
 
 
 def mask_places(normed: torch.Tensor, *, draft_len: int) -> torch.Tensor:
-    """``[B, block_size, M]`` to the first mask tokens, ``[B, K, M]``."""
+    """The outputs at the first mask tokens, ``[B, K, M]``, of those of the block, ``[B, block_size, M]``."""
     return normed[:, 1 : draft_len + 1].contiguous()

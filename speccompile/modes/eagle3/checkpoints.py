@@ -1,7 +1,8 @@
-"""Published EAGLE-3 heads: SafeAILab's and SpecForge's (``midlayer.*``), speculators' and RedHat's (``layers.*``).
+"""Loading of published EAGLE-3 heads: SafeAILab's and SpecForge's (``midlayer.*``), speculators' and RedHat's
+(``layers.*``).
 
-Both name the same tensors. A tensor that is not used, not there or of another shape is never passed over: a head with
-a layer of zeros would draft badly, without any other sign.
+Both layouts have the same tensors. A tensor that is missing, not known or of another shape is an error: a head with a
+layer of zeros would only draft badly.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from speccompile.modes.network.checkpoint_files import (
 from speccompile.modes.network.made_for import check_made_for
 from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
-#: Other names of the same tensors, tried in this order.
+#: Patterns of other names for the tensors, and replacements, applied in this order.
 RENAMED = (
     (r"^model\.", ""),
     (r"^midlayer\.(?=\d)", "layers."),
@@ -41,17 +42,17 @@ RENAMED = (
 
 
 def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
-    """Load a head for ``target``, in its dtype, on its device.
+    """Load a head for ``target``, in the target's dtype, on its device.
 
-    An embedding, or an lm_head over the whole vocabulary, that the checkpoint leaves out is the target's own tensor.
+    If the checkpoint has no embedding, or no lm_head over the whole vocabulary, the head shares the target's tensor.
 
     Args:
         source: a folder with ``config.json`` and ``model.safetensors`` (in any number of files) or
             ``pytorch_model.bin``; or the id of such a repository on the Hugging Face Hub.
 
     Raises:
-        InvalidHead: no checkpoint is there, or it is not one of this target.
-        HeadKeys: lists the keys that are renamed, missing, not known or of another shape.
+        InvalidHead: no checkpoint was found, or it is for another target.
+        HeadKeys: keys are renamed, missing, not known or of another shape. The message lists them.
     """
     folder = checkpoint_folder(source, CHECKPOINT_FILES)
     name = str(source)
@@ -61,10 +62,10 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     target_weights = _target_weights(config, target, tensors)
     t2d = tensors.pop("t2d", None)
     if "mask_hidden" in tensors:
-        # speculators has one more dimension.
+        # speculators stores it with one more dimension.
         tensors["mask_hidden"] = tensors["mask_hidden"].reshape(1, -1)
     _check_keys(head, tensors, target_weights, name)
-    # A head of the whole vocabulary may list it all the same.
+    # A head with the target's whole vocabulary can also have a d2t.
     d2t = tensors.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
     _check_vocabulary(d2t, t2d, config, name)
     if head.d2t is not None:
@@ -79,7 +80,7 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
 def _target_weights(
     config: Eagle3Config, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]
 ) -> dict[str, torch.Tensor]:
-    """What is not in the checkpoint and the target can lend, as :meth:`Eagle3Head.share` takes it."""
+    """The target's weights for tensors that the checkpoint leaves out, as arguments of :meth:`Eagle3Head.share`."""
     target_weights: dict[str, torch.Tensor] = {}
     for key, argument, module in (
         ("embed_tokens.weight", "embedding", target.get_input_embeddings()),
@@ -98,7 +99,8 @@ def _target_weights(
 def _check_keys(
     head: Eagle3Head, tensors: Mapping[str, torch.Tensor], target_weights: Mapping[str, torch.Tensor], name: str
 ) -> None:
-    """Every tensor of the head comes from the checkpoint or the target, and every one of the checkpoint is used."""
+    """Check that each tensor of the head comes from the checkpoint or the target, and that each tensor of the
+    checkpoint is used."""
     expected = {key: tuple(value.shape) for key, value in head.state_dict().items()}
     for key, argument in (("embed_tokens.weight", "embedding"), ("lm_head.weight", "lm_head")):
         if argument in target_weights or (key == "lm_head.weight" and head.config.tie_word_embeddings):
@@ -114,13 +116,13 @@ def _check_vocabulary(d2t: torch.Tensor, t2d: torch.Tensor | None, config: Eagle
     except InvalidInput as error:
         raise InvalidHead(source=name, reason=str(error).rstrip(".")) from error
     if config.draft_vocab_size == config.vocab_size and bool(d2t.any()):
-        raise InvalidHead(source=name, reason="its d2t reorders the whole vocabulary")
+        raise InvalidHead(source=name, reason="its d2t must be 0 for a head with the whole vocabulary")
     if t2d is None:
         return
     if tuple(t2d.shape) != (config.vocab_size,):
         raise HeadKeys(
             source=name,
-            problems=f"\n  of another shape: t2d is {list(t2d.shape)} and has to be {[config.vocab_size]}",
+            problems=f"\n  of another shape: t2d is {list(t2d.shape)} and must be {[config.vocab_size]}",
         )
     drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
     drafted[target_ids(d2t.long())] = True

@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from speccompile.errors import InvalidHead
 
-#: A tap: the output of the layer that would come before layer 0, which is what layer 0 reads.
+#: The tap of the input of layer 0, as if it were the output of a layer -1.
 EMBEDDING = -1
 
 
@@ -20,17 +20,18 @@ class Eagle3Config:
     """The sizes and variants of a head. H is its own hidden size, Ht the target's.
 
     Args:
-        taps: the target's decoder layers whose outputs it reads, ascending; :data:`EMBEDDING` is what the first layer
-            reads. Empty for the default three.
+        taps: the target's decoder layers whose outputs the head reads, ascending; :data:`EMBEDDING` is the input of the
+            first layer. Empty for the three default layers.
         rope: transformers' ``rope_parameters``; the head's own, not the target's.
-        fc_norm: an RMSNorm for each tapped state, before ``fc`` (EAGLE-3.1). ``norm_before_fc``: one over all.
+        fc_norm: an RMSNorm for each tapped state, before ``fc`` (EAGLE-3.1).
+        norm_before_fc: one RMSNorm over all tapped states, before ``fc``.
         norm_before_residual: the residual is the hidden state after ``hidden_norm``, not before it.
         norm_output: the next draft step reads the hidden state after the last norm, not before it.
         qk_norm: queries and keys have an RMSNorm over each head, as in Qwen3's layers.
-        windows: by layer, the number of rows that a query attends to, its own included; None is all of them. Empty for
-            all of them in every layer.
-        mask_token_id: of a head that drafts all tokens at once (P-EAGLE): the token that stands for each draft after
-            the first one.
+        windows: for each layer, the number of rows that a query attends to, including its own; None is all of them.
+            Empty means None for every layer.
+        mask_token_id: for a head that drafts all tokens at once (P-EAGLE): the token that is read at the position of
+            each draft after the first one. None for other heads.
     """
 
     hidden_size: int
@@ -61,23 +62,23 @@ class Eagle3Config:
 
     @property
     def tapped(self) -> int:
-        """How many hidden states it reads."""
+        """The number of hidden states that the head reads."""
         return len(self.taps) or 3
 
     @property
     def trainable(self) -> bool:
-        """Whether :mod:`speccompile.training` trains such a head: one layer without a sliding window, which drafts in a
+        """Whether :mod:`speccompile.training` supports such a head: one layer without a sliding window, which drafts a
         chain from the outputs of decoder layers."""
         chain = self.num_hidden_layers == 1 and self.mask_token_id is None
         return chain and not any(self.windows) and EMBEDDING not in self.taps
 
     def window(self, layer: int) -> int | None:
-        """Of that layer."""
+        """The window of a layer; None for no window."""
         return self.windows[layer] if self.windows else None
 
     @staticmethod
     def for_target(model: PreTrainedModel, **fields: Any) -> Eagle3Config:
-        """A head of the target's own sizes and vocabulary, with these ``fields`` instead."""
+        """The config of a head with the target's sizes and vocabulary. ``fields`` override them."""
         config = model.config.get_text_config(decoder=True)
         heads = config.num_attention_heads
         sizes: dict[str, Any] = dict(
@@ -94,13 +95,17 @@ class Eagle3Config:
 
 
 def check_config(config: Eagle3Config) -> None:
-    """Raises InvalidHead: its values do not go together."""
+    """Check that the values of ``config`` fit together.
+
+    Raises:
+        InvalidHead: they do not.
+    """
 
     def refuse(reason: str) -> None:
         raise InvalidHead(source="EAGLE-3", reason=reason)
 
     if config.fc_norm and config.norm_before_fc:
-        refuse("it has both fc_norm and norm_before_fc, of which a head has one")
+        refuse("it must not have both fc_norm and norm_before_fc")
     if config.draft_vocab_size > config.vocab_size:
         refuse(f"its draft vocabulary ({config.draft_vocab_size}) is larger than the target's ({config.vocab_size})")
     if config.tie_word_embeddings and config.draft_vocab_size != config.vocab_size:
@@ -116,4 +121,4 @@ def check_config(config: Eagle3Config) -> None:
     if config.windows and len(config.windows) != config.num_hidden_layers:
         refuse(f"it has {config.num_hidden_layers} layers and sliding windows of {len(config.windows)}")
     if any(window is not None and window < 1 for window in config.windows):
-        refuse(f"its sliding windows {list(config.windows)} have to be None or sizes")
+        refuse(f"its sliding windows {list(config.windows)} must be None or sizes")

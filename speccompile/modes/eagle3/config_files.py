@@ -1,4 +1,4 @@
-"""What the config.json of a published EAGLE-3 head says, in either of the two layouts."""
+"""Reading of the config.json of published EAGLE-3 heads, in two layouts."""
 
 from __future__ import annotations
 
@@ -17,28 +17,28 @@ from speccompile.modes.network.config_keys import MASK_TOKENS, ConfigKeys, read_
 from speccompile.modes.network.head_kinds import unread_kind
 from speccompile.passes.step.tap_hidden import default_taps
 
-#: Variants that are other networks, by the key that asks for them.
+#: Variants that are not supported: the key that selects each, and its description.
 REFUSED = {
     "eh_proj_before_attn": "a projection before the attention",
     "next_layer_regular": "layers of another kind after the first",
     "kv_lora_rank": "latent attention",
 }
-#: Keys that hold the target's layers that a head reads, and the kinds of the head's own layers.
+#: The key of the target's layers that a head reads, and the key of the kinds of the head's own layers.
 LAYER_IDS, LAYER_TYPES = "eagle_aux_hidden_state_layer_ids", "layer_types"
-#: speculators' name of a head that drafts all tokens at once.
+#: speculators' type of a head that drafts all tokens at once.
 PARALLEL = "peagle"
-#: ``model_type`` of the decoder layers that speculators builds a head of. Qwen3's have norms of queries and keys.
+#: The ``model_type`` of the decoder layers of speculators' heads. Qwen3's layers have norms of queries and keys.
 LAYER_KINDS = ("llama", "qwen3")
 
 
 def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> Eagle3Config:
     """The config of a head for ``target``.
 
-    Of the flat layout (SafeAILab, SpecForge, TensorRT-LLM) all keys are at the top, or in ``eagle_config``; of
-    speculators', sizes are in ``transformer_layer_config``. Variants that the config leaves out are seen from the
-    ``tensors``: biases, ``fc_norm``, and norms of queries and keys. A key that is absent or null means EAGLE-3's own
-    behaviour: the hidden state is carried on before the last norm. ``norm_output`` means what it means to
-    speculators, SGLang and TensorRT-LLM.
+    In the flat layout (SafeAILab, SpecForge, TensorRT-LLM) all keys are at the top level or in ``eagle_config``. In
+    speculators' layout, sizes are in ``transformer_layer_config``. If the config leaves out a variant, the ``tensors``
+    show it: biases, ``fc_norm``, and norms of queries and keys. A key that is absent or null has EAGLE-3's default: the
+    next draft step reads the hidden state before the last norm. ``norm_output`` has the meaning of speculators, SGLang
+    and TensorRT-LLM.
 
     Raises:
         InvalidHead: a key is missing, or the head is of another kind or another target.
@@ -54,10 +54,11 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     speculators = kind is not None
     layer = parts["transformer_layer_config"].get("model_type")
     if speculators and layer not in (None, *LAYER_KINDS):
-        reason = f"its layers are of model_type {layer!r}, and those of a head in speculators' layout are of"
-        raise InvalidHead(source=name, reason=f"{reason} {' or '.join(map(repr, LAYER_KINDS))}")
+        kinds = " or ".join(map(repr, LAYER_KINDS))
+        reason = f"the model_type of its layers must be {kinds} in speculators' layout, got {layer!r}"
+        raise InvalidHead(source=name, reason=reason)
     for key, what in REFUSED.items():
-        # TensorRT-LLM's default of this one is True, and says something of heads with several layers alone.
+        # next_layer_regular: TensorRT-LLM's default is True, and the key only affects heads with several layers.
         if keys.get(key) and not (key == "next_layer_regular" and _layers(keys) == 1):
             raise InvalidHead(
                 source=name, reason=f"its config has {key}={keys[key]!r} ({what}), which is not supported"
@@ -65,7 +66,7 @@ def read_config(folder: Path, name: str, target: PreTrainedModel, tensors: Mappi
     config = replace(
         _config(ConfigKeys(keys, name), name, tensors),
         taps=_taps(ConfigKeys(keys, name), inputs=speculators) or default_taps(len(decoder_layers(target)[1])),
-        # In the flat layout model_type says nothing of the layer: heads for Qwen3 have Llama's.
+        # In the flat layout model_type does not describe the layer: heads for Qwen3 have Llama's layers.
         qk_norm=(speculators and layer == "qwen3") or "layers.0.self_attn.q_norm.weight" in tensors,
     )
     check_target(config, name, target)
@@ -100,33 +101,36 @@ def _config(keys: ConfigKeys, name: str, tensors: Mapping[str, torch.Tensor]) ->
         norm_before_residual=flag("norm_before_residual"),
         norm_output=flag("norm_output") or flag("return_hidden_post_norm"),
         mask_token_id=_mask_token(keys, name, tensors),
-        # Configs copied from a target's say that the head ties them, whatever the head has. vLLM does not read the key.
+        # The key is not reliable: it can be copied from a target's config. vLLM does not read it.
         tie_word_embeddings=flag("tie_word_embeddings") and "lm_head.weight" not in tensors,
     )
 
 
 def _taps(keys: ConfigKeys, *, inputs: bool) -> tuple[int, ...]:
-    """The layers of the target whose outputs a head with these ids reads, ascending; none where ids are null or empty.
+    """The layers of the target whose outputs the head reads, ascending; empty if the ids are null or empty.
 
-    An id does not mean the same in all layouts:
+    The meaning of an id depends on the layout:
 
-    - ``inputs``, speculators' layout: id j is what layer j reads, that is the output of layer j - 1. Id 0 is the
-      embedding, id L the last layer's output before the final norm. speculators takes states from vLLM by these ids
+    - ``inputs``, speculators' layout: id j is the input of layer j, which is the output of layer j - 1. Id 0 is the
+      embedding, id L the last layer's output before the final norm. speculators passes these ids to vLLM
       (``models/utils.py``, ``resolve_target_layer_ids``: 0 .. L, by default ``[2, L // 2, L - 3]``;
-      ``scripts/launch_vllm.py``), and vLLM collects them so (``aux_hidden_state_layers`` of its models).
-    - otherwise, the flat layout: id j is the output of layer j. SGLang adds 1 to name the layer before which it
-      captures (``set_eagle3_layers_to_capture`` of its ``models/llama.py``), TensorRT-LLM captures after the layer.
-      SafeAILab's own configs have no ids.
+      ``scripts/launch_vllm.py``), and vLLM reads them in this way (``aux_hidden_state_layers`` of its models).
+    - otherwise, the flat layout: id j is the output of layer j. SGLang adds 1, since it captures before a layer
+      (``set_eagle3_layers_to_capture`` of its ``models/llama.py``). TensorRT-LLM captures after the layer. SafeAILab's
+      own configs have no ids.
 
-    The default is the same three states in both, see ``default_taps``.
+    The default is the same three states in both layouts, see ``default_taps``.
     """
-    # vLLM, as TensorRT-LLM, collects in the order of layers, not of ids.
+    # vLLM and TensorRT-LLM collect the states in the order of layers, not of ids.
     return tuple(sorted(item - inputs for item in keys.layers(LAYER_IDS)))
 
 
 def _windows(keys: ConfigKeys, layers: int) -> tuple[int | None, ...]:
-    """By layer; empty where none slides. ``sliding_window`` alone says nothing: configs copied from a target's have it,
-    and speculators and vLLM go by the kinds of layers."""
+    """The window of each layer; empty if no layer slides.
+
+    Only the kinds of layers decide, as in speculators and vLLM: configs that were copied from a target's can have a
+    ``sliding_window`` that is not used.
+    """
     kinds = keys.kinds(LAYER_TYPES, layers) or []
     if "sliding_attention" not in kinds:
         return ()
@@ -138,7 +142,7 @@ def _mask_token(keys: ConfigKeys, name: str, tensors: Mapping[str, torch.Tensor]
     """The mask token of a head that drafts all tokens at once; None for other heads.
 
     Raises:
-        InvalidHead: its tensors are those of such a head, and its config does not say which token is the mask.
+        InvalidHead: its tensors are those of such a head, and its config has no mask token.
     """
     key = next((key for key in MASK_TOKENS if keys.get(key) is not None), None)
     if keys.flag("parallel_drafting") or keys.get("speculators_model_type") == PARALLEL:
@@ -155,7 +159,11 @@ def _layers(keys: Mapping[str, Any]) -> Any:
 
 
 def check_target(config: Eagle3Config, name: str, target: PreTrainedModel) -> None:
-    """Raises InvalidHead: a head of that config was made for another target."""
+    """Check that a head with this config fits ``target``.
+
+    Raises:
+        InvalidHead: the head is for another target.
+    """
     text = target.config.get_text_config(decoder=True)
     layers = len(decoder_layers(target)[1])
     problems = []
@@ -169,4 +177,4 @@ def check_target(config: Eagle3Config, name: str, target: PreTrainedModel) -> No
         taps = [tap for tap in config.taps if tap != EMBEDDING]
         problems.append(f"it reads the outputs of layers {taps}, and the target has 0 .. {layers - 1}")
     if problems:
-        raise InvalidHead(source=name, reason=f"it was made for another target: {'; '.join(problems)}")
+        raise InvalidHead(source=name, reason=f"it is for another target: {'; '.join(problems)}")

@@ -1,8 +1,9 @@
 """The EAGLE-3 head as a plain module.
 
-After Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (2025).
-Row i of the head reads the target's hidden states at position i and the token at position i + 1, and says which token
-comes at i + 2. Its KV of row i lies at place i.
+Source: Li et al., "EAGLE-3: Scaling up Inference Acceleration of Large Language Models via Training-Time Test" (2025).
+
+Row i of the head reads the target's hidden states at position i and the token at position i + 1. It predicts the token
+at position i + 2. The KV of row i is stored at position i.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from speccompile.sampling.draft_vocab import target_ids
 
 
 class Attention(nn.Module):
-    """Attention of a head's layer, whose input may be twice as wide as its output."""
+    """Attention of a head's layer. Its input can be twice as wide as its output."""
 
     def __init__(self, config: Eagle3Config, inputs: int, layer: int) -> None:
         super().__init__()
@@ -55,7 +56,8 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    """A decoder layer. The first one attends over [embedding, hidden state], each after its own norm."""
+    """A decoder layer. The input of the first layer's attention is [embedding, hidden state], each after its own
+    norm."""
 
     def __init__(self, config: Eagle3Config, layer: int) -> None:
         super().__init__()
@@ -91,7 +93,12 @@ class Layer(nn.Module):
 
 
 class Eagle3Head(DraftHead):
-    """``d2t`` ``[Vd]``: draft token i is the target's ``i + d2t[i]``; None where the vocabularies are one."""
+    """An EAGLE-3 head.
+
+    Attributes:
+        d2t: int64 ``[Vd]``: draft token i is the target's token ``i + d2t[i]``. None if the head has the target's
+            vocabulary.
+    """
 
     d2t: torch.Tensor | None
 
@@ -101,7 +108,7 @@ class Eagle3Head(DraftHead):
         self.config = config
         size, read = config.hidden_size, config.tapped * config.target_hidden_size
         self.embed_tokens = nn.Embedding(config.vocab_size, size)
-        #: Whether ``embed_tokens`` is the target's own tensor.
+        #: Whether ``embed_tokens`` has the target's own tensor.
         self.shares_embedding = False
         if config.fc_norm:
             norms = [RMSNorm(config.target_hidden_size, config.rms_norm_eps) for _ in range(config.tapped)]
@@ -116,15 +123,18 @@ class Eagle3Head(DraftHead):
             self.lm_head.weight = self.embed_tokens.weight
         self.rotary = Rotary(config, "EAGLE-3")
         if config.mask_token_id is not None:
-            # Stands for the target's hidden states where there are none yet.
+            # Replaces the target's hidden states at positions that the target has not read.
             self.mask_hidden = nn.Parameter(torch.zeros(1, read))
         mapped = config.draft_vocab_size < config.vocab_size
         self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64) if mapped else None)
 
     @staticmethod
     def random(model: PreTrainedModel, seed: int = 0, **fields: Any) -> Eagle3Head:
-        """One with random weights, of the target's sizes (``fields`` of :class:`Eagle3Config` aside) and dtype, which
-        shares the target's embedding. Its vocabulary are tokens drawn from the target's."""
+        """A head with random weights and the target's sizes, dtype and embedding. ``fields`` of :class:`Eagle3Config`
+        override the sizes.
+
+        A smaller draft vocabulary is a random part of the target's.
+        """
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             head = Eagle3Head(Eagle3Config.for_target(model, **fields))
@@ -141,11 +151,11 @@ class Eagle3Head(DraftHead):
         return head.to(model.device, model.dtype).eval()
 
     def with_taps(self, taps: tuple[int, ...]) -> Eagle3Head:
-        """The same weights, over the outputs of these layers."""
+        """A head with the same weights that reads the outputs of these layers."""
         return self._with(taps=taps)
 
     def for_texts(self, max_len: int) -> Eagle3Head:
-        """The same head for sequences of up to ``max_len`` tokens: a window that holds them all is none."""
+        """The head for sequences of up to ``max_len`` tokens. Windows that are not shorter are removed."""
         if not self.config.windows:
             return self
         windows = tuple(None if window is None or window >= max_len else window for window in self.config.windows)
@@ -157,7 +167,7 @@ class Eagle3Head(DraftHead):
         return head
 
     def share(self, *, embedding: torch.Tensor | None = None, lm_head: torch.Tensor | None = None) -> None:
-        """Read these weights of the target, ``[V, H]``, instead of own ones."""
+        """Use these weights of the target, ``[V, H]``, instead of the head's own ones."""
         self.shares_embedding = self.shares_embedding or embedding is not None
         for module, weight in ((self.embed_tokens, embedding), (self.lm_head, lm_head)):
             if weight is not None:
@@ -165,30 +175,37 @@ class Eagle3Head(DraftHead):
 
     @property
     def hidden_size(self) -> int:
-        """Of the hidden states that it reads, side by side."""
+        """The size of the concatenated hidden states that the head reads."""
         return self.config.tapped * self.config.target_hidden_size
 
     @property
     def kv(self) -> dict[int, KVShape]:
-        """What each layer puts into the cache."""
+        """The KV shapes of each layer."""
         shape = (self.config.num_key_value_heads, self.config.head_dim)
         return {index: KVShape(shape, shape, self.fc.weight.dtype) for index in range(len(self.layers))}
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: RowAttention
     ) -> dict[str, torch.Tensor]:
-        """Rows of the head.
+        """Compute rows of the head.
 
         Args:
-            input_ids: int64 ``[B, T]``, the token after each row's; position_ids: ``[B, T]``, the rows' own.
-            hidden_states: ``[B, T, 3 * Ht]``, tapped at the rows' own positions.
+            input_ids: int64 ``[B, T]``, the token after each row's position; position_ids: ``[B, T]``, the rows'
+                positions.
+            hidden_states: ``[B, T, 3 * Ht]``, tapped at the rows' positions.
 
         Returns:
-            ``fused`` ``[B, T, H]``, what stands for the hidden states, and of draft tokens is replaced by what
-            the row before ``carried``; ``hidden`` ``[B, T, H]``, what the layers leave; ``carried`` ``[B, T, H]``;
-            ``logits`` ``[B, T, Vd]`` of the token after ``input_ids``, and as ``target_logits`` ``[B, T, V]`` the same
-            over the target's vocabulary, -inf where the draft vocabulary has no token; ``target_ids`` ``[Vd]``, the
-            target's ids of all draft tokens; ``mask_fused`` ``[1, 1, H]``, ``fused`` of mask tokens.
+            Values by name. Those that the config does not need are absent.
+
+            - ``fused`` ``[B, T, H]``: the projection of the hidden states. At draft tokens, passes replace it by
+              ``carried`` of the row before.
+            - ``hidden`` ``[B, T, H]``: the output of the layers.
+            - ``carried`` ``[B, T, H]``: the input of the next draft step, if it is not ``hidden``.
+            - ``logits`` ``[B, T, Vd]`` of the token after ``input_ids``.
+            - ``target_logits`` ``[B, T, V]``: the logits over the target's vocabulary, -inf at tokens that the draft
+              vocabulary does not have.
+            - ``target_ids`` ``[Vd]``: the target's ids of all draft tokens.
+            - ``mask_fused`` ``[1, 1, H]``: ``fused`` of mask tokens.
         """
         fused = self.fuse(hidden_states)
         hidden = self.read(input_ids, position_ids, fused, cache)
@@ -205,10 +222,10 @@ class Eagle3Head(DraftHead):
             named["mask_fused"] = self.fuse(self.mask_hidden[None])
         return named
 
-    # --- its parts, of which training composes unrolled steps ------------------------------------
+    # --- parts of the forward, which training also calls ------------------------------------
 
     def fuse(self, hidden_states: torch.Tensor) -> torch.Tensor:
-        """``[B, T, 3 * Ht]`` as ``[B, T, H]``."""
+        """The projection ``[B, T, H]`` of tapped hidden states ``[B, T, 3 * Ht]``."""
         if self.config.fc_norm:
             chunks = hidden_states.chunk(self.config.tapped, dim=-1)
             hidden_states = torch.cat([norm(chunk) for norm, chunk in zip(self.fc_norm, chunks, strict=True)], dim=-1)
@@ -220,10 +237,10 @@ class Eagle3Head(DraftHead):
     def read(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden: torch.Tensor, cache: RowAttention
     ) -> torch.Tensor:
-        """What the layers leave, ``[B, T, H]``.
+        """The output of the layers, ``[B, T, H]``.
 
         Args:
-            hidden: ``[B, T, H]``, what :meth:`fuse` or, of draft tokens, :meth:`carry` returned.
+            hidden: ``[B, T, H]``, the result of :meth:`fuse`, or at draft tokens that of :meth:`carry`.
         """
         embedded = self.embed_tokens(input_ids)
         cos, sin = self.rotary(position_ids, hidden.dtype)
@@ -232,10 +249,10 @@ class Eagle3Head(DraftHead):
         return hidden
 
     def carry(self, hidden: torch.Tensor) -> torch.Tensor:
-        """What the next draft step reads, of what the layers leave."""
+        """The input of the next draft step ``[B, T, H]``, from the output of the layers."""
         return self.norm(hidden) if self.config.norm_output else hidden
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """``[..., Vd]``, of what the layers leave."""
+        """Logits ``[..., Vd]`` of the output of the layers."""
         logits: torch.Tensor = self.lm_head(self.norm(hidden))
         return logits

@@ -1,6 +1,6 @@
-"""EAGLE-3: a head of about one layer reads the target's hidden states and drafts.
+"""EAGLE-3: a head, usually of one layer, reads the target's hidden states and drafts.
 
-After Li et al., "EAGLE-3" (2025). The head is captured as the target is and copied into the step.
+Source: Li et al., "EAGLE-3" (2025). The head is captured in the same way as the target, and copied into the step.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ from speccompile.passes.step.tap_hidden import Tap, default_taps
 
 @dataclass(frozen=True)
 class Eagle3(RecurrentHead):
-    """Drafts with an EAGLE-3 head, in executables of its own before the step's.
+    """Drafts with an EAGLE-3 head, in separate executables before the step's.
 
     Args:
         draft: an :class:`~speccompile.heads.Eagle3Head` in eval mode, in the target's dtype and on its device; or the
             folder or hub id of a published one.
-        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is what
-            the head was made for (``max_position_embeddings``).
+        draft_max_len: the largest number of tokens of a sequence that the head drafts for. Longer sequences are decoded
+            without drafts. None is the head's ``max_position_embeddings``.
         draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
-        fused: draft inside of the step.
+        fused: True drafts inside of the step.
     """
 
     name: ClassVar[str] = "eagle3"
@@ -54,7 +54,7 @@ class Eagle3(RecurrentHead):
         check_target(head.config, "that was given", model)
         weight = head.fc.weight
         if (weight.dtype, weight.device) != (model.dtype, model.device):
-            reason = f"it is {weight.dtype} on {weight.device}, and the target {model.dtype} on {model.device}"
+            reason = f"it must be {model.dtype} on {model.device}, as the target, got {weight.dtype} on {weight.device}"
             raise InvalidHead(source="that was given", reason=f"{reason}; use head.to(model.device, model.dtype)")
         if head.training:
             raise InvalidHead(source="that was given", reason="it is in training mode; call head.eval()")
@@ -103,7 +103,7 @@ class Eagle3(RecurrentHead):
 
 @dataclass(frozen=True)
 class Eagle3OneModel(Eagle3):
-    """Drafts inside of the step, as TensorRT-LLM's mode of this name."""
+    """Drafts with an EAGLE-3 head inside of the step, like TensorRT-LLM's mode of this name."""
 
     fused: bool = True
 

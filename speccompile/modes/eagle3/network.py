@@ -1,4 +1,4 @@
-"""An EAGLE-3 head beside its target: what it keeps in the arena."""
+"""An EAGLE-3 head as a drafter: its state in the arena."""
 
 from __future__ import annotations
 
@@ -13,13 +13,18 @@ from speccompile.utils.weight_forms import WeightForm
 
 
 class Eagle3Network(HeadNetwork):
-    """``max_len``: most tokens of a text that it drafts for."""
+    """An EAGLE-3 head as a drafter.
+
+    Args:
+        max_len: the largest number of tokens of a sequence that it drafts for.
+        weights: the form of its linears' weights.
+    """
 
     head: Eagle3Head
 
     def __init__(self, head: Eagle3Head, target: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         config = head.config
-        # Tokens that it reads are the target's.
+        # The head reads tokens of the target's vocabulary.
         info = replace(target, name="Eagle3Head", num_layers=len(head.layers), hidden_size=config.hidden_size)
         super().__init__(head, info, max_len, weights)
 
@@ -28,7 +33,7 @@ class Eagle3Network(HeadNetwork):
         return True
 
     def layout(self, target: Layout) -> Layout:
-        # Row i of the head reads the token at i + 1.
+        # Row i of the head reads the token at position i + 1.
         kv = [replace(spec, looks_ahead=1) for spec in kv_state(self.kv)]
         newest = StateSpec(NEWEST_ROW, (N, self.info.hidden_size), self.info.dtype)
         return resolve_layout(

@@ -1,7 +1,7 @@
 """An EAGLE-3 head that was trained to draft all tokens at once (P-EAGLE).
 
-After Hui et al., "P-EAGLE: Parallel-Drafting EAGLE with Scalable Training" (2026, arXiv 2602.01469), as vLLM runs such
-heads: the rows after the newest one read a mask token, and a learned vector where the target's hidden states would be.
+Source: Hui et al., "P-EAGLE: Parallel-Drafting EAGLE with Scalable Training" (2026, arXiv 2602.01469), and vLLM. The
+rows after the newest one read a mask token, and a learned vector instead of the target's hidden states.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from speccompile.passes.step.draft_chain import side_by_side
 
 @dataclass(frozen=True)
 class DraftByMaskedHead(DraftAtOnce):
-    """The first draft comes from the stored output of the newest row, all others from one forward of the rows after
-    it."""
+    """Draft all tokens from one forward of the rows after the newest one. The first draft comes from the newest row's
+    stored output."""
 
     mask_token_id: int = field(kw_only=True)
 
@@ -56,10 +56,12 @@ class DraftByMaskedHead(DraftAtOnce):
 def masked_rows(
     tokens: torch.Tensor, positions: torch.Tensor, fused: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Mask tokens ``[B, K - 1]``, their rows, and ``fused`` ``[1, 1, H]`` for each of them, ``[B, K - 1, H]``.
+    """Mask tokens ``[B, K - 1]``, the positions of their rows ``[B, K - 1]``, and ``fused`` repeated for each, ``[B, K
+    - 1, H]``.
 
     Args:
-        tokens, positions: ``[B, K]``, the newest token and the mask tokens.
+        tokens, positions: ``[B, K]``, of the newest token and the mask tokens.
+        fused: ``[1, 1, H]``.
     """
     masks = tokens[:, 1:].contiguous()
     # A row reads the token at the position after its own.

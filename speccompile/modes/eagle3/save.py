@@ -1,4 +1,4 @@
-"""Writes EAGLE-3 heads in the layouts that they are published in."""
+"""Saving of EAGLE-3 heads, in the layouts of published heads."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from speccompile.modes.network.made_for import noted
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.utils.whole_files import write_whole
 
-#: ``speculators`` is read by speculators and vLLM, ``specforge`` (SafeAILab's) by SpecForge, SGLang, vLLM and
-#: TensorRT-LLM. :func:`~speccompile.modes.eagle3.checkpoints.load_eagle3` reads both.
+#: Layouts of files. speculators and vLLM read ``speculators``. SpecForge, SGLang, vLLM and TensorRT-LLM read
+#: ``specforge`` (SafeAILab's). :func:`~speccompile.modes.eagle3.checkpoints.load_eagle3` reads both.
 Layout = Literal["speculators", "specforge"]
 LAYOUTS: tuple[str, ...] = get_args(Layout)
 
-#: Whose fields and keys the speculators layout has.
+#: The version of speculators whose fields and keys the layout has.
 SPECULATORS_VERSION = "0.9.0"
 
 
@@ -43,20 +43,21 @@ def save_eagle3(
 
     Args:
         folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
-        dtype: of the weights.
-        target: class of the target, for the config.
-        draft_len: draft tokens that other engines take by default; speculators' layout alone names a number.
-        embedding: write the embedding also if it is the target's own tensor. Engines borrow it from the target;
-            speculators' own class (0.9) does not, and drafts with zeros instead.
-        target_name: hub id or folder of the target, for the config of speculators' layout, whose class reads the
+        layout: the layout of the files.
+        dtype: the dtype of the written weights.
+        target: the class of the target, for the config.
+        draft_len: the default number of draft tokens for other engines. Only speculators' layout has it.
+        embedding: write the embedding also if it is the target's own tensor. Engines read it from the target. Only
+            speculators' own class (0.9) does not: without it, it drafts with zeros.
+        target_name: the hub id or folder of the target, for the config of speculators' layout. Its class reads the
             target's config when it loads a head.
-        target_id: of the target, see :func:`~speccompile.hidden_states.target_id.target_id`; noted in the config, so
-            that a wrap of another target warns.
+        target_id: the target's :func:`~speccompile.hidden_states.target_id.target_id`, written to the config. A later
+            load for another target then warns.
 
     Raises:
         InvalidOption: ``layout`` is not one of the two.
-        InvalidHead: the layout has no name for what the head is.
-        OSError: the disk does not take it.
+        InvalidHead: the layout does not support the head's variant.
+        OSError: a file cannot be written.
     """
     if layout not in LAYOUTS:
         reason = f"choose from {', '.join(LAYOUTS)}"
@@ -93,7 +94,7 @@ def _tensors(head: Eagle3Head, dtype: torch.dtype, layout: str, embedding: bool)
 
 
 def _layer(config: Eagle3Config) -> dict[str, Any]:
-    """The decoder layer, as transformers' Llama has it."""
+    """The config of the decoder layer, with the keys of transformers' Llama."""
     return {
         "model_type": "llama",
         "hidden_size": config.hidden_size,
@@ -129,7 +130,7 @@ def _speculators(
         "auto_map": {"": "config.Eagle3SpeculatorConfig"},
         "draft_vocab_size": config.draft_vocab_size,
         "dtype": dtype,
-        # The layers before which speculators takes states.
+        # speculators captures hidden states before these layers.
         LAYER_IDS: [tap + 1 for tap in config.taps] or None,
         "embed_requires_grad": False,
         "fc_norm": config.fc_norm,
@@ -153,7 +154,7 @@ def _speculators(
 def _specforge(config: Eagle3Config, dtype: str) -> dict[str, Any]:
     variants: dict[str, Any] = {"use_aux_hidden_state": True, "norm_before_fc": config.norm_before_fc}
     if config.taps:
-        # The layers after which SpecForge takes states.
+        # SpecForge captures hidden states after these layers.
         variants[LAYER_IDS] = list(config.taps)
     found: dict[str, Any] = _layer(config) | {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -165,7 +166,7 @@ def _specforge(config: Eagle3Config, dtype: str) -> dict[str, Any]:
         "eagle_config": variants,
         **_flat_rope(config.rope),
     }
-    # SpecForge gives another meaning to norm_output, so that it is written where it is needed alone.
+    # SpecForge's norm_output has another meaning, so the key is written only if the head needs it.
     if config.norm_output:
         found["norm_output"] = True
     if (size := _other_size(config)) is not None:
@@ -174,7 +175,7 @@ def _specforge(config: Eagle3Config, dtype: str) -> dict[str, Any]:
 
 
 def _flat_rope(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Under the old keys and the new one: readers differ."""
+    """The rotary parameters under the old keys and the new one: readers use different ones."""
     scaling = {key: value for key, value in rope.items() if key != "rope_theta"}
     unscaled = rope.get("rope_type", "default") == "default"
     return {

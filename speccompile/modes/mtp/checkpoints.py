@@ -1,7 +1,7 @@
-"""MTP modules from the files of a checkpoint: transformers drops them when it loads the model.
+"""Loading of MTP modules from the files of a checkpoint. transformers drops them when it loads the model.
 
-Every tensor that a checkpoint has of them is used, or named in the error: a module with a part left as it was made
-would draft badly, without any other sign.
+Every tensor of the modules in a checkpoint is used, or listed in the error: a module with a part that was not loaded
+would only draft badly.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ INDEX = "model.safetensors.index.json"
 
 
 def load_mtp(source: str | Path | None, target: PreTrainedModel, variant: MtpVariant | None = None) -> MtpHead:
-    """Load the modules of a checkpoint for ``target``, in its dtype, on its device.
+    """Load the modules of a checkpoint for ``target``, in the target's dtype, on its device.
 
     Args:
-        source: a folder with safetensors files, or the id of such a repository on the Hugging Face Hub, of which those
-            files are fetched that have modules; None is where ``target`` was loaded from.
-        variant: how they are put together; None is what is known of the family, or of the layout.
+        source: a folder with safetensors files, or the id of such a repository on the Hugging Face Hub. Only files with
+            modules are fetched. None is the checkpoint that ``target`` was loaded from.
+        variant: the structure of the modules; None is that of the target's family, or of the layout.
 
     Raises:
-        InvalidHead: no modules are there, or they cannot be made of the target's layers.
-        HeadKeys: lists the keys that are missing, not known, of another shape, or float8 without scales.
+        InvalidHead: there are no modules, or they cannot be built from the target's layers.
+        HeadKeys: keys are missing, not known, of another shape, or float8 without scales. The message lists them.
         UnsupportedCheckpoint, DamagedCheckpoint: scales of a float8 weight have an unknown shape, or are not finite.
     """
     name = str(source or target.config.name_or_path)
@@ -84,7 +84,7 @@ def _folder(name: str, target_layers: int) -> Path:
 
 
 def _files(folder: Path, name: str) -> dict[str, Path]:
-    """The file of each key; of several that have it the last."""
+    """The file of each key. If several files have a key, it is the last one."""
     found: dict[str, Path] = {}
     for path in sorted(folder.glob("*.safetensors")):
         try:
@@ -100,7 +100,7 @@ def _files(folder: Path, name: str) -> dict[str, Path]:
 def _own_names(
     files: Mapping[str, Path], layout: KeyLayout, target_layers: int, name: str
 ) -> tuple[dict[str, torch.Tensor], list[str]]:
-    """The modules' tensors by the head's names for them, and what is wrong with others."""
+    """The modules' tensors by the head's names, and the problems of other tensors."""
     tensors: dict[str, torch.Tensor] = {}
     problems: list[str] = []
     for key, path in files.items():
@@ -140,7 +140,8 @@ def _dequantised(
 
 
 class Modules(PreTrainedModel):
-    """What transformers fills: it joins experts' and other weights that the family's checkpoints store separately."""
+    """The modules as a model that transformers can load: it joins the weights that the family's checkpoints store
+    separately, such as those of experts."""
 
     def __init__(self, head: MtpHead) -> None:
         super().__init__(head.config)
@@ -148,7 +149,7 @@ class Modules(PreTrainedModel):
 
 
 def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrainedModel, name: str) -> list[str]:
-    """Load them; returns what is wrong."""
+    """Load ``tensors`` into the modules of ``head``. Returns the problems; an empty list if all tensors were loaded."""
     modules = Modules(head)
     shapes = {key: list(value.shape) for key, value in modules.state_dict().items()}
     conversions: Any = getattr(target, "_weight_conversions", None)
@@ -164,9 +165,7 @@ def _fill(head: MtpHead, tensors: Mapping[str, torch.Tensor], target: PreTrained
         raise InvalidHead(source=name, reason=f"transformers cannot fill its modules: {error_line(error)}") from error
     problems = [f"not known: {key}" for key in sorted(info.unexpected_keys)]
     mismatched = sorted(info.mismatched_keys)
-    problems += [
-        f"of another shape: {key} is {list(has)} and has to be {list(wants)}" for key, has, wants in mismatched
-    ]
+    problems += [f"of another shape: {key} is {list(has)} and must be {list(wants)}" for key, has, wants in mismatched]
     missing = info.missing_keys - {key for key, *_ in mismatched}
     problems += [f"missing: {key} {shapes[key]}" for key in sorted(missing)]
     return problems + [f"cannot be joined: {key} ({error})" for key, error in info.conversion_errors.items()]

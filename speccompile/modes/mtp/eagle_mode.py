@@ -1,7 +1,8 @@
-"""MTP as EAGLE: the target's first multi-token prediction module is used again for every draft token.
+"""MTP as EAGLE: the target's first multi-token prediction (MTP) module drafts every token.
 
-TensorRT-LLM's ``MTP_EAGLE`` and ``MTP_EAGLE_ONE_MODEL`` (``MTPEagleWorker`` in ``_torch/speculative/mtp.py``), SGLang's
-``NEXTN``. A module's row is an EAGLE head's: the passes are EAGLE-3's.
+These are TensorRT-LLM's ``MTP_EAGLE`` and ``MTP_EAGLE_ONE_MODEL`` (``MTPEagleWorker`` in
+``_torch/speculative/mtp.py``), and SGLang's ``NEXTN``. A row of the module has the inputs of an EAGLE head's row, so
+the passes are those of EAGLE-3.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from speccompile.modes.network.head_mode import RecurrentHead
 
 @dataclass(frozen=True)
 class MtpEagle(MtpMode, RecurrentHead):
-    """Drafts with the first module, which reads its own output from the second draft token on, in executables of its
-    own before the step's.
+    """Drafts with the first module, in separate executables before the step's. From the second draft token on, the
+    module reads its own output.
 
     Args:
-        fused: draft inside of the step.
+        fused: True drafts inside of the step.
     """
 
     name: ClassVar[str] = "mtp_eagle"
@@ -44,7 +45,7 @@ class MtpEagle(MtpMode, RecurrentHead):
 
 @dataclass(frozen=True)
 class MtpEagleOneModel(MtpEagle):
-    """Drafts inside of the step, as TensorRT-LLM's mode of this name."""
+    """Drafts with the first module inside of the step, like TensorRT-LLM's mode of this name."""
 
     fused: bool = True
 

@@ -1,6 +1,6 @@
-"""Whether the checkpoint that a model came from has multi-token prediction modules.
+"""Search for multi-token prediction (MTP) modules in the checkpoint that a model was loaded from.
 
-transformers drops their weights when it loads a model, so the files are looked at: names alone.
+transformers drops the modules' weights when it loads a model, so the files are searched. Only names are read.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 
 
 def mtp_modules(model: PreTrainedModel) -> int:
-    """How many modules there are; 0 where there are none, or no safetensors files of the model on this machine.
+    """The number of modules in the model's checkpoint; 0 if its safetensors files are not on this machine.
 
     Raises:
-        InvalidHead: those files are damaged.
+        InvalidHead: the files are damaged.
     """
     layers = model.config.get_text_config(decoder=True).num_hidden_layers
     names = _names(model)
@@ -34,7 +34,7 @@ def mtp_modules(model: PreTrainedModel) -> int:
 
 
 def _names(model: PreTrainedModel) -> list[str]:
-    """Of the checkpoint's tensors."""
+    """The names of the checkpoint's tensors; empty if its files are not on this machine."""
     source = model.config.name_or_path or ""
     index, weights = _file(source, INDEX), _file(source, WEIGHTS)
     try:
@@ -45,14 +45,14 @@ def _names(model: PreTrainedModel) -> list[str]:
                 return list(file.keys())
     except (ValueError, KeyError, SafetensorError) as error:
         reason = (
-            f"{index or weights} is damaged ({error_line(error)}); name a mode, and the model's files are not looked at"
+            f"{index or weights} is damaged ({error_line(error)}); give another mode than 'auto' to skip these files"
         )
         raise InvalidHead(source="that the model's checkpoint may have", reason=reason) from error
     return []
 
 
 def _file(source: str, name: str) -> Path | None:
-    """In the folder, or in the cache of the hub."""
+    """The path of the file in the folder ``source``, or in the hub's cache; None if it is not there."""
     if not source:
         return None
     if Path(source).is_dir():
@@ -61,6 +61,6 @@ def _file(source: str, name: str) -> Path | None:
     try:
         cached = try_to_load_from_cache(source, name)
     except HFValidationError:
-        # A folder that is gone.
+        # Not a hub id: a folder that does not exist any more.
         return None
     return Path(cached) if isinstance(cached, str) else None

@@ -1,9 +1,9 @@
-"""Multi-token prediction (MTP) modules as a head: each a projection and a decoder layer of the target's own class.
+"""Multi-token prediction (MTP) modules as a head. Each has a projection and a decoder layer of the target's own class.
 
-After DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2; as transformers has it in
-``modeling_layers.MtpModel``. Row i of module k (from 0 on) reads the token at position i + k + 1 and what the module
-before it left at row i, the first one the target's hidden state there. It predicts the token at i + k + 2. Its KV of
-row i lies at place i of its own cache.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024), section 2.2, and ``modeling_layers.MtpModel`` of
+transformers. Row i of module k (from 0 on) reads the token at position i + k + 1, and the output of the module before
+it at row i. Module 0 reads the target's hidden state there. The row predicts the token at position i + k + 2. Its KV is
+stored at position i of the module's own cache.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ ROWS, WIDTH = 2, 3
 
 @dataclass(frozen=True)
 class Observed:
-    """How the modules attend, and what each puts into the cache, by module."""
+    """Observed properties of the modules: the route by which their attention is captured, and the KV shapes of each."""
 
     route: Route
     kv: dict[int, KVShape]
 
 
 class MtpModule(nn.Module):
-    """Norms, projection and decoder layer. The norm after them belongs to the head."""
+    """The norms, projection and decoder layer of a module. The norm after them belongs to the head."""
 
     def __init__(self, target: PreTrainedModel, config: PreTrainedConfig, index: int, variant: MtpVariant) -> None:
         super().__init__()
@@ -55,22 +55,27 @@ class MtpModule(nn.Module):
         self.block = type(decoder_layers(target)[1][-1])(config, index)
 
     def forward(self, embedded: torch.Tensor, hidden: torch.Tensor, **layer: Any) -> torch.Tensor:
-        """``embedded``, ``hidden`` ``[B, T, M]``; ``layer``: what the decoder layer takes besides."""
+        """The module's output ``[B, T, M]``.
+
+        Args:
+            embedded, hidden: ``[B, T, M]``.
+            layer: further arguments of the decoder layer.
+        """
         both = [self.enorm(embedded), self.hnorm(hidden)]
         out: torch.Tensor = self.block(self.eh_proj(torch.cat(both[::-1] if self.hidden_first else both, -1)), **layer)
         return out
 
 
 class MtpHead(DraftHead):
-    """M modules, which share the target's embedding, final norm, rotary table and lm_head: the very modules.
+    """A head of MTP modules. Embedding, final norm, rotary table and lm_head are the target's own.
 
     Args:
-        target: whose hidden states they read.
-        modules: M.
-        variant: how they are put together; None is what is known of the target's family.
+        target: the model whose hidden states the modules read.
+        modules: the number of modules.
+        variant: the structure of the modules; None is that of the target's family.
 
     Raises:
-        InvalidHead: no such module can be made of the target's layers; says why.
+        InvalidHead: a module cannot be built from the target's layers. The message states the reason.
     """
 
     def __init__(self, target: PreTrainedModel, modules: int, variant: MtpVariant | None = None) -> None:
@@ -89,7 +94,7 @@ class MtpHead(DraftHead):
             self.rotary_options = [rotary_options(self.config, index) for index in range(modules)]
         except (TypeError, ValueError, AttributeError, IndexError, KeyError) as error:
             kind = type(decoder_layers(target)[1][-1]).__name__
-            raise InvalidHead(source=SOURCE, reason=f"a {kind} cannot be made: {error_line(error)}") from error
+            raise InvalidHead(source=SOURCE, reason=f"a {kind} cannot be created: {error_line(error)}") from error
         self.layers = nn.ModuleList(built)
         own_norm = self.variant.last_norm
         self.norms = nn.ModuleList([norm_of(target, self.config) if own_norm else nn.Identity() for _ in built])
@@ -98,8 +103,10 @@ class MtpHead(DraftHead):
         self._settle(target)
 
     def _settle(self, target: PreTrainedModel) -> None:
-        """Own tensors on the target's device, each in the dtype that it has in the target's last layer: some families
-        keep a few in float32. What is shared stays as it is."""
+        """Move the head's own tensors to the target's device, each in the dtype that it has in the target's last layer.
+
+        Some families keep a few tensors in float32. Shared modules are not changed.
+        """
         like = dict(decoder_layers(target)[1][-1].state_dict())
         self.training = False
         for own in (self.layers, self.norms):
@@ -126,7 +133,7 @@ class MtpHead(DraftHead):
         return head
 
     def first(self) -> MtpHead:
-        """The first module alone: what is used again for every draft token."""
+        """A head of only the first module."""
         if len(self.layers) == 1:
             return self
         head = copy.copy(self)
@@ -151,10 +158,10 @@ class MtpHead(DraftHead):
 
     @cached_property
     def observed(self) -> Observed:
-        """Seen from a few tokens, as a target's is.
+        """Properties of the modules, observed in a run on a few tokens, in the same way as a target's.
 
         Raises:
-            InvalidHead: a module cannot be captured by either route; says why.
+            InvalidHead: a module cannot be captured by either route. The message states the reason.
         """
         reasons = []
         for route in ("attention", "eager"):
@@ -164,7 +171,7 @@ class MtpHead(DraftHead):
                 reasons.append(str(unfit))
             except Exception as error:
                 if route == "attention":
-                    # As one that reads its mask as a tensor.
+                    # For example, a module that reads its mask as a tensor.
                     continue
                 raise InvalidHead(source=SOURCE, reason=f"a module does not run: {error_line(error)}") from error
         raise InvalidHead(source=SOURCE, reason=f"a module cannot be captured: {reasons[-1]}")
@@ -181,25 +188,23 @@ class MtpHead(DraftHead):
         if route == "attention" and run.attended < len(self.layers):
             raise UnsupportedByRoute("does not attend through transformers' attention interface")
         if cache.index:
-            raise UnsupportedByRoute(
-                "chooses the keys to attend to by an index, which is kept of a target's layers alone"
-            )
+            raise UnsupportedByRoute("chooses the keys to attend to by an index, which only a target's layers can have")
         return Observed(route, cache.observed)
 
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
     ) -> dict[str, torch.Tensor]:
-        """Rows of all modules, over the same tokens. Passes take it apart, and give each module its own.
+        """Compute rows of all modules over the same tokens. Passes copy the modules one by one, with separate tokens.
 
         Args:
-            input_ids: int64 ``[B, T]``; position_ids: ``[B, T]``, the rows.
-            hidden_states: ``[B, T, M]``, what the target's last layer left there.
+            input_ids: int64 ``[B, T]``; position_ids: ``[B, T]``, the rows' positions.
+            hidden_states: ``[B, T, M]``, the output of the target's last layer at these positions.
 
         Returns:
-            Of each module k: ``hidden_k`` ``[B, T, M]``, what its layer leaves, ``normed_k``, what its lm_head reads,
-            and ``carried_k``, which of both is carried on. ``fused``: what module 0 reads, where that is not
-            ``hidden_states`` itself. ``logits`` ``[B, T, V]`` of the last one. Of a single module ``hidden`` and
-            ``carried`` as well.
+            Values by name. For each module k: ``hidden_k`` ``[B, T, M]``, the output of its layer; ``normed_k``, the
+                input of the lm_head; and ``carried_k``, the one of both that the next module reads. ``fused``, the
+                input of module 0, if it is not ``hidden_states`` itself. ``logits`` ``[B, T, V]`` of the last module. A
+                single module also has ``hidden`` and ``carried``.
         """
         gather = self.route == "eager"
         slots = SlotCache(cache.keys, cache.values, cache.slots, cache.positions, gather)
@@ -227,7 +232,7 @@ class MtpHead(DraftHead):
                 mask: Mask | torch.Tensor = self.masks[index]
                 if route == "eager":
                     mask = causal_mask(position_ids, places, carried.dtype, self.masks[index])
-                # Tokens stand so far after their rows; none but the distances counts, and transformers computes these.
+                # The positions of the tokens, as in transformers. Attention only depends on their differences.
                 positions = position_ids + (index + 1)
                 hidden = module(
                     embedded,
@@ -246,10 +251,10 @@ class MtpHead(DraftHead):
 
 
 def layer_mask(config: PreTrainedConfig, index: int) -> Mask:
-    """What module ``index`` attends to, by the type of its layer, as ``MtpModel.create_masks_for_mtp_layer``.
+    """The attention mask of module ``index``, by the type of its layer, as in ``MtpModel.create_masks_for_mtp_layer``.
 
     Raises:
-        ValueError: no such type is known.
+        ValueError: the type is not known.
     """
     kinds = getattr(config, "layer_types", None)
     if kinds is None or kinds[index] == "full_attention":
@@ -260,8 +265,10 @@ def layer_mask(config: PreTrainedConfig, index: int) -> Mask:
 
 
 def rotary_options(config: PreTrainedConfig, index: int) -> dict[str, str]:
-    """What the target's rotary table is asked for besides positions: where a config has rotary parameters by type of
-    layer (Mellum), the type of this one; as ``MtpModel.forward_layer``."""
+    """Further arguments of the target's rotary table, as in ``MtpModel.forward_layer``.
+
+    If a config has rotary parameters by type of layer (Mellum), this is the type of module ``index``.
+    """
     by_type = any(isinstance(value, dict) for value in (getattr(config, "rope_parameters", None) or {}).values())
     return {"layer_type": config.layer_types[index]} if by_type else {}
 
@@ -269,8 +276,12 @@ def rotary_options(config: PreTrainedConfig, index: int) -> dict[str, str]:
 def causal_mask(
     positions: torch.Tensor, places: int | torch.SymInt, dtype: torch.dtype, mask: Mask | None = None
 ) -> torch.Tensor:
-    """Additive, ``[B, 1, T, S]``: a query at ``positions`` ``[B, T]`` attends to what ``mask`` lets it, None being all
-    places up to its own."""
+    """An additive mask ``[B, 1, T, S]`` for queries at ``positions`` ``[B, T]``. A ``mask`` of None allows all
+    positions up to the query's own.
+
+    Args:
+        places: S.
+    """
     key = torch.arange(cast(int, places), device=positions.device)
     hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=positions.device)
     seen = (mask or Mask()).sees(positions[:, None, :, None], key)
@@ -278,14 +289,17 @@ def causal_mask(
 
 
 def norm_of(target: PreTrainedModel, config: PreTrainedConfig) -> nn.Module:
-    """A new norm of the class that the target's layers begin with."""
+    """A new norm of the class of the input norm of the target's layers."""
     kind: Callable[..., nn.Module] = type(cast(nn.Module, decoder_layers(target)[1][-1].input_layernorm))
     return kind(config.hidden_size, eps=config.rms_norm_eps)
 
 
 def module_config(text: PreTrainedConfig, modules: int, variant: MtpVariant) -> PreTrainedConfig:
-    """The config that decoder layers of ``modules`` are made from, by their index: as ``get_mtp_config`` of
-    transformers where a family has it, else the target's with full attention in all layers."""
+    """The config from which the decoder layers of the modules are created, by index.
+
+    It is ``get_mtp_config`` of transformers if the family has it, else the target's config with full attention in all
+    layers.
+    """
     config = copy.deepcopy(text)
     if getattr(config, "num_mtp_layers", None) is not None:
         config.num_mtp_layers = modules

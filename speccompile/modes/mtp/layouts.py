@@ -1,4 +1,4 @@
-"""How published checkpoints name the tensors of multi-token prediction (MTP) modules."""
+"""Names of the tensors of multi-token prediction (MTP) modules in published checkpoints."""
 
 from __future__ import annotations
 
@@ -8,37 +8,39 @@ from dataclasses import dataclass
 
 from speccompile.modes.mtp.variants import DEEPSEEK, ERNIE, MIMO, QWEN, MtpVariant
 
-#: What a checkpoint has once more and modules share with the target.
+#: Marks a tensor that the checkpoint repeats for a module, and that the module shares with the target.
 SHARED = "shared"
 
 
 @dataclass(frozen=True)
 class KeyLayout:
-    """One way to name them.
+    """One layout of names.
 
     Args:
-        name: whose.
-        claims: a regular expression for all keys that belong to modules; its group ``k`` counts them.
-        rules: expressions for what is known of these, tried in order, and the names of :class:`MtpHead` for them, or
-            :data:`SHARED`. Groups: ``k`` (absent: there is one module) and ``rest``.
-        places: where it has the parts of module ``{k}``, the ``{n}``-th layer from the target's first on. ``block``
-            is the decoder layer, ``norm`` the norm after it.
-        variant: of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not list.
-        after_target: modules are counted on from the target's layers.
-        mark: a part of the keys of modules alone; nothing is claimed without. A target that was cut short has layers of
-            its checkpoint after it, too.
+        name: the families that use it.
+        claims: a regular expression for all keys that belong to modules. Its group ``k`` is the module's number;
+            without it there is one module.
+        rules: expressions for known keys, tried in order, with the names of :class:`MtpHead` for them, or
+            :data:`SHARED`. Their group ``rest`` is the end of the name.
+        prefixes: the prefix of each part of module ``{k}``, which is layer ``{n}`` counted from the target's first one.
+            ``block`` is the decoder layer, ``norm`` the norm after it.
+        variant: the structure of modules of families that :data:`~speccompile.modes.mtp.variants.VARIANTS` does not
+            list.
+        after_target: the numbers of modules continue those of the target's layers.
+        mark: an expression that occurs only in keys of modules. A checkpoint without it has no modules in this layout:
+            the layers after a target that was cut short are not modules.
     """
 
     name: str
     claims: str
     rules: tuple[tuple[str, str], ...]
-    places: Mapping[str, str]
+    prefixes: Mapping[str, str]
     variant: MtpVariant
     after_target: bool = False
     mark: str = ""
 
     def module_of(self, key: str, target_layers: int) -> int | None:
-        """Which module ``key`` belongs to, or None if it belongs to the target."""
+        """The number of the module that ``key`` belongs to, or None if it belongs to the target."""
         found = re.fullmatch(self.claims, key)
         if found is None:
             return None
@@ -51,10 +53,11 @@ class KeyLayout:
         """The layout's name for a tensor that :class:`MtpHead` calls ``own``."""
         group, number, name = own.split(".", 2)
         part, _, rest = ("norm", "", name) if group == "norms" else name.partition(".")
-        return f"{self.places[part].format(k=number, n=target_layers + int(number))}.{rest}"
+        return f"{self.prefixes[part].format(k=number, n=target_layers + int(number))}.{rest}"
 
     def own_name(self, key: str, module: int) -> str | None:
-        """The head's name for it, :data:`SHARED`, or None if the layout has no such tensor."""
+        """The head's name for the tensor ``key`` of ``module``; :data:`SHARED`; or None if the layout has no such
+        tensor."""
         for pattern, own in self.rules:
             if found := re.fullmatch(pattern, key):
                 return own.format(k=module, rest=found.groupdict().get("rest", ""))
@@ -73,7 +76,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*layers\.\d+\.(?:shared_head\.head|embed_tokens)\.weight", SHARED),
             (r".*layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
-        places={
+        prefixes={
             "enorm": "model.layers.{n}.enorm",
             "hnorm": "model.layers.{n}.hnorm",
             "eh_proj": "model.layers.{n}.eh_proj",
@@ -94,7 +97,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*\.final_layernorm\.(?P<rest>.+)", "norms.{k}.{rest}"),
             (r"model\.mtp_layers\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
-        places={
+        prefixes={
             "enorm": "model.mtp_layers.{k}.token_layernorm",
             "hnorm": "model.mtp_layers.{k}.hidden_layernorm",
             "eh_proj": "model.mtp_layers.{k}.input_proj",
@@ -112,7 +115,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r"model\.mtp_linear_proj\.\d+\.(?P<rest>.+)", "layers.{k}.eh_proj.{rest}"),
             (r"model\.mtp_block\.\d+\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
         ),
-        places={
+        prefixes={
             "enorm": "model.mtp_emb_norm.{k}",
             "hnorm": "model.mtp_hidden_norm.{k}",
             "eh_proj": "model.mtp_linear_proj.{k}",
@@ -121,7 +124,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
         variant=ERNIE,
     ),
     KeyLayout(
-        # Always one module: several in ``mtp.layers`` would share one projection.
+        # Always one module: the layout has only one projection.
         "Qwen3-Next, Qwen3.5, Mellum",
         claims=r"(?:model\.)?mtp\..+",
         rules=(
@@ -132,7 +135,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
             (r".*mtp\.layers\.0\.(?P<rest>.+)", "layers.{k}.block.{rest}"),
             (r".*mtp\.(?:embed_tokens|lm_head)\.weight", SHARED),
         ),
-        places={
+        prefixes={
             "enorm": "mtp.pre_fc_norm_embedding",
             "hnorm": "mtp.pre_fc_norm_hidden",
             "eh_proj": "mtp.fc",
@@ -145,7 +148,7 @@ LAYOUTS: tuple[KeyLayout, ...] = (
 
 
 def layout_of(keys: Iterable[str], target_layers: int) -> KeyLayout | None:
-    """The layout that claims some of a checkpoint's ``keys``, or None."""
+    """The layout of the modules among a checkpoint's ``keys``; None if no layout has any."""
     known = list(keys)
     for layout in LAYOUTS:
         claimed = (key for key in known if layout.module_of(key, target_layers) is not None)

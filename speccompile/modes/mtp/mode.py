@@ -1,7 +1,7 @@
-"""MTP: the target's own multi-token prediction modules draft, module k the k-th token.
+"""MTP: the target's own multi-token prediction modules draft. Module k drafts the k-th token.
 
-After DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024); TensorRT-LLM's ``MTP`` (``MTPWorker`` in
-``_torch/speculative/mtp.py``) and transformers' ``generate(use_mtp=True)``.
+Source: DeepSeek-AI, "DeepSeek-V3 Technical Report" (2024); TensorRT-LLM's ``MTP`` (``MTPWorker`` in
+``_torch/speculative/mtp.py``); and transformers' ``generate(use_mtp=True)``.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from speccompile.passes.step.tap_hidden import Tap
 
 @dataclass(frozen=True)
 class MtpMode(HeadMode):
-    """What all modes with MTP modules have in common.
+    """The base class of modes with MTP modules.
 
     Args:
-        draft: an :class:`~speccompile.heads.MtpHead` for this target; or the folder or hub id of a checkpoint with
-            such modules. None is the target's own checkpoint (``model.config.name_or_path``).
-        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts. None is
-            ``max_len``.
+        draft: an :class:`~speccompile.heads.MtpHead` for this target; or the folder or hub id of a checkpoint with such
+            modules. None is the target's own checkpoint (``model.config.name_or_path``).
+        draft_max_len: the largest number of tokens of a sequence that the modules draft for. Longer sequences are
+            decoded without drafts. None is ``max_len``.
         draft_weights: ``"int8"`` or ``"int4"`` rounds their linears; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """
@@ -51,7 +51,7 @@ class MtpMode(HeadMode):
     def loaded(self, model: PreTrainedModel) -> MtpMode:
         head = self.draft if isinstance(self.draft, MtpHead) else load_mtp(self.draft, model)
         if head.lm_head is not model.get_output_embeddings():
-            reason = "they share modules of another target; make them for this one"
+            reason = "they share modules of another target; create them for this one"
             raise InvalidHead(source="of MTP modules that was given", reason=reason)
         return replace(self, draft=head)
 
@@ -61,11 +61,11 @@ class MtpMode(HeadMode):
 
 @dataclass(frozen=True)
 class Mtp(MtpMode):
-    """Drafts with one module for each draft token, inside of the step; so K is at most their number.
+    """Drafts with one module for each draft token, inside of the step. K is at most the number of modules.
 
     Args:
-        chain: what a module reads of the text: ``module`` what the one before left, as modules are trained;
-            ``target`` the target's own hidden states, as TensorRT-LLM does.
+        chain: the input of a module at committed tokens. ``module``: the output of the module before, as in training.
+            ``target``: the target's own hidden states, as in TensorRT-LLM.
     """
 
     chain: Chain = "module"

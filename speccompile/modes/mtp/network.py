@@ -1,4 +1,4 @@
-"""MTP modules beside their target: what they keep in the arena."""
+"""MTP modules as a drafter: their state in the arena."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.network.head_network import NEWEST_ROW, HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
 
-#: What a module reads of the text: ``module`` what the one before left, at every row, as the paper and transformers
-#: have it; ``target`` the target's own hidden states, as TensorRT-LLM's ``MTPWorker``. At draft tokens there are only
-#: those of the module before.
+#: The input of a module at committed tokens. ``module``: the output of the module before, as in the paper and
+#: transformers. ``target``: the target's own hidden states, as in TensorRT-LLM's ``MTPWorker``. At draft tokens the
+#: input is always the output of the module before.
 Chain = Literal["module", "target"]
 
-#: The first position that was read for a text: rows before it were known.
+#: State ``[N]``: the first position of a slot's sequence that was read. The KV of the rows before it was known already.
 READ_FROM = "read_from"
 
 
 class MtpNetwork(HeadNetwork):
-    """Args:
-    head: the modules; target: what they draft for.
-    max_len: most tokens of a text that they draft for.
-    chain: None where one module is used again for every draft token.
-    weights: the form of their linears' weights.
+    """MTP modules as a drafter.
+
+    Args:
+        head: the modules; target: the target that they draft for.
+        max_len: the largest number of tokens of a sequence that they draft for.
+        chain: see :data:`Chain`; None if one module drafts all tokens.
+        weights: the form of their linears' weights.
     """
 
     head: MtpHead
@@ -48,8 +50,9 @@ class MtpNetwork(HeadNetwork):
     def layout(self, target: Layout) -> Layout:
         modules, hidden = len(self.head.layers), self.info.hidden_size
         own: list[StateSpec] = []
-        # Row i of module k reads the token at i + k + 1. Of a chain of modules row i - k is computed when i is, from
-        # what the one before left there: where a known beginning ends, that is computed anew, with all it reads.
+        # Row i of module k reads the token at position i + k + 1. In a chain of modules, row i - k is computed together
+        # with position i, from the output of the module before. After a known beginning of a sequence these rows are
+        # computed again, with all of their inputs.
         ahead = modules if self.chain == "module" else 1
         if self.chain is None:
             own.append(StateSpec(NEWEST_ROW, (N, hidden), self.info.dtype))

@@ -1,13 +1,13 @@
-"""A chain of MTP modules in a step: keeping all of them warm at every tier, and drafting.
+"""Passes of a chain of MTP modules: updating the state of all modules at every tier, and drafting.
 
-Of a sequence of L tokens the target has read L - 1. Row i of module k reads the token at i + k + 1, so the rows up to
-L - 2 - k can be computed. For each position p that the target reads, every module reads the token at p + 1, module k as
-its row p - k. To draft the k-th token after the first, module k reads the k drafts before it, as its rows
-L - 1 - k .. L - 2.
+The target has read L - 1 tokens of a sequence of L tokens. Row i of module k reads the token at position i + k + 1, so
+the rows up to L - 2 - k can be computed. For each position p that the target reads, every module reads the token at p +
+1. For module k this is row p - k. To draft the k-th token after the first, module k reads the k drafts before it, as
+its rows L - 1 - k .. L - 2.
 
-``module``: a row reads the previous module's output at that row (DeepSeek-V3's report; transformers). ``target``: a row
-of a committed token reads the target's own hidden state before that token; a row of a draft token reads the previous
-module's output (TensorRT-LLM's ``MTPWorker``, ``_torch/speculative/mtp.py``).
+With ``chain="module"`` a row reads the previous module's output at that row (DeepSeek-V3's report; transformers). With
+``chain="target"`` a row of a committed token reads the target's own hidden state before that token, and a row of a
+draft token reads the previous module's output (TensorRT-LLM's ``MTPWorker``, ``_torch/speculative/mtp.py``).
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from speccompile.passes.step.draft_chain import Forward, side_by_side
 
 @dataclass(frozen=True)
 class KeepModulesWarm(Pass):
-    """Every module reads the rows that the target has read, whose next tokens are known after the commit. Their outputs
-    at each sequence's newest row are stored for drafting.
+    """Compute every module's rows for the positions that the target has read. Their next tokens are known after the
+    commit.
 
-    KV of rejected drafts stays after the end of the sequence; the next step overwrites it before any query attends to
-    it.
+    The modules' outputs at each sequence's newest row are stored for drafting. KV of rejected drafts stays after the
+    end of the sequence. The next step overwrites it before any query attends to it.
     """
 
     chain: Chain
@@ -53,7 +53,7 @@ class KeepModulesWarm(Pass):
         def read(rows: fx.Node, outputs: list[str], given: dict[str, fx.Node]) -> list[fx.Node]:
             return forward_drafter(graph, tokens, rows, slots, before=graph.output, outputs=outputs, given=given)
 
-        # Module 0's projection of the target's hidden states, or these themselves.
+        # The input of module 0: a projection of the target's hidden states, or these themselves.
         fused = ["fused"] * ("fused" in head.values)
         hidden, *states = read(positions, ["hidden_0", *fused], {"hidden_states": values["tapped"]})
         left, modules = [hidden], len(head.anchors.layers)
@@ -71,7 +71,7 @@ class KeepModulesWarm(Pass):
         return Changes(modules, f"{modules} modules read {list(tokens.meta['val'].shape)}")
 
     def _rows(self, graph: StepGraph, slots: fx.Node, positions: fx.Node) -> Callable[[int], fx.Node]:
-        """A function that inserts the rows of a module after the first."""
+        """A function that inserts the positions of the rows of a module after the first."""
         head, values = drafter_of(graph), graph.values
         dead = head.layout.cache_len - 1
         if self.chain == "module":
@@ -93,7 +93,7 @@ class KeepModulesWarm(Pass):
 
 @dataclass(frozen=True)
 class DraftByModules(DraftByNetwork):
-    """The first draft comes from module 0's stored output of the newest row, each further one from the next module."""
+    """Draft with one module for each token. The first draft comes from module 0's stored output of the newest row."""
 
     chain: Chain = field(kw_only=True)
 
@@ -115,7 +115,7 @@ class DraftByModules(DraftByNetwork):
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             rows = graph.insert(drafted_rows, position, before=start, module=place, dead=dead)
             if place == 0:
-                # It read its newest row when that was committed.
+                # Module 0 has computed its newest row when the token was committed.
                 given = {"hidden_0": stored(0)}
             elif self.chain == "module":
                 given = {f"hidden_{place - 1}": graph.insert(side_by_side, stored(place - 1), *hidden, before=start)}
@@ -138,8 +138,11 @@ class DraftByModules(DraftByNetwork):
 
 
 def first_read(read_from: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The first position ``[B]`` that was read of each row's sequence. It is written to ``read_from`` ``[N]`` by the
-    first step that reads anything. A slot may have several rows (of a prompt)."""
+    """The first position ``[B]`` that was read of each row's sequence.
+
+    The first step that reads a sequence writes it to ``read_from`` ``[N]``. A slot can have several rows (of a
+    prompt).
+    """
     same = slots[:, None] == slots
     first = torch.where(same, positions[:, 0], torch.iinfo(torch.int64).max).amin(1)
     known = read_from[slots]
@@ -149,8 +152,11 @@ def first_read(read_from: torch.Tensor, slots: torch.Tensor, positions: torch.Te
 
 
 def rows_since(positions: torch.Tensor, since: torch.Tensor, *, back: int, dead: int) -> torch.Tensor:
-    """Rows ``[B, T]``, ``back`` places before ``positions``; ``dead`` for those before the first position ``since``
-    that was read, which are known."""
+    """The rows ``[B, T]`` of a module that are computed with ``positions`` ``[B, T]``: ``back`` positions earlier.
+
+    Rows before ``since`` ``[B]``, the first position that was read, are known already. They are ``dead``, a position
+    that no sequence uses.
+    """
     rows = positions - back
     return torch.where(rows < since[:, None], dead, rows)
 
@@ -165,13 +171,13 @@ def undrafted_rows(
     judged: int,
     dead: int,
 ) -> torch.Tensor:
-    """Rows ``[B, T]`` of a module after the first that read the target's hidden states.
+    """The rows ``[B, T]`` of a module after the first that read the target's hidden states.
 
-    ``dead`` for rows before the sequence, and for those whose state from drafting stays: TensorRT-LLM reads the M
-    newest tokens again, drafts included, so an accepted draft that is not one of them keeps its state.
+    A row is ``dead`` if it is before the sequence, or if its state from drafting stays. TensorRT-LLM reads the newest
+    tokens again, as many as modules, including drafts. An accepted draft that is not one of them keeps its state.
 
     Args:
-        judged: how many of the B rows begin with tokens that the module has read as drafts.
+        judged: the number of the B rows that begin with tokens that the module has read as drafts.
     """
     rows = positions - module
     written = rows >= 0
@@ -187,8 +193,11 @@ def undrafted_rows(
 def shifted_by_one(
     hidden: torch.Tensor, newest: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *, module: int
 ) -> torch.Tensor:
-    """``hidden`` ``[B, T, M]`` of a module, shifted by one place. The first place is the stored state in ``newest``
-    ``[N, modules, M]``, or the end of the previous row if that belongs to the same sequence."""
+    """``hidden`` ``[B, T, M]`` of a module, shifted by one position.
+
+    The first position is the stored state in ``newest`` ``[N, modules, M]``, or the end of the previous row if that row
+    belongs to the same sequence.
+    """
     front = newest[slots, module]
     before = torch.roll(slots, 1) == slots
     follows = before & (torch.roll(positions[:, -1], 1) + 1 == positions[:, 0])
@@ -205,7 +214,10 @@ def store_last(
     dummy_slot: int,
 ) -> None:
     """Write each module's ``hidden`` ``[B, T, M]`` at the last position that was read, at most ``length - 2``, into
-    ``newest`` ``[N, modules, M]``. Rows without that position write to the dummy slot."""
+    ``newest`` ``[N, modules, M]``.
+
+    Rows without that position write to the dummy slot.
+    """
     width = positions.shape[1]
     at = (length[slots] - 2 - positions[:, 0]).clamp(max=width - 1)
     continues = (torch.roll(slots, -1) == slots) & (torch.roll(positions[:, 0], -1) == positions[:, -1] + 1)
@@ -217,18 +229,20 @@ def store_last(
 
 
 def gather_module(newest: torch.Tensor, slots: torch.Tensor, *, module: int) -> torch.Tensor:
-    """``newest`` ``[N, modules, M]`` of one module and the rows' slots, ``[B, 1, M]``."""
+    """The entries ``[B, 1, M]`` of ``newest`` ``[N, modules, M]`` for one module and the rows' slots."""
     return newest[slots, module][:, None]
 
 
 def drafted_rows(position: torch.Tensor, *, module: int, dead: int) -> torch.Tensor:
-    """The rows ``[B, module]`` (one for module 0) that a module reads for the token at ``position`` ``[B, 1]``. The
-    last one is before the first draft token. ``dead`` before the sequence."""
-    # The module-th draft token is so many places after the newest committed one.
+    """The rows ``[B, module]`` (one for module 0) that a module computes for the token at ``position`` ``[B, 1]``.
+
+    The last row is the one before the first draft token. Rows before the sequence are ``dead``.
+    """
+    # The module-th draft token is ``module`` positions after the newest committed token.
     rows = position - module - 1 - torch.arange(max(module, 1) - 1, -1, -1, device=position.device)
     return torch.where(rows < 0, dead, rows)
 
 
 def newest_rows(*hidden: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """The last place of each ``[B, T, M]``, ``[B, 1, M]``."""
+    """The last position ``[B, 1, M]`` of each ``[B, T, M]``."""
     return tuple(each[:, -1:] for each in hidden)

@@ -1,4 +1,4 @@
-"""Writes MTP modules under the names that checkpoints of the target's family have for them."""
+"""Saving of MTP modules, with the names in checkpoints of the target's family."""
 
 from __future__ import annotations
 
@@ -22,22 +22,24 @@ from speccompile.modes.mtp.layouts import LAYOUTS
 from speccompile.modes.network.made_for import noted
 from speccompile.utils.whole_files import write_whole
 
-#: In ``architectures`` of the config: the folder has modules alone, and no model.
+#: The entry of ``architectures`` in the config of a folder that has only modules, and no model.
 ARCHITECTURE = "MtpModules"
 
 
 def save_mtp(head: MtpHead, target: PreTrainedModel, folder: str | Path, *, dtype: torch.dtype = torch.float16) -> None:
-    """Write ``config.json`` and ``model.safetensors``: the modules' own tensors, in the layout of the target's family
-    (MiMo, Ernie 4.5, Qwen3-Next), or in DeepSeek-V3's, which has them after the target's layers.
+    """Write ``config.json`` and ``model.safetensors`` with the modules' own tensors.
+
+    The layout is that of the target's family (MiMo, Ernie 4.5, Qwen3-Next), or DeepSeek-V3's, where modules follow the
+    target's layers.
 
     Args:
-        target: what the modules were made for.
+        target: the target of the modules.
         folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
-        dtype: of the weights.
+        dtype: the dtype of the written weights.
 
     Raises:
-        InvalidHead: the layout has no names for so many modules.
-        OSError: the disk does not take it.
+        InvalidHead: the layout has only one module, and the head has more.
+        OSError: a file cannot be written.
     """
     layout = next((known for known in LAYOUTS if known.variant == head.variant), LAYOUTS[0])
     layers, modules = len(decoder_layers(target)[1]), len(head.layers)
@@ -45,7 +47,7 @@ def save_mtp(head: MtpHead, target: PreTrainedModel, folder: str | Path, *, dtyp
     for name, value in _as_loaded(head, target).items():
         key = layout.published_name(name, layers)
         if key in tensors or layout.own_name(key, int(name.split(".")[1])) != name:
-            reason = f"the layout of {layout.name} has one module, and {modules} were given"
+            reason = f"the layout of {layout.name} has one module, got {modules}; save head.first()"
             raise InvalidHead(source=SOURCE, reason=reason)
         value = value.detach().to("cpu", dtype if value.is_floating_point() else value.dtype)
         tensors[key] = value.contiguous().clone()
@@ -61,12 +63,12 @@ def save_mtp(head: MtpHead, target: PreTrainedModel, folder: str | Path, *, dtyp
 
 
 def _as_loaded(head: MtpHead, target: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The modules' tensors, with those apart that transformers joins when it loads a checkpoint (experts)."""
+    """The modules' tensors. Weights that transformers joins when it loads a checkpoint (experts) are split again."""
     modules: Any = Modules(head)
     conversions = getattr(target, "_weight_conversions", None)
     if conversions is None:
         conversions = get_model_conversion_mapping(target, add_legacy=False)
-    # A prefix is that of the whole model.
+    # Changes of prefixes are for names in the whole model.
     modules._weight_conversions = [each for each in conversions if not isinstance(each, PrefixChange)]
     found: dict[str, torch.Tensor] = revert_weight_conversion(modules, modules.state_dict())
     return found

@@ -1,1 +1,1 @@
-"""What all modes share that draft with a network: capture of the network, its passes, its place in a step."""
+"""Shared parts of modes that draft with a network: capture of the network, and its passes."""

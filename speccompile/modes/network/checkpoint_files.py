@@ -1,4 +1,4 @@
-"""The files of a drafter's checkpoint: in a folder or on the hub, read as tensors."""
+"""Reading of the files of a drafter's checkpoint, from a folder or the hub."""
 
 from __future__ import annotations
 
@@ -12,17 +12,18 @@ from safetensors.torch import load_file
 
 from speccompile.errors import HeadKeys, InvalidHead, error_line
 
-#: What is fetched of a repository on the hub.
+#: The files that are fetched from a repository on the hub.
 CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
 
-#: Floating-point numbers without scales: float8 has some.
+#: Floating-point dtypes without scales. (float8 weights have scales.)
 DENSE = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 #: A missing key is reported together with an unknown one of at least this similarity.
 MIN_SIMILARITY = 0.6
 
 
 def checkpoint_folder(source: str | Path, patterns: Sequence[str]) -> Path:
-    """The folder ``source``, or that of the hub's repository of this id, of which files of these patterns are fetched.
+    """The folder ``source``, or the folder of the hub's repository with this id. Only files of these patterns are
+    fetched.
 
     Raises:
         InvalidHead: it is not a folder, and cannot be fetched.
@@ -43,13 +44,14 @@ def checkpoint_folder(source: str | Path, patterns: Sequence[str]) -> Path:
 def read_tensors(
     folder: Path, name: str, *, binaries: Sequence[str] = ("pytorch_model.bin",)
 ) -> dict[str, torch.Tensor]:
-    """All tensors of the safetensors files in ``folder``; without any, those of the first of ``binaries`` that exists.
+    """All tensors of the safetensors files in ``folder``. Without such files, the tensors of the first of ``binaries``
+    that exists.
 
     Args:
-        name: what messages call the checkpoint.
+        name: the checkpoint's name, for messages.
 
     Raises:
-        InvalidHead: there are none, a file cannot be read, or a tensor is in two files.
+        InvalidHead: there are no tensors, a file cannot be read, or a tensor is in two files.
     """
     files = sorted(folder.glob("*.safetensors"))
     binary = next((folder / file for file in binaries if (folder / file).exists()), None)
@@ -68,7 +70,7 @@ def read_tensors(
         raise InvalidHead(source=name, reason=f"its weights cannot be read: {error_line(error)}") from error
     for key, value in found.items():
         if not isinstance(value, torch.Tensor):
-            raise InvalidHead(source=name, reason=f"{key!r} is a {type(value).__name__}, and no tensor")
+            raise InvalidHead(source=name, reason=f"{key!r} must be a tensor, got a {type(value).__name__}")
     if not found:
         raise InvalidHead(source=name, reason=f"there is neither a *.safetensors nor a {' or '.join(binaries)} in it")
     return found
@@ -77,10 +79,11 @@ def read_tensors(
 def renamed(
     tensors: Mapping[str, torch.Tensor], rules: Sequence[tuple[str, str]], name: str
 ) -> dict[str, torch.Tensor]:
-    """By the names that a head has for them.
+    """``tensors`` by the head's names for them.
 
     Args:
-        rules: patterns and what replaces them, tried in this order.
+        rules: patterns and their replacements, applied in this order.
+        name: the checkpoint's name, for messages.
 
     Raises:
         InvalidHead: two keys name one tensor.
@@ -105,15 +108,16 @@ def check_tensors(
     optional: Collection[str] = (),
     integers: Collection[str] = (),
 ) -> None:
-    """Every expected tensor is there and of its shape, and every one that is there is expected.
+    """Check that ``tensors`` has all expected tensors, with their shapes, and no others.
 
     Args:
         expected: shapes by key.
+        name: the checkpoint's name, for messages.
         optional: expected keys that may be missing.
-        integers: keys of tensors that hold no floating-point numbers.
+        integers: keys of tensors that do not hold floating-point numbers.
 
     Raises:
-        HeadKeys: lists what is missing, not known, renamed, or of another shape or kind.
+        HeadKeys: keys are missing, not known, renamed, or of another shape or dtype. The message lists them.
     """
     missing = {key for key in expected if key not in tensors and key not in optional}
     problems: list[str] = []
@@ -128,9 +132,9 @@ def check_tensors(
     problems += [f"missing: {key} {list(expected[key])}" for key in expected if key in missing]
     for key, shape in expected.items():
         if key in tensors and tuple(tensors[key].shape) != shape:
-            problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and has to be {list(shape)}")
+            problems.append(f"of another shape: {key} is {list(tensors[key].shape)} and must be {list(shape)}")
         elif key in tensors and key not in integers and tensors[key].dtype not in DENSE:
-            problems.append(f"of another kind: {key} is {tensors[key].dtype} and has to hold floating-point numbers")
+            problems.append(f"of another kind: {key} is {tensors[key].dtype} and must hold floating-point numbers")
     if problems:
         raise HeadKeys(source=name, problems="".join(f"\n  {problem}" for problem in problems))
 

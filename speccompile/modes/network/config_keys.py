@@ -1,4 +1,4 @@
-"""The keys of a published head's config.json, each checked when it is read."""
+"""Checked reading of the keys of a published head's config.json."""
 
 from __future__ import annotations
 
@@ -10,50 +10,62 @@ from typing import Any
 
 from speccompile.errors import InvalidHead, error_line
 
-#: Where vLLM looks for the mask token of a drafter that drafts all tokens at once.
+#: The keys in which vLLM expects the mask token of a drafter that drafts all tokens at once.
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
 
 
 @dataclass(frozen=True)
 class ConfigKeys:
-    """A config. A key that is null counts as absent: speculators writes null for what it leaves open.
+    """A config. A null value is read as an absent key: speculators writes null for options without a value.
 
     Args:
-        keys: of the file.
-        name: what messages call the checkpoint.
+        keys: the file's keys and values.
+        name: the checkpoint's name, for messages.
     """
 
     keys: Mapping[str, Any]
     name: str
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value of ``key``, ``default`` if it is missing or null."""
+        """The value of ``key``; ``default`` if it is missing or null."""
         value = self.keys.get(key)
         return default if value is None else value
 
     def size(self, key: str, default: int | None = None, *, least: int = 1) -> int:
-        """Raises InvalidHead: it is not an int of at least ``least``."""
+        """The value of ``key``, a size.
+
+        Raises:
+            InvalidHead: it is not an int of at least ``least``.
+        """
         value = self.get(key, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self.invalid(key, value, "a size" if least else "a token")
         return value
 
     def number(self, key: str, default: float) -> float:
-        """Raises InvalidHead: it is not a number above 0."""
+        """The value of ``key``, a number.
+
+        Raises:
+            InvalidHead: it is not a number above 0.
+        """
         value = self.get(key, default)
         if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
             raise self.invalid(key, value, "a number above 0")
         return float(value)
 
     def flag(self, key: str) -> bool:
-        """Raises InvalidHead: it is neither true nor false."""
+        """The value of ``key``, true or false; false if it is absent.
+
+        Raises:
+            InvalidHead: it is neither.
+        """
         value = self.get(key, False)
         if not isinstance(value, bool):
             raise self.invalid(key, value, "true or false")
         return value
 
     def layers(self, key: str) -> tuple[int, ...]:
-        """Indices of layers; none where they are absent.
+        """The value of ``key``, indices of layers; empty if it is absent.
 
         Raises:
             InvalidHead: it is not a list of ints.
@@ -65,20 +77,21 @@ class ConfigKeys:
         return tuple(value)
 
     def kinds(self, key: str, count: int) -> list[str] | None:
-        """``full_attention`` or ``sliding_attention`` of each of ``count`` layers; None where they are absent.
+        """The value of ``key``, ``full_attention`` or ``sliding_attention`` for each of ``count`` layers; None if it is
+        absent.
 
         Raises:
-            InvalidHead: a layer is of another kind, or of none.
+            InvalidHead: a layer has another kind, or no kind.
         """
         value, known = self.get(key), ("full_attention", "sliding_attention")
         good = value is None or (isinstance(value, list) and len(value) >= count and not set(value[:count]) - {*known})
         if not good:
-            reason = f"its config says {key}={value!r}, which has to name one of {list(known)} for each layer"
+            reason = f"{key} in its config must name one of {list(known)} for each layer, got {value!r}"
             raise InvalidHead(source=self.name, reason=reason)
         return None if value is None else value[:count]
 
     def part(self, key: str) -> dict[str, Any]:
-        """Keys below a key; none where it is absent.
+        """The value of ``key``, an object; empty if it is absent.
 
         Raises:
             InvalidHead: it is not an object.
@@ -89,24 +102,26 @@ class ConfigKeys:
         return value
 
     def rope(self) -> dict[str, Any]:
-        """transformers 5 writes ``rope_parameters``, which ``rope_theta`` and ``rope_scaling`` were before. Without any
-        the base is 10000: heads do not inherit the target's.
+        """The rotary parameters, in the form of transformers' ``rope_parameters``.
+
+        transformers 5 writes ``rope_parameters``. Older versions write ``rope_theta`` and ``rope_scaling``. Without any
+        of them the base is 10000: heads do not inherit the target's parameters.
 
         Raises:
             InvalidHead: they differ between kinds of layers, or are not an object.
         """
         given, theta = self.keys.get("rope_parameters") or self.keys.get("rope_scaling") or {}, 10000.0
         if not isinstance(given, dict):
-            reason = f"its config has the rotary parameters {given!r}, which are not an object"
+            reason = f"the rotary parameters in its config must be an object, got {given!r}"
             raise InvalidHead(source=self.name, reason=reason)
         theta = self.number("rope_theta", theta)
-        # As speculators does where a config has parameters by kind of layer (``flatten_rope_parameters``).
+        # speculators chooses the same entry if a config has parameters by kind of layer (``flatten_rope_parameters``).
         rope = dict(given["sliding_attention"] if isinstance(given.get("sliding_attention"), dict) else given)
         if by_kind := sorted(key for key, value in rope.items() if isinstance(value, dict)):
             kinds = ", ".join(by_kind)
             reason = f"its config has rotary parameters by kind of layer ({kinds}), which are not supported"
             raise InvalidHead(source=self.name, reason=reason)
-        # Of old files.
+        # The key of old files.
         kind = rope.pop("type", None)
         rope.setdefault("rope_type", kind or "default")
         # Image models have positions of three dimensions, which are equal for tokens of text.
@@ -118,15 +133,18 @@ class ConfigKeys:
         return rope
 
     def invalid(self, key: str, value: Any, what: str) -> InvalidHead:
-        """The error for a value that is not valid; ``what`` states what it must be."""
-        return InvalidHead(source=self.name, reason=f"its config says {key}={value!r}, which has to be {what}")
+        """The error for a value that is not valid. ``what`` is a description of valid values."""
+        return InvalidHead(source=self.name, reason=f"{key} in its config must be {what}, got {value!r}")
 
 
 def read_keys(path: Path, name: str) -> dict[str, Any]:
-    """Of a file.
+    """The keys of a config file.
+
+    Args:
+        name: the checkpoint's name, for messages.
 
     Raises:
-        InvalidHead: it cannot be read, or is not a JSON object.
+        InvalidHead: the file cannot be read, or is not a JSON object.
     """
     try:
         found = json.loads(path.read_text())

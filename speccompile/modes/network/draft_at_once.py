@@ -1,4 +1,4 @@
-"""Drafting of all tokens in one forward: mask tokens stand for the drafts."""
+"""Drafting of all tokens in one forward, which reads mask tokens at the positions of the drafts."""
 
 from __future__ import annotations
 
@@ -18,16 +18,21 @@ from speccompile.passes.step.drafts import set_drafts
 
 @dataclass(frozen=True)
 class DraftAtOnce(DraftByNetwork):
-    """Logits of all drafts from one forward. A greedy step chooses all tokens at once; a step that draws chooses one
-    after another, since the request's pipeline looks at the tokens before."""
+    """Draft all tokens from the logits of one forward.
+
+    A greedy step chooses all tokens at once. A step that draws chooses one after another, since the request's logits
+    processors read the tokens before.
+    """
 
     @abstractmethod
     def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
-        """Insert the forward before ``graph.anchors.start``; returns logits ``[B, K, V]``, or of the part of the
-        vocabulary that :meth:`token_ids` returns.
+        """Insert the forward before ``graph.anchors.start``.
 
         Args:
             token, position: ``[B, 1]``, the newest token and its position.
+
+        Returns:
+            Logits ``[B, K, V]``, or ``[B, K, Vd]`` of the vocabulary that :meth:`token_ids` returns.
         """
 
     def run(self, graph: StepGraph) -> Changes:
@@ -57,10 +62,10 @@ class DraftAtOnce(DraftByNetwork):
 
 @dataclass(frozen=True)
 class DraftByMasks(DraftAtOnce):
-    """One causal forward of a language model over the newest token and mask tokens.
+    """Draft with one causal forward of a language model over the newest token and mask tokens.
 
-    After An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation" (2025): every mask
-    token is the same one, and what follows a mask token is predicted at it.
+    Source: An et al., "PARD: Accelerating LLM Inference with Low-Cost PARallel Draft Model Adaptation" (2025). All mask
+    tokens are the same token. The logits at a token predict the token after it.
     """
 
     mask_token_id: int = field(kw_only=True)
@@ -80,16 +85,17 @@ class DraftByMasks(DraftAtOnce):
 def with_masks(
     token: torch.Tensor, position: torch.Tensor, *, count: int, mask_token_id: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """``token`` ``[B, 1]`` and mask tokens, ``[B, 1 + count]``, and their positions from ``position`` ``[B, 1]`` on."""
+    """``token`` ``[B, 1]`` followed by mask tokens, ``[B, 1 + count]``, and their positions from ``position`` ``[B,
+    1]`` on."""
     masks = token.new_full((token.shape[0], count), mask_token_id)
     return torch.cat([token, masks], dim=1), position + torch.arange(count + 1, device=position.device)
 
 
 def at_place(logits: torch.Tensor, *, place: int) -> torch.Tensor:
-    """One place of ``[B, K, V]``, ``[B, 1, V]``."""
+    """The logits ``[B, 1, V]`` of one draft, of ``[B, K, V]``."""
     return logits[:, place : place + 1]
 
 
 def chosen_drafts(lens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
-    """``chosen`` ``[B, K]`` as drafts ``[B, K]``, -1 after a row's own draft length."""
+    """``chosen`` ``[B, K]`` as drafts ``[B, K]``: -1 after a row's draft length."""
     return join(lens, chosen.clamp(min=0))

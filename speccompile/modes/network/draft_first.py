@@ -1,4 +1,5 @@
-"""The first draft when a step ends, with its probability, so that a policy can look at it before the next step."""
+"""The first draft, chosen when a step ends, with its probability. A policy can read the probability before the next
+step."""
 
 from __future__ import annotations
 
@@ -14,20 +15,20 @@ from speccompile.modes.network.head_passes import FIRST_DRAFT, NEWEST, gather_ro
 from speccompile.modes.network.passes import drafter_of, forward_drafter
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
-#: State ``[N]``, which policies learn from.
+#: State ``[N]``: the head's probability of each first draft, which policies learn from.
 CONFIDENCE = "draft_confidence"
 
 
 def first_draft_state() -> list[StateSpec]:
-    """``[N]``: each row's first draft, and the head's own probability of it."""
+    """State tensors ``[N]``: each slot's first draft, and the head's probability of it."""
     return [StateSpec(FIRST_DRAFT, (N,), torch.int64, high=2), StateSpec(CONFIDENCE, (N,), torch.float32)]
 
 
 @dataclass(frozen=True)
 class DraftFirst(Pass):
-    """The head's logits of each sequence's newest row: its likeliest token, and how probable that is to the head.
+    """Store the head's likeliest token at each sequence's newest row, and its probability.
 
-    A step that drafts takes the token from there, so this is no more work where one follows.
+    A later step that drafts reads the stored token, so it does not compute these logits again.
     """
 
     name: ClassVar[str] = "draft_first"
@@ -40,7 +41,7 @@ class DraftFirst(Pass):
         head, end = drafter_of(graph), graph.output
         slots = graph.values.get("target_slots", graph.values["slots"])
         column = graph.insert(as_column, slots)
-        # With what the layers left, neither token nor position is read.
+        # The output of the layers is given, so the values of token and position are not read.
         given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots)}
         (logits,) = forward_drafter(graph, column, column, slots, before=end, given=given)
         ids = []
@@ -61,8 +62,13 @@ def store_first(
     logits: torch.Tensor,
     ids: torch.Tensor | None = None,
 ) -> None:
-    """Write the likeliest token of ``logits`` ``[B, 1, Vd]`` and its probability to ``[N]``; ``ids`` ``[Vd]`` are the
-    target's, if the head has its own vocabulary."""
+    """Write the likeliest token of ``logits`` ``[B, 1, Vd]`` and its probability to the rows' slots.
+
+    Args:
+        first_draft, confidence: ``[N]``.
+        slots: ``[B]``.
+        ids: the target's ids ``[Vd]``, if the head has its own vocabulary.
+    """
     best, token = logits[:, 0].float().log_softmax(-1).max(-1)
     first_draft.index_put_((slots,), token if ids is None else ids[token])
     confidence.index_put_((slots,), best.exp())

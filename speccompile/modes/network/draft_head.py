@@ -1,4 +1,4 @@
-"""Draft heads: small networks that read the target's hidden states, and are not transformers models."""
+"""Draft heads: small networks that read the target's hidden states. They are not transformers models."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from speccompile.graph.step_graph import Route
 
 
 class RowAttention(Protocol):
-    """How a head's layers attend. Inference is :class:`HeadCache`; training has another one."""
+    """The attention of a head's layers. :class:`HeadCache` implements it for inference; training has its own
+    implementation."""
 
     def attend(
         self,
@@ -27,16 +28,19 @@ class RowAttention(Protocol):
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """Keep ``key`` and ``value`` ``[B, T, G, D]`` of these rows, and attend with ``query`` ``[B, T, H, D]`` to what
-        is kept of the rows' sequences; returns ``[B, T, H, Dv]``. Positions are already in them."""
+        """Store ``key`` and ``value`` ``[B, T, G, D]``, and attend with ``query`` ``[B, T, H, D]`` to the stored KV of
+        the rows' sequences.
+
+        Rotary positions are already applied. Returns ``[B, T, H, Dv]``.
+        """
 
 
 @dataclass
 class HeadCache:
-    """The head's KV: each layer writes its KV and attends to that of its row.
+    """The head's KV in the arena. Each layer writes its KV, and attends to that of its row's slot.
 
     Args:
-        keys, values: by layer, ``[N, S, G, D]`` and ``[N, S, G, Dv]``.
+        keys, values: ``[N, S, G, D]`` and ``[N, S, G, Dv]``, by layer.
         slots: int64 ``[B]``.
         positions: int64 ``[B, T]``.
     """
@@ -55,13 +59,16 @@ class HeadCache:
         scale: float,
         window: int | None = None,
     ) -> torch.Tensor:
-        """``query`` ``[B, T, H, D]``, ``key`` and ``value`` ``[B, T, G, D]``, positions already in them; returns ``[B,
-        T, H, Dv]``. A query attends to the last ``window`` places up to its own, or to all of them."""
+        """Store ``key`` and ``value`` ``[B, T, G, D]``, and attend with ``query`` ``[B, T, H, D]``.
+
+        Rotary positions are already applied. A query attends to the last ``window`` positions up to its own; None is
+        all of them. Returns ``[B, T, H, Dv]``.
+        """
         keys, values = self.write(layer, key, value)
         return torch.ops.speccompile.attention(query, keys, values, self.slots, self.positions, scale, window)
 
     def write(self, layer: int, key: torch.Tensor, value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Keep ``key`` and ``value`` ``[B, T, G, D]`` of these rows; returns all that is kept of the layer."""
+        """Store ``key`` and ``value`` ``[B, T, G, D]`` of these rows. Returns the layer's whole keys and values."""
         place = (self.slots.unsqueeze(1), self.positions)
         self.keys[layer].index_put_(place, key)
         self.values[layer].index_put_(place, value)
@@ -69,11 +76,13 @@ class HeadCache:
 
 
 class DraftHead(nn.Module):
-    """The base of heads that can be captured. The forward takes the sizes that vary (B, T) from its tensors, and no
-    Python decision depends on a value.
+    """The base class of heads that can be captured.
+
+    The forward reads the sizes that vary (B, T) from its tensors. Its Python control flow does not depend on values of
+    tensors.
 
     Attributes:
-        layers: its decoder layers, called as modules; each hands one tensor on.
+        layers: its decoder layers, called as modules. Each returns one tensor.
         lm_head: a module, called once, after the layers.
     """
 
@@ -83,7 +92,7 @@ class DraftHead(nn.Module):
     @property
     @abstractmethod
     def hidden_size(self) -> int:
-        """M of the hidden states that it reads."""
+        """The size of the hidden states that it reads."""
 
     @property
     @abstractmethod
@@ -92,23 +101,31 @@ class DraftHead(nn.Module):
 
     @property
     def route(self) -> Route:
-        """How its layers attend: ``eager`` layers read the whole cache of their rows."""
+        """The route by which its attention is captured. ``eager`` layers read the whole cache of their rows."""
         return "attention"
 
     @property
     def numbers(self) -> set[int]:
-        """The sizes of its forward that are not those of its weights."""
+        """Sizes in its forward that are not sizes of its weights. The example sizes of the capture do not divide
+        them."""
         return {self.hidden_size}
 
     @property
     def places_per_row(self) -> int:
-        """How many places a row of its forward writes; positions are so far from the end of the KV."""
+        """The number of positions that a row of its forward writes in the KV."""
         return 1
 
     @abstractmethod
     def forward(
         self, input_ids: torch.Tensor, position_ids: torch.Tensor, hidden_states: torch.Tensor, cache: HeadCache
     ) -> dict[str, torch.Tensor]:
-        """``input_ids``, ``position_ids`` ``[B, T]``, ``hidden_states`` ``[B, T, M]``; returns the
-        values that passes may read or replace, by name: ``logits`` ``[B, T, Vd]`` and others (``hidden``, ``fused``,
-        ...)."""
+        """Compute rows of the head.
+
+        Args:
+            input_ids, position_ids: int64 ``[B, T]``.
+            hidden_states: ``[B, T, M]``.
+
+        Returns:
+            The values that passes can read or replace, by name: ``logits`` ``[B, T, Vd]``, and others such as
+                ``hidden`` and ``fused``.
+        """

@@ -1,4 +1,4 @@
-"""A causal language model that drafts for a larger one."""
+"""A causal language model as a drafter for a larger one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from speccompile.utils.weight_forms import WeightForm
 
 
 class DraftModel(DraftNetwork):
-    """A transformers model as a drafter; ``info`` is what :func:`inspect_model` says of it."""
+    """A transformers model as a drafter. ``info`` is the result of :func:`inspect_model`."""
 
     def __init__(self, model: PreTrainedModel, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         super().__init__(info, max_len, weights)
@@ -39,7 +39,10 @@ class DraftModel(DraftNetwork):
         settle_rotary(self.model)
         observed = observe(copy_over_same_tensors(self.model), self.info)
         if observed.recurrent:
-            reason = "it keeps a recurrent state, from which the drafts of a drafter cannot be taken back yet"
+            reason = (
+                "it has a recurrent state, and rejected drafts cannot be removed from a drafter's recurrent state; "
+                "use a draft model with attention layers only"
+            )
             raise UnsupportedModel(model=self.info.name, reason=reason)
         return observed
 
@@ -57,7 +60,7 @@ class DraftModel(DraftNetwork):
 
     def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
         known = None if storage is None else CaptureStore(self.model, self.info, storage).load()
-        # The same model as a target may have been captured by another route.
+        # The stored capture can be one of the model as a target, by another route.
         if known is not None and known.fits(layout) and known.observed == self.observed:
             return known.graph(layout), True
         return capture(copy_over_same_tensors(self.model), self.info, self.observed, layout), False

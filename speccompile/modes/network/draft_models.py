@@ -1,4 +1,4 @@
-"""Draft models by name, their configs, and whether their tokens are the target's."""
+"""Draft models by name: loading, configs, and the check of their vocabulary."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from speccompile.utils.hub import unavailable
 from speccompile.utils.model_names import SMOLLM2, is_gguf
 
 _WHERE = "mode 'draft_target'"
-#: Without tokenizers, vocabularies of at most so many tokens more or fewer are the same one, padded otherwise, as those
-#: of Qwen2.5's models are. Source: llama.cpp's ``SPEC_VOCAB_MAX_SIZE_DIFFERENCE``.
+#: The largest difference in size of two vocabularies that are taken for the same one with other padding, if there are
+#: no tokenizers. Qwen2.5's models have such vocabularies. Source: llama.cpp's ``SPEC_VOCAB_MAX_SIZE_DIFFERENCE``.
 MOST_PADDING = 128
 
 
@@ -28,25 +28,25 @@ def load_draft(name_or_path: str, target: ModelInfo) -> PreTrainedModel:
     """A draft model in the target's dtype, on its device.
 
     Raises:
-        PretrainedError: the model does not exist, or its weights are not all there.
+        PretrainedError: the model does not exist, or some of its weights are missing.
         InvalidHead: it is a draft head, not a model.
         DeviceMemoryFull: the target's device has not enough free memory for it.
     """
     try:
         return load_model(name_or_path, dtype=target.dtype, device=target.device)
     except PretrainedError as error:
-        # The config of such a head may be that of a language model.
+        # The config of a head can be that of a language model.
         if kind := _kind_of_head(name_or_path):
             raise InvalidHead(source=name_or_path, reason=f"it is {kind}") from error
         raise
 
 
 def draft_config(name_or_path: str) -> dict[str, Any]:
-    """The config.json of a draft model or head by name; empty if there is none, or the hub cannot be reached."""
+    """The config.json of a draft model or head by name; empty if it does not exist, or the hub cannot be reached."""
     if name_or_path == SMOLLM2 or name_or_path.startswith("self:") or is_gguf(name_or_path):
         return {}
     if unavailable(name_or_path, CONFIG) is not None:
-        # transformers would try for half a minute.
+        # Without this check transformers retries for half a minute.
         return {}
     try:
         config, _ = PretrainedConfig.get_config_dict(name_or_path)
@@ -67,11 +67,12 @@ def _kind_of_head(source: str) -> str | None:
 
 
 def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTrainedModel, info: ModelInfo) -> None:
-    """Token ids must mean the same. Both may be padded to different sizes: where both came with tokenizers, these are
-    compared, else the sizes.
+    """Check that the token ids of draft model and target have the same meaning.
+
+    Vocabularies can be padded to different sizes. If both models have tokenizers, these are compared, else the sizes.
 
     Raises:
-        InvalidOption: they differ; the reason says how.
+        InvalidOption: they differ. The message states the first difference.
     """
 
     def refuse(reason: str) -> InvalidOption:
@@ -90,7 +91,7 @@ def check_same_vocabulary(draft: PreTrainedModel, own: ModelInfo, target: PreTra
 
 
 def _token_ids(model: PreTrainedModel) -> dict[str, int] | None:
-    """Of the tokenizer that lies beside the checkpoint which the model was loaded from; None if none does."""
+    """The vocabulary of the tokenizer in the model's checkpoint; None if there is no tokenizer."""
     folder = _folder(model.config._name_or_path, "tokenizer.json")
     if folder is None:
         return None
@@ -99,7 +100,8 @@ def _token_ids(model: PreTrainedModel) -> dict[str, int] | None:
 
 
 def _folder(source: str, file: str) -> Path | None:
-    """The folder of a checkpoint, if it has that file: a local one, or in the cache of what came from the hub."""
+    """The folder of a checkpoint that has ``file``: a local folder, or one in the hub's cache. None if it does not
+    exist."""
     if Path(source or "?").is_dir():
         return Path(source) if (Path(source) / file).is_file() else None
     try:

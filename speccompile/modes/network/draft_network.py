@@ -1,8 +1,8 @@
-"""A separate network that a mode drafts with: captured beside the target, in the same way.
+"""The base class of networks that modes draft with. A network is captured separately, in the same way as the target.
 
 Its graph has the inputs ``input_ids`` and ``position_ids`` ``[B, T]`` and ``row_slots`` ``[B]``, and for a head also
-``hidden_states`` ``[B, T, M]``. What it computes has names in ``StepGraph.values``: ``logits`` always. Passes copy it
-into a step with :func:`speccompile.modes.network.passes.forward_drafter`.
+``hidden_states`` ``[B, T, M]``. Its results have names in ``StepGraph.values``. One of them is always ``logits``.
+Passes copy the graph into a step with :func:`speccompile.modes.network.passes.forward_drafter`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class DraftNetwork(ABC):
     """A network that drafts.
 
     Args:
-        info: what it is; ``name`` is for messages.
-        max_len: most tokens of a text that it drafts for.
+        info: its properties; ``name`` is for messages.
+        max_len: the largest number of tokens of a sequence that it drafts for.
         weights: the form of its linears' weights.
     """
 
@@ -43,41 +43,45 @@ class DraftNetwork(ABC):
 
     @property
     def windows_stay(self) -> bool:
-        """Whether its sliding windows do not move along with draft tokens; see
+        """Whether the start of its sliding windows stays fixed while it drafts; see
         :mod:`speccompile.modes.network.draft_windows`."""
         return False
 
     @property
     @abstractmethod
     def module(self) -> nn.Module:
-        """It as it was given."""
+        """The network as a module, as it was given."""
 
     @property
     @abstractmethod
     def kv(self) -> Mapping[int, KVShape]:
-        """What each of its layers puts into the cache."""
+        """The KV shapes of each of its layers."""
 
     @property
     def route(self) -> Route:
-        """How its attention is captured."""
+        """The route by which its attention is captured."""
         return "attention"
 
     @abstractmethod
     def capture(self, layout: Layout, storage: Storage | None) -> tuple[StepGraph, bool]:
-        """Its graph over KV of that layout, and whether it was read from ``storage``; None captures it anew.
+        """Its graph over KV of ``layout``, and whether it was read from ``storage``.
+
+        Args:
+            storage: the cache of captures; None captures the network anew.
 
         Raises:
-            CaptureError, UnsupportedModel, AnchorError.
+            CaptureError, UnsupportedModel, AnchorError: the network cannot be captured.
         """
 
     @abstractmethod
     def check(
         self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks
     ) -> float:
-        """Compare the finished graph with the network's own forward; returns the largest difference.
+        """Compare the finished graph with the network's own forward. Returns the largest difference.
 
         Raises:
-            CaptureMismatch, LoweringError.
+            CaptureMismatch: the captured graph differs from the network's forward.
+            LoweringError: only the compiled graph differs.
         """
 
     @abstractmethod
@@ -85,7 +89,7 @@ class DraftNetwork(ABC):
         """Store ``graph``, the result of :meth:`capture`, after it has passed the check."""
 
     def layout(self, target: Layout) -> Layout:
-        """Its KV ``[N, S, G, D]``, with its own S, in a layout like ``target``."""
+        """The layout of its KV ``[N, S, G, D]``. S is its own; the other sizes are those of ``target``."""
         return resolve_layout(
             kv_state(self.kv),
             max_batch=target.max_batch,
@@ -97,11 +101,11 @@ class DraftNetwork(ABC):
 
 
 def prefixed(layout: Layout) -> Layout:
-    """A drafter's own layout by the names that its tensors have in the arena."""
+    """A drafter's layout, with the names that its tensors have in the arena."""
     tensors = {f"{PREFIX}{name}": replace(tensor, name=f"{PREFIX}{name}") for name, tensor in layout.tensors.items()}
     return replace(layout, tensors=tensors)
 
 
 def with_drafter(target: Layout, network: DraftNetwork) -> Layout:
-    """The arena of target and drafter."""
+    """The layout of the arena, with the state of target and drafter."""
     return replace(target, tensors={**target.tensors, **prefixed(network.layout(target)).tensors})

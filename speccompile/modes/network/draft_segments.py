@@ -1,7 +1,7 @@
-"""A chain of drafts in segments: one executable for each tier, which continues that of the next smaller tier.
+"""Drafting of a chain in segments. Each tier has one executable, which continues the chain of the next smaller tier.
 
-A segment leaves its drafts, the chance of each, and what the head carries from one forward to the next in the arena. So
-the host may stop the chain after any segment, and the tier of as many drafts verifies them.
+A segment stores its drafts, the chance of each, and the hidden state for the next forward in the arena. The host can
+stop the chain after any segment, and run the tier that verifies this number of drafts.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_first import CONFIDENCE
 from speccompile.modes.network.head_passes import DraftByHead, gather_rows
 
-#: State ``[N, H]``: what the last forward of a segment left for the next one.
+#: State ``[N, H]``: the hidden state that the next segment's first forward reads.
 CARRIED = "draft_carried"
-#: State ``[N, K]``: for each draft the head's own probability that it and all before it are right.
+#: State ``[N, K]``: for each draft, the head's probability that it and all drafts before it are right.
 CHANCES = "draft_chances"
 
 
@@ -29,10 +29,10 @@ def segment_state(hidden_size: int, dtype: torch.dtype) -> list[StateSpec]:
 
 @dataclass(frozen=True)
 class DraftSegment(DraftByHead):
-    """The drafts ``begin`` .. ``draft_len - 1`` of a chain, and their chances.
+    """Draft the tokens ``begin`` .. ``draft_len - 1`` of a chain, and store their chances.
 
-    A chance is the greatest probability of the head, also where the draft is drawn: it does not depend on the draft
-    itself.
+    A chance is the product of the head's greatest probabilities, also if the drafts are drawn. It does not depend on
+    the chosen tokens.
     """
 
     name: ClassVar[str] = "draft_segment"
@@ -46,7 +46,7 @@ class DraftSegment(DraftByHead):
     def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
         slots, chances, start = graph.values["slots"], graph.state(CHANCES), graph.anchors.start
         if place == 0:
-            # Of the first draft the step before has computed it, and its logits may not be computed again.
+            # The previous step has computed the first draft's chance. Its logits are not always computed again.
             graph.insert(store_first_chance, chances, slots, graph.state(CONFIDENCE), before=start)
         else:
             graph.insert(store_chance, chances, slots, logits, before=start, place=place)
@@ -60,12 +60,14 @@ def store_first_chance(chances: torch.Tensor, slots: torch.Tensor, confidence: t
 
 
 def store_chance(chances: torch.Tensor, slots: torch.Tensor, logits: torch.Tensor, *, place: int) -> None:
-    """Write the chance of the draft at ``place`` to ``chances`` ``[N, K]``: the greatest probability of ``logits``
-    ``[B, 1, V]``, times the chance of the draft before."""
+    """Write the chance of draft number ``place`` to ``chances`` ``[N, K]``.
+
+    It is the greatest probability of ``logits`` ``[B, 1, V]``, times the chance of the draft before.
+    """
     best = logits[:, 0].float().log_softmax(-1).amax(-1).exp()
     chances.index_put_((slots, torch.full_like(slots, place)), chances[slots, place - 1] * best)
 
 
 def store_carried(carried: torch.Tensor, slots: torch.Tensor, carry: torch.Tensor) -> None:
-    """Write ``carry`` ``[B, 1, H]`` to the rows' places in ``carried`` ``[N, H]``."""
+    """Write ``carry`` ``[B, 1, H]`` to the rows' slots in ``carried`` ``[N, H]``."""
     carried.index_put_((slots,), carry[:, 0])

@@ -1,7 +1,7 @@
-"""A drafter's network reads the nodes of a tree.
+"""Forwards of a drafter's network over the nodes of a tree.
 
-Each level reads all nodes again, in one forward: beside the weights they take little, and attention then has the whole
-tree before it. Their KV lies after that of the text, in the order in which they are read.
+Each level reads all nodes again, in one forward. This costs little compared with reading the weights, and the attention
+op receives the whole tree. The KV of nodes is stored after that of the sequence, in the order in which nodes are read.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 from speccompile.passes.step.tree_expansions import expansions
 from speccompile.passes.target.tree_bodies import SUFFIX
 
-#: Further inputs of a network over nodes, int64 ``[B, T]``: where the KV of each belongs, and their parents, as the
-#: attention op has them.
+#: Further inputs of a network over nodes, int64 ``[B, T]``: the position of each node's KV, and its parent, in the form
+#: of the attention op.
 PLACES, PARENTS = "places", "parents"
 
 
 def of_trees(drafter: StepGraph) -> StepGraph:
-    """``drafter`` with the forms of its bodies that :class:`~speccompile.passes.target.tree_bodies.AddTreeBodies`
-    added, and the inputs that these have besides."""
+    """``drafter`` with the bodies that :class:`~speccompile.passes.target.tree_bodies.AddTreeBodies` added, and their
+    further inputs."""
     graph = drafter.copy()
     positions = graph.ports["position_ids"]
     inputs = []
@@ -47,11 +47,11 @@ def of_trees(drafter: StepGraph) -> StepGraph:
 
 
 class NodeReader:
-    """Forwards over nodes.
+    """Inserts forwards over nodes of a tree.
 
     Args:
-        tree: how many nodes there are, its expansions say.
-        ahead: of a text of L tokens, the row of a first token of a tree belongs to position ``L - ahead``.
+        tree: its expansions define the number of nodes.
+        ahead: after a sequence of L tokens, the row of a tree's first token has position ``L - ahead``.
     """
 
     def __init__(self, graph: StepGraph, tree: Tree, *, ahead: int) -> None:
@@ -63,8 +63,11 @@ class NodeReader:
         self._first = graph.insert(first_place, length, self._slots, before=self._before, ahead=ahead, most=most)
 
     def read(self, nodes: ReadNodes, output: str, given: Mapping[str, fx.Node] | None = None) -> fx.Node:
-        """The value ``output`` of the network ``[B, m, ...]``, of the nodes of the newest level. ``given``: as
-        :func:`~speccompile.modes.network.passes.forward_drafter` has it."""
+        """The value ``output`` of the network ``[B, m, ...]``, for the nodes of the newest level.
+
+        Args:
+            given: see :func:`~speccompile.modes.network.passes.forward_drafter`.
+        """
         graph, before = self._graph, self._before
         positions, places = graph.insert(rows_of_nodes, self._first, before=before, levels=nodes.levels)
         (found,) = forward_drafter(
@@ -81,8 +84,10 @@ class NodeReader:
         return last
 
     def follows(self, hidden: fx.Node, given: str, outputs: Sequence[str]) -> list[fx.Node]:
-        """What the network makes of ``hidden`` ``[B, m, H]`` in the place of its value ``given``, which its last layer
-        left: nothing of tokens and positions but their number is read."""
+        """The values ``outputs`` of the network, computed from ``hidden`` ``[B, m, H]`` instead of its value ``given``.
+
+        ``given`` is the output of the last layer, so only the shape of tokens and positions is read.
+        """
         tokens = self._graph.insert(some_tokens, hidden, before=self._before)
         stands = {given: hidden}
         return forward_drafter(
@@ -92,7 +97,7 @@ class NodeReader:
 
 @dataclass(frozen=True)
 class DraftTreeByNetwork(DraftTree):
-    """Forwards of a language model that drafts: of the newest committed token, and then of nodes."""
+    """Draft a tree with forwards of a language model: first over the newest committed token, then over nodes."""
 
     name: ClassVar[str] = "draft_tree_by_network"
     looks_for: ClassVar[str] = "the mode's network"
@@ -123,21 +128,22 @@ class ModelForward:
 
 
 def first_place(length: torch.Tensor, slots: torch.Tensor, *, ahead: int, most: int) -> torch.Tensor:
-    """The place ``[B]`` of the first node's KV, which is its row's position; at most ``most`` where no tree fits."""
+    """The position ``[B]`` of the first node's row and of its KV. It is at most ``most``, which sequences without space
+    for a tree exceed."""
     return (length[slots] - ahead).clamp(min=0, max=most)
 
 
 def rows_of_nodes(first: torch.Tensor, *, levels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """Positions and places ``[B, n]`` of nodes of these levels, from ``first`` ``[B]`` on."""
+    """The rotary positions and the KV's positions ``[B, n]`` of nodes of these levels, from ``first`` ``[B]`` on."""
     depths = torch.cat([torch.full((1,), level - 1, device=first.device) for level in levels])
     return first[:, None] + depths, first[:, None] + torch.arange(len(levels), device=first.device)
 
 
 def some_tokens(hidden: torch.Tensor) -> torch.Tensor:
-    """int64 ``[B, m]`` for ``[B, m, H]``."""
+    """Token ids ``[B, m]``, int64, for ``hidden`` ``[B, m, H]``. Their values are not read."""
     return hidden.new_zeros(hidden.shape[:2], dtype=torch.int64)
 
 
 def last_rows(rows: torch.Tensor, *, count: int) -> torch.Tensor:
-    """``[B, count, ...]`` of ``[B, n, ...]``."""
+    """The last ``count`` rows ``[B, count, ...]`` of ``[B, n, ...]``."""
     return rows[:, -count:]

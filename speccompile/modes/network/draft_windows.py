@@ -1,9 +1,9 @@
-"""Sliding windows of a drafter that stay where they are while it drafts.
+"""Sliding windows of a drafter whose start stays fixed while it drafts.
 
-A head is trained so: the row of a draft token attends to what the row it starts from attends to, and to the drafts
-before its own. So the window of draft token t is wider by t than that of a row of the text. Source: speculators,
-``models/eagle3/attention.py``: ``create_combined_mask_mod`` is made once, and ``extend_mask_for_draft_tokens`` adds one
-key for each draft token.
+A head is trained in this way: the row of a draft token attends to the keys of the row that drafting starts from, and to
+the drafts before its own. The window of draft token t is therefore wider by t than that of a committed token. Source:
+speculators, ``models/eagle3/attention.py``: ``create_combined_mask_mod`` is called once, and
+``extend_mask_for_draft_tokens`` adds one key for each draft token.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import speccompile.ops.native  # noqa: F401  defines an op
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
 
-#: The attention ops, and the place of ``window`` among their arguments.
+#: The attention ops, and the index of ``window`` among their arguments.
 ATTENTION = frozenset(
     getattr(torch.ops.speccompile, name).default for name in ("attention", "attention_fixed_order", "native_attention")
 )
@@ -31,7 +31,7 @@ def has_windows(drafter: StepGraph) -> bool:
 
 
 def add_wider_bodies(drafter: StepGraph, draft_len: int) -> None:
-    """Add to an outlined ``drafter`` what :func:`widened` needs for chains of ``draft_len`` draft tokens."""
+    """Add the bodies to an outlined ``drafter`` that :func:`widened` needs for chains of ``draft_len`` draft tokens."""
     for name, body in list(drafter.bodies.items()):
         if _windows(body.module.graph):
             for by in range(1, draft_len):
@@ -39,7 +39,7 @@ def add_wider_bodies(drafter: StepGraph, draft_len: int) -> None:
 
 
 def widened(drafter: StepGraph, by: int) -> StepGraph:
-    """``drafter`` with all sliding windows wider by ``by``; itself, if it has none."""
+    """``drafter`` with all sliding windows wider by ``by``; ``drafter`` itself if it has none."""
     wider = {name: _name(name, by) for name in drafter.bodies if _name(name, by) in drafter.bodies}
     if not wider:
         return drafter

@@ -1,6 +1,6 @@
-"""Kinds of published draft heads, by what their files hold: for errors that name the kind, and for mode ``auto``.
+"""Detection of the kinds of published draft heads, for error messages and for mode ``auto``.
 
-The configs of EAGLE's first two generations are those of a language model, so only the tensors show what they are.
+The configs of EAGLE's first two generations are those of a language model, so only their tensors identify them.
 """
 
 from __future__ import annotations
@@ -17,15 +17,16 @@ _MEDUSA_TENSOR = re.compile(r"(medusa_heads?\.)?\d+\.\d+\.(linear\.)?weight")
 
 
 def is_medusa(config: Mapping[str, Any]) -> bool:
-    """Whether a config.json is of Medusa heads."""
+    """Whether a config.json is that of Medusa heads."""
     return config.get("model_type") == "medusa" or any(key in config for key in _MEDUSA_KEYS)
 
 
 def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) -> str | None:
-    """The kind of a head that is not an EAGLE-3 head, as a part of a sentence, with what to do; None for others.
+    """The kind of a known head that is not an EAGLE-3 head, as a part of a sentence, with a remedy. None for other
+    files.
 
     Args:
-        tensors: of its checkpoint, without a ``model.`` before their names.
+        tensors: the tensors of the checkpoint. Their names do not begin with ``model.``.
     """
     eagle = config.get("eagle_config")
     eagle = eagle if isinstance(eagle, dict) else {}
@@ -35,7 +36,7 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     if config.get("speculators_model_type") == "dflash":
         return f"a DFlash head in speculators' layout; {instead}, or a DFlash head in z-lab's or transformers' layout"
     if config.get("speculators_model_type") == "eagle" or _is_eagle1(tensors):
-        return f"an EAGLE-1 or EAGLE-2 head, which reads the target's last hidden state alone; {instead}"
+        return f"an EAGLE-1 or EAGLE-2 head, which reads only the target's last hidden state; {instead}"
     if eagle.get("use_aux_hidden_state") is False:
         return f"a head without auxiliary hidden states (eagle_config.use_aux_hidden_state=False); {instead}"
     if (steps := eagle.get("parallel_draft_step")) not in (None, 1):
@@ -44,7 +45,7 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
 
 
 def _is_eagle1(tensors: Mapping[str, torch.Tensor]) -> bool:
-    """``fc`` joins an embedding and one hidden state, and no layer has a norm for the hidden state."""
+    """Whether ``fc`` joins an embedding and one hidden state, and no layer has a norm for the hidden state."""
     fc = tensors.get("fc.weight")
     joins = fc is not None and fc.dim() == 2 and fc.shape[1] == 2 * fc.shape[0]
     return joins and not any(key.endswith("hidden_norm.weight") for key in tensors)

@@ -1,4 +1,4 @@
-"""What modes have in common whose drafter is a head over the target's hidden states."""
+"""Base classes of modes whose drafter is a head over the target's hidden states."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from speccompile.passes.base import Pass
 
 @dataclass(frozen=True)
 class HeadMode(NetworkMode):
-    """Drafts from hidden states of the target."""
+    """A mode that drafts from hidden states of the target."""
 
     drafts_from_hidden: ClassVar[bool] = True
 
 
 @dataclass(frozen=True)
 class RecurrentHead(HeadMode, SplitMode):
-    """Drafts with one head for every draft token: from the second on it reads its own output.
+    """A mode that drafts every token with one head. From the second draft token on, the head reads its own output.
 
     Args:
-        confidence: choose the first draft when the step before ends, and report the head's probability of it to
-            policies that learn. Steps without drafts then compute the head's logits, too.
+        confidence: choose the first draft when the previous step ends, and report the head's probability of it to
+            policies that learn. Steps without drafts then also compute the head's logits.
     """
 
     confidence: bool = False

@@ -1,4 +1,4 @@
-"""A draft head as a drafter: captured as a graph, stored, and compared with the head's own forward."""
+"""A draft head as a drafter: capture as a graph, storage, and comparison with the head's own forward."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import copy_over_same_tensors
 from speccompile.utils.weight_forms import WeightForm
 
-#: State of heads: what their layers left at a sequence's newest row, from which drafting starts.
+#: State of heads: the output of their layers at a sequence's newest row. Drafting starts from it.
 NEWEST_ROW = "newest"
 
 
@@ -64,16 +64,17 @@ class HeadNetwork(DraftNetwork):
     """A :class:`DraftHead` as a drafter.
 
     Args:
-        head: in eval mode, on the target's device.
-        info: ``vocab_size`` is the head's own, ``num_layers`` how many layers it has.
-        max_len: most tokens of a text that it drafts for.
+        head: the head, in eval mode, on the target's device.
+        info: ``vocab_size`` is the vocabulary that the head reads, ``num_layers`` the number of its layers.
+        max_len: the largest number of tokens of a sequence that it drafts for.
         weights: the form of its linears' weights.
     """
 
     def __init__(self, head: DraftHead, info: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
         super().__init__(info, max_len, weights)
         self.head = head
-        # Created here, before the target's weights that it shares can change: they are part of its key.
+        # Created here: its key includes weights that the head shares with the target, and later passes can change
+        # those.
         self._store = HeadStore(head, info)
 
     @property
@@ -147,8 +148,7 @@ class HeadNetwork(DraftNetwork):
     def check(
         self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks
     ) -> float:
-        """Compare the graph with the head's own forward over random inputs in pieces. Returns the largest
-        difference."""
+        """Compare the graph with the head's own forward, on random inputs in pieces. Returns the largest difference."""
         probe = HeadProbe(self.head, self, graph, arena)
         check_kernels(packs)
         with torch.no_grad(), inputs_unrounded(packs):

@@ -1,8 +1,8 @@
-"""A head that reads its own output (EAGLE-3, one MTP module) in a step: keeping it warm, and drafting.
+"""Passes of a head that reads its own output (EAGLE-3, one MTP module): updating its state, and drafting.
 
-Row i of the head belongs to position i: it reads the target's hidden states at i and the token at i + 1, and its KV
-lies at place i. Of a sequence of L tokens the target has read L - 1, so the rows 0 .. L - 2 can be computed. The last
-one predicts the token at L: drafting starts from it.
+Row i of the head reads the target's hidden states at position i and the token at position i + 1. Its KV is stored at
+position i. The target has read L - 1 tokens of a sequence of L tokens, so the rows 0 .. L - 2 can be computed. The last
+of them predicts the token at position L: drafting starts from it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ FIRST_DRAFT = "first_draft"
 
 @dataclass(frozen=True)
 class KeepHeadWarm(Pass):
-    """The head reads the rows that the target has read, whose next tokens are known after the commit. The output of its
-    layers at each sequence's newest row is stored.
+    """Compute the head's rows for the positions that the target has read. Their next tokens are known after the commit.
 
-    KV of rejected drafts stays after the end of the sequence; the next step overwrites it before any query attends to
-    it. This does not depend on the tier, so tiers can follow one another in any order.
+    The output of the head's layers at each sequence's newest row is stored. KV of rejected drafts stays after the end
+    of the sequence; the next step overwrites it before any query attends to it. This does not depend on the tier, so
+    tiers can follow one another in any order.
     """
 
     name: ClassVar[str] = "keep_head_warm"
@@ -61,7 +61,7 @@ class KeepHeadWarm(Pass):
 
 
 def tokens_after(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The token after each position, ``[B, T]``; an arbitrary one after the end of the sequence.
+    """The token after each position, ``[B, T]``; an arbitrary token after the end of the sequence.
 
     Args:
         tokens: ``[N, S]``; slots: ``[B]``; positions: ``[B, T]``.
@@ -80,8 +80,8 @@ def store_newest(
 ) -> None:
     """Write ``hidden`` ``[B, T, H]`` at the position ``length - 2`` into ``newest`` ``[N, H]``.
 
-    Of several rows of one slot (a prompt that is read along) at most one has that position. The others write to the
-    dummy slot.
+    If one slot has several rows (a prompt in a mixed step), at most one of them has that position. The others write to
+    the dummy slot.
     """
     at = length[slots] - 2 - positions[:, 0]
     inside = (at >= 0) & (at < hidden.shape[1])
@@ -92,11 +92,11 @@ def store_newest(
 
 @dataclass(frozen=True)
 class DraftByHead(DraftByNetwork):
-    """The first draft comes from the stored output of the newest row. Each further one comes from a forward of one row,
-    which reads the previous draft and the head's own output there.
+    """Draft a chain. The first draft comes from the stored output of the newest row. Each further draft comes from a
+    forward of one row, which reads the previous draft and the head's own output there.
 
     Args:
-        first_stored: the step before has chosen the first draft.
+        first_stored: the previous step has chosen the first draft.
     """
 
     first_stored: bool = False
@@ -112,7 +112,7 @@ class DraftByHead(DraftByNetwork):
         carried = self.carried_before(graph)
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
-            # A token belongs to the row before its own position.
+            # A token is read in the row of the position before its own.
             row = graph.insert(previous_position, position, before=start)
             if place == 0:
                 given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots, before=start)}
@@ -128,12 +128,13 @@ class DraftByHead(DraftByNetwork):
         return forward
 
     def carried_before(self, graph: StepGraph) -> list[fx.Node]:
-        """What the forward before this executable's first one left for the next, ``[B, 1, H]``; empty at the first
-        draft."""
+        """The hidden state ``[B, 1, H]`` that a previous executable stored for this one's first forward; empty if this
+        executable drafts the first token."""
         return []
 
     def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
-        """Insert what reads the results of the forward at ``place``."""
+        """Insert ops that read the results of the forward for draft number ``place``. By default there are no such
+        ops."""
 
     def first_draft(self, graph: StepGraph) -> fx.Node | None:
         if not self.first_stored:
@@ -149,18 +150,20 @@ class DraftByHead(DraftByNetwork):
 
 
 def outputs_of(head: StepGraph, *, draws: bool) -> Sequence[str]:
-    """Names of the logits and of the hidden state for the next forward."""
+    """The names of the head's logits, and of its hidden state for the next forward."""
     whole = "target_logits" in head.values and not chooses_in_part(head, draws=draws)
     return "target_logits" if whole else "logits", "carried" if "carried" in head.values else "hidden"
 
 
 def chooses_in_part(head: StepGraph, *, draws: bool) -> bool:
-    """Whether the argmax is over the head's own vocabulary. Noise needs that of the target."""
+    """Whether drafts are chosen from the head's own vocabulary. Drawing needs the target's vocabulary, since the noise
+    is that of the target's tokens."""
     return not draws and "target_ids" in head.values
 
 
 def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
-    """The target's ids ``[Vd]`` of the head's own vocabulary; None where all of the target's is chosen from."""
+    """The target's ids ``[Vd]`` of the head's own vocabulary; None if drafts are chosen from the target's
+    vocabulary."""
     head = drafter_of(graph)
     if not chooses_in_part(head, draws=draws):
         return None
@@ -169,15 +172,15 @@ def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
 
 
 def previous_position(position: torch.Tensor) -> torch.Tensor:
-    """The position before, and 0 at the beginning."""
+    """The position before ``position``, at least 0."""
     return (position - 1).clamp(min=0)
 
 
 def of_rows_as_column(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """``[N]`` of the rows' slots, ``[B, 1]``."""
+    """The entries ``[B, 1]`` of ``stored`` ``[N]`` for the rows' slots."""
     return stored[slots][:, None]
 
 
 def gather_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """``newest`` ``[N, H]`` of the rows' slots, ``[B, 1, H]``."""
+    """The entries ``[B, 1, H]`` of ``newest`` ``[N, H]`` for the rows' slots."""
     return newest[slots][:, None]

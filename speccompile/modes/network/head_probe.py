@@ -1,4 +1,4 @@
-"""The inputs by which a draft head and its graph are compared."""
+"""Inputs for the comparison of a draft head with its graph."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
 from speccompile.modes.network.draft_network import DraftNetwork, Run
 
-# Rows of the check, and the widths of its pieces, as many as fit.
+# Rows of the check, and the widths of its pieces. Short caches have fewer pieces.
 ROWS, PIECES = 2, (3, 1, 5)
 
 
 class HeadProbe:
-    """Random tokens and hidden states, as the head itself and its graph read them."""
+    """Random tokens and hidden states, in pieces, for the head itself and for its graph."""
 
     def __init__(self, head: DraftHead, network: DraftNetwork, graph: StepGraph, arena: Arena) -> None:
         info, places = network.info, network.layout(arena.layout).cache_len
@@ -47,7 +47,7 @@ class HeadProbe:
         return [piece for piece in found if piece["input_ids"].shape[1]]
 
     def own(self) -> list[torch.Tensor]:
-        """Logits of each piece."""
+        """The logits of each piece, by the head's own forward."""
         layout, device = self.network.layout(self.arena.layout).tensors, self.tokens.device
         kv = {
             name: torch.zeros((ROWS, *tensor.shape[1:]), dtype=tensor.dtype, device=device)

@@ -1,4 +1,4 @@
-"""A head that reads its own output drafts a tree."""
+"""Drafting of trees with a head that reads its own output."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
 @dataclass(frozen=True)
 class DraftTreeByHead(DraftTree):
-    """The first level comes from the stored output of the newest row. A node's row reads its token and the head's own
-    output in its parent's row; it belongs to the position before the token's own."""
+    """Draft a tree. The first level comes from the stored output of the newest row.
+
+    The row of a node reads the node's token, and the head's own output in the parent's row. Its position is the one
+    before the token's own.
+    """
 
     name: ClassVar[str] = "draft_tree_by_head"
     looks_for: ClassVar[str] = "the mode's head"
@@ -42,9 +45,9 @@ class HeadForward:
         self._reader = NodeReader(graph, tree, ahead=1)
         head = drafter_of(graph)
         self._outputs = outputs_of(head, draws=draws)
-        # The head's projection of the target's hidden states, or these themselves.
+        # The input that is replaced: the head's projection of the target's hidden states, or these themselves.
         self._reads = "fused" if "fused" in head.values else "hidden_states"
-        # What the head left in the rows of the newest level, ``[B, m, H]``, and what all rows so far have read.
+        # The head's output in the rows of the newest level, ``[B, m, H]``, and the inputs of all rows so far.
         self._carried: fx.Node
         self._read: list[fx.Node] = []
 
@@ -63,10 +66,10 @@ class HeadForward:
 
 
 def of_parents(carried: torch.Tensor, came_from: torch.Tensor) -> torch.Tensor:
-    """``[B, m, H]`` of ``[B, n, H]``, at the indices ``[B, m]``."""
+    """The rows ``[B, m, H]`` of ``carried`` ``[B, n, H]`` at the indices ``came_from`` ``[B, m]``."""
     return carried.gather(1, came_from[..., None].expand(-1, -1, carried.shape[2]))
 
 
 def with_rows(*rows: torch.Tensor) -> torch.Tensor:
-    """``[B, n, H]`` side by side."""
+    """All ``rows`` concatenated, ``[B, n, H]``."""
     return torch.cat(rows, dim=1)

@@ -1,4 +1,4 @@
-"""Parts of the decoder layers of draft heads: Llama's, over sizes of the head."""
+"""Parts of the decoder layers of draft heads. They are those of Llama, with the head's sizes."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from speccompile.errors import InvalidHead, error_line
 
-#: Rotary tables of these kinds change with the length of the text.
+#: Kinds of rotary tables that change with the length of the sequence.
 CHANGING_ROPE = ("dynamic", "longrope")
 
 
 class LayerSizes(Protocol):
-    """What a head's config says of its layers."""
+    """The fields of a head's config that its layers read."""
 
     @property
     def hidden_size(self) -> int:
-        """M."""
+        """M, the hidden size."""
 
     @property
     def intermediate_size(self) -> int:
@@ -30,27 +30,27 @@ class LayerSizes(Protocol):
 
     @property
     def num_attention_heads(self) -> int:
-        """H."""
+        """H, the number of query heads."""
 
     @property
     def head_dim(self) -> int:
-        """D."""
+        """D, the size of a head of the attention."""
 
     @property
     def hidden_act(self) -> str:
-        """Name of the MLP's activation, as transformers has it."""
+        """The name of the MLP's activation, one of transformers' names."""
 
     @property
     def max_position_embeddings(self) -> int:
-        """Number of positions that the head was trained for."""
+        """The number of positions that the head was trained for."""
 
     @property
     def rope(self) -> Mapping[str, Any]:
-        """Parameters of the rotary table, as transformers' ``rope_parameters``."""
+        """The parameters of the rotary table, in the form of transformers' ``rope_parameters``."""
 
 
 class RMSNorm(nn.Module):
-    """Computed in float32, as Llama's."""
+    """Root mean square norm over the last dimension, computed in float32, like Llama's."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -69,19 +69,24 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
 
 
 class Rotary(nn.Module):
-    """Sines and cosines of positions, by any of transformers' rules that does not change with the text's length."""
+    """Sines and cosines of positions, by one of transformers' rules that do not depend on the sequence's length.
+
+    Raises:
+        InvalidHead: the rule depends on the sequence's length, or its parameters are not valid.
+    """
 
     inv_freq: torch.Tensor
 
     def __init__(self, config: LayerSizes, source: str) -> None:
         super().__init__()
         if config.rope.get("rope_type", "default") in CHANGING_ROPE:
-            reason = f"its rotary table ({config.rope['rope_type']}) changes with the length of the text"
+            kind = config.rope["rope_type"]
+            reason = f"its rotary table ({kind}) depends on the sequence's length, which is not supported"
             raise InvalidHead(source=source, reason=reason)
         try:
             table = LlamaRotaryEmbedding(
                 LlamaConfig(
-                    # It knows no head whose attention is wider than its hidden states.
+                    # LlamaConfig requires this product; a head's attention can be wider than its hidden size.
                     hidden_size=config.num_attention_heads * config.head_dim,
                     num_attention_heads=config.num_attention_heads,
                     head_dim=config.head_dim,
@@ -90,20 +95,20 @@ class Rotary(nn.Module):
                 )
             )
         except Exception as error:
-            reason = f"transformers cannot make its rotary table of {dict(config.rope)}: {error_line(error)}"
+            reason = f"transformers cannot create its rotary table from {dict(config.rope)}: {error_line(error)}"
             raise InvalidHead(source=source, reason=reason) from error
         self.scaling = float(table.attention_scaling)
         self.register_buffer("inv_freq", table.inv_freq.float().clone(), persistent=False)
 
     def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Rotary:
-        # Rounded to half precision, frequencies turn far positions by another angle.
+        # Frequencies stay exact: with frequencies in half precision, the angles of far positions are wrong.
         exact = self.inv_freq
         super()._apply(fn, recurse)
         self.inv_freq = exact.to(self.inv_freq.device)
         return self
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """``position_ids`` ``[B, T]``; cosines and sines ``[B, T, 1, D]``."""
+        """Cosines and sines ``[B, T, 1, D]`` of ``position_ids`` ``[B, T]``."""
         angles = position_ids[..., None].float() * self.inv_freq.float()
         angles = torch.cat([angles, angles], dim=-1)[:, :, None]
         cos, sin = angles.cos(), angles.sin()
@@ -113,13 +118,13 @@ class Rotary(nn.Module):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``[B, T, heads, D]``, halves turned against each other as in Llama."""
+    """``x`` ``[B, T, heads, D]`` with rotary positions applied: halves are rotated, as in Llama."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat([-second, first], dim=-1) * sin
 
 
 class MLP(nn.Module):
-    """Gated MLP of a Llama layer."""
+    """The gated MLP of a Llama layer."""
 
     def __init__(self, config: LayerSizes, *, bias: bool = False) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Modes whose drafter is a language model with the target's vocabulary."""
+"""The base class of modes whose drafter is a language model with the target's vocabulary."""
 
 from __future__ import annotations
 
@@ -14,8 +14,11 @@ from speccompile.passes.base import Pass
 
 @dataclass(frozen=True)
 class DraftModelMode(SplitMode):
-    """Drafts with a language model, chains and trees. A subclass defines :meth:`~speccompile.modes.base.Mode.network`,
-    which returns a :class:`~speccompile.modes.network.draft_model.DraftModel`."""
+    """A mode that drafts chains and trees with a language model.
+
+    A subclass defines :meth:`~speccompile.modes.base.Mode.network`, which returns a
+    :class:`~speccompile.modes.network.draft_model.DraftModel`.
+    """
 
     drafts_trees: ClassVar[bool] = True
 

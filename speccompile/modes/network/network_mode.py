@@ -1,4 +1,4 @@
-"""What modes have in common whose drafter is a network with its own KV."""
+"""Base classes of modes whose drafter is a network with its own KV."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForm
 
 @dataclass(frozen=True)
 class NetworkMode(Mode):
-    """Drafts with a network.
+    """A mode that drafts with a network.
 
     Args:
-        draft: the network, or where it is.
-        draft_max_len: most tokens of a text that it drafts for; longer ones are decoded without drafts.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears, where our C++ ops are, and on CUDA.
-            Drafts may be worse, and the text stays what it is; on a CPU drafts need less time.
+        draft: the network, or the folder or hub id of its checkpoint.
+        draft_max_len: the largest number of tokens of a sequence that the network drafts for. Longer sequences are
+            decoded without drafts.
+        draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears. It needs our C++ ops, or CUDA. The
+            drafts can be worse; the emitted tokens do not change. On a CPU drafts need less time.
     """
 
     draft: Any = None
@@ -30,17 +31,17 @@ class NetworkMode(Mode):
     def check(self, info: ModelInfo) -> None:
         most = self.draft_max_len
         if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
-            raise self.invalid("draft_max_len", most, "it has to be an int of at least 2, or None")
+            raise self.invalid("draft_max_len", most, "it must be an int of at least 2, or None")
         if self.draft_weights not in WEIGHT_FORMS:
             raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(WEIGHT_FORMS)}")
 
 
 @dataclass(frozen=True)
 class SplitMode(NetworkMode):
-    """The same where drafting may be in executables of its own, which run before the step.
+    """A mode with a network whose drafting can run in separate executables, before the step.
 
     Args:
-        fused: True drafts inside of the step.
+        fused: True drafts inside of the step. False drafts in separate executables.
     """
 
     fused: bool = False

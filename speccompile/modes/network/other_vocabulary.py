@@ -1,6 +1,7 @@
-"""A draft model whose vocabulary is the target's, padded to another size.
+"""Support for draft models whose vocabulary is the target's, padded to another size.
 
-Qwen2.5's small models have 151,936 rows and the large ones 152,064, of one tokenizer with 151,665 tokens.
+Example: Qwen2.5's models have one tokenizer with 151,665 tokens. The embeddings of the small models have 151,936 rows,
+and those of the large ones 152,064.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from speccompile.graph.step_graph import StepGraph
 
 
 def known_tokens(graph: StepGraph, tokens: fx.Node, drafter: StepGraph, before: fx.Node) -> fx.Node:
-    """``tokens`` ``[B, T]``; padding that the drafter has no row for becomes its last token."""
+    """``tokens`` ``[B, T]``, at most the drafter's last token. Only padding of the target's vocabulary can exceed
+    it."""
     own = drafter.layout.vocab_size
     if own >= graph.layout.vocab_size:
         return tokens
@@ -22,8 +24,10 @@ def known_tokens(graph: StepGraph, tokens: fx.Node, drafter: StepGraph, before: 
 
 
 def over_target(graph: StepGraph, logits: fx.Node, before: fx.Node) -> fx.Node:
-    """Logits ``[B, T, Vd]`` over the target's vocabulary ``[B, T, V]``: tokens that the drafter does not have are
-    impossible, and so are those that the target does not have."""
+    """``logits`` ``[B, T, Vd]`` as logits over the target's vocabulary, ``[B, T, V]``.
+
+    Tokens that only the target has get -inf. Tokens that only the drafter has are cut off.
+    """
     vocab_size = graph.layout.vocab_size
     if logits.meta["val"].shape[-1] == vocab_size:
         return logits

@@ -1,4 +1,4 @@
-"""A mode's own network in a step: its forwards, and how its KV follows the text."""
+"""Passes of a mode's network: its forwards in a step, and the update of its KV."""
 
 from __future__ import annotations
 
@@ -18,9 +18,13 @@ from speccompile.passes.step.draft_chain import DraftChain, Forward
 
 
 def drafter_of(graph: StepGraph) -> StepGraph:
-    """Raises PassError: the mode has no network."""
+    """The captured graph of the mode's network.
+
+    Raises:
+        PassError: the mode has no network.
+    """
     if graph.drafter is None:
-        raise PassError("the mode of this step has no network of its own (Mode.network) to copy into it")
+        raise PassError("the mode of this step has no network to copy into it; return one from its Mode.network")
     return graph.drafter
 
 
@@ -35,23 +39,25 @@ def forward_drafter(
     given: Mapping[str, fx.Node] | None = None,
     drafter: StepGraph | None = None,
 ) -> list[fx.Node]:
-    """Copy a forward of the drafter into the step. It writes its KV, and reads what earlier ones wrote.
+    """Copy a forward of the drafter into the step. It writes the drafter's KV, and attends to the KV of earlier
+    forwards.
 
     Args:
-        tokens, positions: int64 ``[B, T]``; slots: ``[B]``. After the drafter's own ``max_len`` all positions are one
-            place that no text owns.
-        outputs: names of what the network computes, or ``"kv"``: nothing but its KV, without the lm_head.
-        given: what stands for another input of the network (``hidden_states``), or for anything that it would compute
-            itself, by name.
-        drafter: the network in another form; None is as the step has it.
+        tokens, positions: int64 ``[B, T]``; slots: ``[B]``. Positions after the drafter's own ``max_len`` are replaced
+            by the last position of its cache, which no sequence uses.
+        before: the node before which the copy is inserted.
+        outputs: names of values of the network; or ``"kv"``, which only writes KV and does not run the lm_head.
+        given: nodes that replace further inputs of the network (``hidden_states``) or values that it computes, by name.
+        drafter: the network in another form; None is the step's own drafter.
 
     Returns:
-        What stands for ``outputs``; of ``"kv"``, what the last layer leaves.
+        The nodes of ``outputs``. The node of ``"kv"`` is the output of the last layer.
     """
     drafter = drafter or drafter_of(graph)
     inputs = {node.name: node for node in drafter.placeholders}
     named = {**inputs, **drafter.values, "kv": drafter.anchors.layers[-1]}
-    # What a text that the drafter can read never reaches, as in a prompt chunk's padding.
+    # Sequences within the drafter's max_len never reach this position. Others do, and so does the padding of a prompt
+    # chunk.
     positions = graph.insert(at_most, positions, before=before, most=drafter.layout.cache_len - 1)
     replaced = {inputs["input_ids"]: tokens, inputs["position_ids"]: positions, inputs["row_slots"]: slots}
     replaced |= {named[name]: node for name, node in (given or {}).items()}
@@ -71,8 +77,10 @@ def forward_model(
     before: fx.Node,
     output: str = "logits",
 ) -> fx.Node:
-    """Copy a forward of a draft model, as :func:`forward_drafter`: tokens and logits are the target's, also where the
-    vocabularies are padded to different sizes."""
+    """Copy a forward of a draft model into the step, by :func:`forward_drafter`.
+
+    Tokens and logits are those of the target's vocabulary, also if the vocabularies are padded to different sizes.
+    """
     known = known_tokens(graph, tokens, drafter_of(graph), before)
     (found,) = forward_drafter(graph, known, positions, slots, before=before, outputs=(output,))
     return over_target(graph, found, before) if output == "logits" else found
@@ -80,7 +88,7 @@ def forward_model(
 
 @dataclass(frozen=True)
 class DraftByNetwork(DraftChain):
-    """Forwards of a language model that drafts."""
+    """Draft a chain with forwards of a language model, one for each token."""
 
     name: ClassVar[str] = "draft_by_network"
     looks_for: ClassVar[str] = "the mode's network"
@@ -102,8 +110,11 @@ class DraftByNetwork(DraftChain):
 
 @dataclass(frozen=True)
 class ReadAlong(Pass):
-    """The drafter reads what the target reads: the newest token and the drafts, a prompt's chunk, or both. So its KV is
-    that of the text at every tier, K=0 included, and of rejected drafts nothing is ever read."""
+    """Insert a forward of the drafter over the tokens that the target reads: the newest token and the drafts, a
+    prompt's chunk, or both.
+
+    The drafter's KV is then that of the sequence at every tier, including K=0. KV of rejected drafts is never read.
+    """
 
     name: ClassVar[str] = "read_along"
     looks_for: ClassVar[str] = "what the target reads"

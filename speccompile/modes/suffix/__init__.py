@@ -1,1 +1,1 @@
-"""Suffix decoding: drafts from the text itself, from given texts, and from earlier requests."""
+"""Suffix decoding: drafts from the sequence itself, from given texts, and from earlier requests."""

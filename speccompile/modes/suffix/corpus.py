@@ -1,4 +1,4 @@
-"""The texts that are given to suffix decoding, as token ids."""
+"""The texts of the option ``corpus`` of suffix decoding, as token ids."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from speccompile.errors import InvalidOption
 
 
 def read_corpus(corpus: Any, tokenizer: Any) -> list[list[int]]:
-    """Token ids of each text.
+    """The token ids of each text.
 
     Raises:
-        InvalidOption: one is neither a text nor a list of ids, does not tokenise, or has no tokens.
+        InvalidOption: an entry is neither a str nor a list of ids, does not tokenise, or has no tokens.
     """
 
     def refuse(name: str, value: Any, reason: str) -> NoReturn:
         raise InvalidOption(where="mode 'suffix'", name=name, value=value, reason=reason)
 
     if isinstance(corpus, str) or not isinstance(corpus, Sequence):
-        refuse("corpus", corpus, "it has to be a list of texts, or of lists of token ids")
+        refuse("corpus", corpus, "it must be a list of texts, or of lists of token ids")
     if tokenizer is not None and not any(isinstance(text, str) for text in corpus):
-        refuse("tokenizer", tokenizer, "it is for a corpus of texts, and there is none")
+        refuse("tokenizer", tokenizer, "it is only for a corpus of texts, and the corpus has no texts; leave it out")
     read = []
     for index, text in enumerate(corpus):
         if isinstance(text, str) and tokenizer is None:
-            refuse("corpus", corpus, f"entry {index} is text, which needs tokenizer=")
+            refuse("corpus", corpus, f"entry {index} is text: give tokenizer=")
         try:
             ids = tokenizer(text, add_special_tokens=False).input_ids if isinstance(text, str) else text
         except Exception as error:

@@ -1,7 +1,8 @@
-"""Suffix decoding: what most often followed the text's newest tokens, for as long as that is likely.
+"""Suffix decoding: the tokens that most often followed the newest tokens, while they are likely enough.
 
-After Oliaro et al., "SuffixDecoding" (2024), as in ArcticInference: every length of match proposes the path of most
-frequent tokens, and the one that expects most accepted tokens is taken, of equals the one from the text itself.
+Source: Oliaro et al., "SuffixDecoding" (2024), and ArcticInference. Every length of match proposes the path of most
+frequent tokens. The path with the largest expected number of accepted tokens is chosen; among equal ones, that of the
+sequence itself.
 """
 
 from __future__ import annotations
@@ -29,27 +30,28 @@ _EARLIER = tuple(f"suffix_earlier_{name}" for name in ("used", "nodes", "index",
 
 @dataclass(frozen=True)
 class Search:
-    """How the tables of a wrap are searched.
+    """The search in the tries of a wrap.
 
     Args:
-        speculation: how far.
-        given: texts were given.
-        room: tokens that each of the two tries of earlier texts learns, 0 if there are none.
+        speculation: the options that bound drafts.
+        given: there is a trie of given texts.
+        capacity: the largest number of tokens in each of the two tries of earlier requests; 0 if there are no such
+            tries.
     """
 
     speculation: Speculation
     given: bool
-    room: int
+    capacity: int
 
     @property
     def state(self) -> tuple[str, ...]:
         """Names of the state tensors that the search reads."""
-        return _OWN + _GIVEN * self.given + _EARLIER * bool(self.room)
+        return _OWN + _GIVEN * self.given + _EARLIER * bool(self.capacity)
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Read the tokens that are new, and follow the tries."""
+        """Add the new tokens to the tries, and propose drafts from them."""
         slots, *tables = own_state
         how = self.speculation
         rest = (slots, tokens, length, draft_len, float(how.factor), float(how.offset), float(how.least))
@@ -58,8 +60,8 @@ class Search:
         others = []
         if self.given:
             others.append(ops.suffix_given_(*tables[4:9], *rest))
-        if self.room:
-            others.append(ops.suffix_earlier_(*tables[-4:], self.room, *rest))
+        if self.capacity:
+            others.append(ops.suffix_earlier_(*tables[-4:], self.capacity, *rest))
         for other in others:
             better = other[2].sum(1) > best[2].sum(1)
             best = (
@@ -73,15 +75,15 @@ class Search:
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Follow the tries, which :meth:`propose` has brought up to date; of several the one whose tree expects most
-        accepted tokens."""
+        """Propose a tree from the tries, which :meth:`propose` has updated. It is that of the trie with the largest
+        expected number of accepted tokens."""
         slots, *tables = own_state
         depth = self.speculation.depth
         sources = [(tables[2], slots, tables[1][slots])]
         if self.given:
             given_nodes, cursor = tables[6], tables[8]
             sources.append((given_nodes[None], torch.zeros_like(slots), cursor[slots, 1:]))
-        if self.room:
+        if self.capacity:
             earlier_nodes, cursor = tables[-3], tables[-1]
             for side in (0, 1):
                 suffixes = cursor[slots, 1 + side * (depth + 1) : 1 + (side + 1) * (depth + 1)]
@@ -99,22 +101,23 @@ class Search:
 
 @dataclass(frozen=True)
 class Suffix(ReadyMode):
-    """Drafts from a trie of the request's own prompt and output, and of other texts if asked for.
+    """Drafts from a trie of the request's own prompt and output, and optionally from tries of other texts.
 
-    All state is bounded, and lies in the arena: ``28 * max_depth`` bytes for each token of ``max_len`` in each slot,
-    of the corpus, and of ``remember``.
+    All state is in the arena, and has a fixed size: ``28 * max_depth`` bytes for each token of ``max_len`` in each
+    slot, of the corpus, and of ``remember``.
 
     Args:
-        max_depth: longest match and the drafts after it, together.
-        factor, offset: of a chain, after a match of m tokens at most ``factor * m + offset`` drafts. Arctic has 1 and
-            0; where wide steps cost little, as on a CPU, more is better. With ``remember`` a small one prefers longer
-            matches.
-        min_probability: a chain ends where the probability that all of its drafts are right falls below. A tree has
-            the likeliest tokens, however likely they are.
-        corpus: texts that answers may quote: lists of token ids, or texts, which need ``tokenizer``. All of it stays.
-        tokenizer: called as transformers' tokenizers are.
-        remember: tokens of requests' prompts and outputs that are kept when these have ended, for all later ones; of
-            so many the older half is forgotten at once when there is no more room.
+        max_depth: the largest number of tokens of a match and the drafts after it, together.
+        factor, offset: a chain has at most ``factor * m + offset`` drafts after a match of m tokens. Arctic's values
+            are 1 and 0. Larger values are better if wide steps cost little, as on a CPU. With ``remember`` a small
+            factor prefers longer matches.
+        min_probability: a chain ends before the probability that all of its drafts are right is less than this. A tree
+            has the likeliest tokens, with any probability.
+        corpus: texts that outputs may quote: lists of token ids, or texts, which need ``tokenizer``. They stay for all
+            requests.
+        tokenizer: called like transformers' tokenizers.
+        remember: the number of tokens of ended requests, prompts and outputs, that are kept for later requests. When
+            this number is reached, the older half is removed.
     """
 
     max_depth: int = 24
@@ -135,26 +138,28 @@ class Suffix(ReadyMode):
             raise self.invalid(name, getattr(self, name), reason)
 
         if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or not 2 <= self.max_depth <= 128:
-            refuse("max_depth", "it has to be an int in 2 .. 128")
-        # Bounded, so that the number of drafts that follows is an integer in C++, too.
+            refuse("max_depth", "it must be an int in 2 .. 128")
+        # The bounds keep the resulting number of drafts in the range of C++'s integers.
         for name, least, most in (("factor", 0, 1000), ("offset", -1000, 1000), ("min_probability", 0, 1)):
             value = getattr(self, name)
             good = isinstance(value, int | float) and not isinstance(value, bool)
             if not good or not least <= value <= most:
-                refuse(name, f"it has to be a number in {least} .. {most}")
+                refuse(name, f"it must be a number in {least} .. {most}")
         if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
-            refuse("remember", "it has to be an int of at least 0")
+            refuse("remember", "it must be an int of at least 0")
         if 0 < self.remember < 2 * self.max_depth:
-            refuse("remember", f"with max_depth={self.max_depth} it has to be 0 or at least {2 * self.max_depth}")
+            refuse("remember", f"with max_depth={self.max_depth} it must be 0 or at least {2 * self.max_depth}")
         tokens = sum(len(ids) + 1 for ids in self._texts)
         for name, size in (("remember", self.remember // 2), ("corpus", tokens)):
             if size * self.max_depth + 1 > torch.iinfo(torch.int32).max:
-                refuse(name, f"with max_depth={self.max_depth} its trie has more nodes than int32 counts; take less")
+                refuse(
+                    name, f"with max_depth={self.max_depth} its trie has more nodes than int32 holds; give fewer tokens"
+                )
         for text, ids in enumerate(self._texts):
             if wrong := [token for token in ids if not 0 <= token < info.vocab_size]:
-                refuse("corpus", f"text {text} has token {wrong[0]}, and the model's vocabulary is {info.vocab_size}")
+                refuse("corpus", f"tokens must be in 0 .. {info.vocab_size - 1}, got {wrong[0]} in text {text}")
         if info.device.type not in self.devices:
-            where = f"the tries are read by the CPU, and the model is on {info.device.type}"
+            where = f"it reads tries on the CPU, and the model is on {info.device.type}"
             reason = f"{where}; use mode='ngram', or move the model to the CPU (--device cpu on the command line)"
             raise InvalidOption(where="wrap", name="mode", value="suffix", reason=reason)
 
@@ -174,7 +179,7 @@ class Suffix(ReadyMode):
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         depth, search = self.max_depth, self._search
 
-        # Examples hold zeros: what is not a trie would be walked for ever.
+        # Bounds for printed examples: only zeros, since a search in random numbers that are not a trie might not end.
         def spec(name: str, *shape: Any, initial: tuple[int, ...] = ()) -> StateSpec:
             return StateSpec(name, shape, torch.int32, high=1, initial=initial)
 
@@ -195,8 +200,8 @@ class Suffix(ReadyMode):
                 spec("suffix_given_index", 2 * nodes),
                 spec("suffix_given_cursor", N, depth + 2),
             ]
-        if search.room:
-            nodes = search.room * depth + 1
+        if search.capacity:
+            nodes = search.capacity * depth + 1
             specs += [
                 spec("suffix_earlier_used", 3, 2),
                 spec("suffix_earlier_nodes", 2, FIELDS, nodes),
@@ -221,7 +226,7 @@ class Suffix(ReadyMode):
 
     @property
     def proposer(self) -> ProposeFunction:
-        # How steps are made does not depend on what the texts are.
+        # Not self.propose: steps do not depend on the corpus, so it must not be part of the key of stored steps.
         return self._search.propose
 
     def explain(self) -> str:

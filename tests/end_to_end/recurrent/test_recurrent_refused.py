@@ -30,7 +30,10 @@ def test_drafting_with_the_targets_own_layers_is_refused() -> None:
 
 
 def test_a_drafter_with_recurrent_state_is_refused() -> None:
-    reason = "it keeps a recurrent state, from which the drafts of a drafter cannot be taken back yet"
+    reason = (
+        "it has a recurrent state, and rejected drafts cannot be removed from a drafter's recurrent state; "
+        "use a draft model with attention layers only"
+    )
     with raises(UnsupportedModel, model="Lfm2ForCausalLM", reason=reason):
         wrap("draft_target", draft=model_of("lfm2"), tiers=(0, 2))
 

@@ -145,12 +145,12 @@ def test_the_layout_of_zlab(model: LlamaForCausalLM, tmp_path: Path, name: str) 
         ({"dflash_config": {"target_layer_ids": [0, 4]}}, r"layers \[0, 4\], and the target has 0 .. 3"),
         ({"dflash_config": {"target_layer_ids": None}}, "target_layer_ids"),
         ({"dflash_config": {"mask_token_id": 128}}, "embeds 128 tokens"),
-        ({"dflash_config": {"mask_token_id": None}}, "mask_token_id=None"),
-        ({"block_size": 1}, "no place for a draft"),
+        ({"dflash_config": {"mask_token_id": None}}, "mask_token_id in its config must be a token, got None"),
+        ({"block_size": 1}, "block_size must be at least 2, got 1"),
         ({"hidden_size": 32}, "of size 32, the target's of 64"),
         ({"layer_types": ["linear_attention"] * 2}, "layer_types"),
-        ({"layer_types": LAYERS}, "sliding_window=None"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "changes with the length"),
+        ({"layer_types": LAYERS}, "sliding_window in its config must be a size, got None"),
+        ({"rope_scaling": {"rope_type": "longrope"}}, "depends on the sequence's length"),
     ],
 )
 def test_configs_that_are_refused(

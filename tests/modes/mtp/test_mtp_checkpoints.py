@@ -72,7 +72,7 @@ def test_what_is_saved_has_the_family_s_keys(
 
 def test_modules_that_the_layout_has_no_names_for_are_not_saved(tmp_path: Path) -> None:
     model = model_of("qwen3_next")
-    with raises(InvalidHead, source="of MTP modules", reason=re.compile("has one module, and 2 were given")):
+    with raises(InvalidHead, source="of MTP modules", reason=re.compile("has one module, got 2")):
         save_mtp(head_of(model, 2), model, tmp_path)
 
 
@@ -137,7 +137,7 @@ BROKEN: dict[str, tuple[list[str], dict[str, tuple[int, ...]], str]] = {
     "a key is missing": (["model.layers.3.enorm.weight"], {}, "missing: layers.1.enorm.weight"),
     "a layer's key is missing": (["model.layers.2.self_attn.o_proj.weight"], {}, "missing: layers.0.block.self_attn"),
     "a key of the block is not known": ([], {"model.layers.2.mlp.extra.weight": (3,)}, "not known: .*mlp.extra.weight"),
-    "another shape": ([], {"model.layers.2.eh_proj.weight": (64, 64)}, r"eh_proj.weight is \[64, 64\] and has to be"),
+    "another shape": ([], {"model.layers.2.eh_proj.weight": (64, 64)}, r"eh_proj.weight is \[64, 64\] and must be"),
     "factors of no weight": ([], {"model.layers.2.mlp.no.weight_scale_inv": (1, 1)}, "no.weight_scale_inv"),
 }
 
