@@ -63,8 +63,9 @@ def choose_in_cpp(
     forbids: bool = False,
     first_id: int = 0,
 ) -> torch.Tensor:
-    """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also reports where two
-    best scores are so near to each other that this could matter, and such a place is looked at again."""
+    """Kernel on a CPU, with the result and arguments of :func:`reference`. It calls the C++ op ``choose_nearly``, whose
+    logarithms may differ from torch's in their last bits. That op also reports positions where the two best scores are
+    so close that this could matter; :func:`reference` chooses there."""
     tokens: torch.Tensor
     tokens, close = torch.ops.speccompile.choose_nearly(
         scores, temperature, seed, positions, stream, start, forbids, first_id
