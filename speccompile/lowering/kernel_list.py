@@ -136,7 +136,7 @@ def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
 
 
 def _is_compiled(target: OpOverload) -> bool:
-    """Whether the op's CPU kernel is C++, or a function that the C++ library brings with it."""
+    """Whether the op's CPU kernel is C++, or a function that calls C++ ops and is registered with their library."""
     registrations = dispatch_table(target._schema.name)
     registered = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
     file: str = registered.get("CPU") or registered["CompositeExplicitAutograd"]
