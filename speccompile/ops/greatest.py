@@ -7,6 +7,9 @@ differ from torch's; :data:`speccompile.ops.tolerances.ROUNDING` covers that.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 from speccompile.ops.in_cpp import in_cpp
@@ -40,7 +43,7 @@ def mask_below(scores: torch.Tensor, threshold: torch.Tensor) -> None:
 
 
 _FUNCTIONS = {"greatest": greatest, "greatest_share": greatest_share, "mask_below_": mask_below}
-_FAKES = {
+_FAKES: dict[str, Callable[..., Any]] = {
     "greatest": lambda scores, count: scores.new_empty((*scores.shape[:2], count)),
     "greatest_share": lambda scores: scores.new_empty((*scores.shape[:2], 1)),
     "mask_below_": lambda scores, threshold: None,
