@@ -17,7 +17,7 @@ TORCH ?= 2.11
 TRANSFORMERS ?= 5.17
 VERSION_TESTS := tests/utils tests/graph_capture/test_observe.py tests/graph_capture/test_experts.py \
 	tests/graph_capture/test_recurrence.py tests/ops/test_in_cpp.py tests/ops/test_attention_op.py \
-	tests/ops/test_expert_linear.py tests/ops/test_recurrences.py tests/ops/cpu/test_native_choose.py \
+	tests/ops/test_expert_linear.py tests/ops/test_recurrences.py tests/ops/cpu/test_choose_in_cpp.py \
 	tests/ops/triton/test_triton_sm90.py \
 	tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)

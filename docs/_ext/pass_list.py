@@ -26,7 +26,6 @@ GROUPS = {
     "modes": "Of drafters",
     "acceptance": "Of acceptance rules",
     "passes.ranks": "Of sharded models",
-    "passes.native": "Choice of fused ops",
 }
 
 

@@ -14,9 +14,6 @@ from speccompile.graph.step_form import StepForm
 from speccompile.hidden_states.options import SavedRows
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Facts, Pass, facts
-from speccompile.passes.native.choose_sampling import ChooseSampling
-from speccompile.passes.native.choose_step_ops import ChooseCommit, ChooseDrafting, ChooseTreeOps
-from speccompile.passes.native.step_ops import UseStepOps
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.placement import place_passes
 from speccompile.passes.ranks.broadcast_choice import BroadcastChoice
@@ -89,7 +86,6 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseSkinnyLinears()] * config.kernels.skinny_linears,
-        *[UseStepOps()] * config.kernels.step_ops,
         *[MoveNorms()] * config.kernels.few_launches,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,
@@ -134,7 +130,6 @@ def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
         *_filters(config, form),
         *config.mode.drafting(form),
         StoreDrafts(form.begin or 0),
-        *[ChooseTreeOps()] * (config.kernels.native and form.tree is not None),
         DropTarget(),
         ShareSubexpressions(),
     ]
@@ -208,22 +203,21 @@ def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:
     """Passes from logits to accepted tokens, by the rule, and those that record scores and log-probabilities."""
     if form.kind == "inner":
         return []
-    rule, kind, kernels = config.rule, form.step_kind, ChooseSampling(config.kernels.native)
+    rule, kind = config.rule, form.step_kind
     scored, chosen = kind == "scored", _same_choice(config, form)
     if form.tree is not None:
         judged = rule.tree_passes(form.tree, kind)
         scores = [JoinScores(form.tree), RecordScores()] * (scored and config.scores)
         records = [MovePath(scored), *scores, *[RecordLogprobs()] * scored]
-        native = [ChooseTreeOps()] * config.kernels.native
-        return [*judged, *chosen, JudgeChain(form.tree), *records, *native, kernels]
+        return [*judged, *chosen, JudgeChain(form.tree), *records]
     if not scored:
         by_scores = kind == "drawn" and not rule.draws_without_scores
-        return [*rule.passes("sampled" if by_scores else kind), *chosen, kernels]
+        return [*rule.passes("sampled" if by_scores else kind), *chosen]
     recorded: list[Pass] = []
     for item in rule.passes("sampled"):
         # Accepting adds noise to the scores in place.
         recorded += [item, *[RecordScores()] * (config.scores and isinstance(item, ProcessLogits))]
-    return [*recorded, *chosen, RecordLogprobs(), kernels]
+    return [*recorded, *chosen, RecordLogprobs()]
 
 
 def _same_choice(config: BuildConfig, form: StepForm) -> list[Pass]:
@@ -257,8 +251,6 @@ def _after_commit(config: BuildConfig, form: StepForm) -> list[Pass]:
     if config.ranks is not None and from_hidden:
         passes.append(BroadcastProposals(config.ranks.name, config.ranks.size))
     passes += config.rule.commit_passes() if form.kind != "inner" else []
-    if config.kernels.native:
-        passes += [ChooseCommit(), *[ChooseDrafting()] * ("proposed" in config.kept_facts)]
     if form.kind not in WITHOUT_GUIDES:
         passes += [AdvanceGuide(), *[TruncateDrafts()] * config.truncates_drafts]
         passes += [TruncateTree()] * config.truncates_trees
@@ -275,8 +267,6 @@ def _goals(config: BuildConfig, form: StepForm) -> Facts:
     goals = {"committed", "subexpressions_shared", *config.kept_facts}
     goals.update(["hidden_saved"] * (config.saved is not None))
     goals.update(["recurrence_bound"] * config.recurrent)
-    if form.kind != "inner":
-        goals.add("sampling_chosen")
     if form.kind not in WITHOUT_GUIDES:
         goals.add("guide_advanced")
         goals.update(["drafts_truncated"] * config.truncates_drafts)

@@ -22,6 +22,7 @@ from speccompile.lowering.dispatched import (
     op_name,
     starts_kernels,
 )
+from speccompile.ops import in_cpp
 from speccompile.ops.cpu.shims import shims
 from speccompile.utils.torch_private import OpOverload, dispatch_table
 
@@ -135,11 +136,11 @@ def _called_on_cpu(target: Any) -> Iterator[tuple[str, KernelKind]]:
 
 
 def _is_compiled(target: OpOverload) -> bool:
-    """Whether the op's CPU kernel was registered from C++."""
+    """Whether the op's CPU kernel is C++, or a function that calls C++ ops and is registered with their library."""
     registrations = dispatch_table(target._schema.name)
     registered = dict(re.findall(r"^(\w+)(?:\[alias\])?: registered at (\S+):\d+", registrations, re.MULTILINE))
     file: str = registered.get("CPU") or registered["CompositeExplicitAutograd"]
-    return not file.endswith(".py")
+    return not file.endswith(".py") or file == in_cpp.__file__
 
 
 def _written(code: str) -> Iterator[tuple[str, KernelKind]]:

@@ -19,7 +19,6 @@ class Kernels:
     Args:
         native: linears and attention are the package's C++ ops, over packed weights; else torch's own.
         reason: the reason for this choice, for ``explain()``.
-        step_ops: commit and n-gram match are single ops (:mod:`speccompile.passes.native.step_ops`).
         rounded: linears over rounded weights have a kernel of the package, also if others are torch's own.
         few_launches: a launch is so expensive that the ops around the layers are joined.
         joins_weights: torch's linears that read one input are one product
@@ -31,7 +30,6 @@ class Kernels:
 
     native: bool
     reason: str
-    step_ops: bool = False
     rounded: bool = False
     few_launches: bool = False
     joins_weights: bool = False
@@ -67,7 +65,7 @@ class _PendingKernels(Kernels):
                 "and their results may depend on the tier. Correct the cause and wrap again",
                 Degraded,
             )
-        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", True)
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
 
 
 STOCK = Kernels(False, "torch's own")
@@ -76,7 +74,6 @@ ON_CUDA = Kernels(
     False,
     "Triton's for attention, linears of up to 16 rows in half precision, choice of tokens, commit and n-gram match; "
     "torch's own for other linears that are not rounded",
-    step_ops=True,
     rounded=True,
     few_launches=True,
     joins_weights=True,
@@ -98,7 +95,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     # An earlier wrap may have failed, and reported the cause.
     forget_failures()
     cpu_ops()
-    return _PendingKernels(True, "ours", True)
+    return _PendingKernels(True, "ours")
 
 
 def _stock(missing: str) -> Kernels:

@@ -7,6 +7,7 @@ from speccompile.ops import collective as collective
 from speccompile.ops import commit as commit
 from speccompile.ops import expert_linear as expert_linear
 from speccompile.ops import gated_delta_rule as gated_delta_rule
+from speccompile.ops import greatest as greatest
 from speccompile.ops import likeliest as likeliest
 from speccompile.ops import lora as lora
 from speccompile.ops import native as native
@@ -27,6 +28,7 @@ __all__ = [
     "commit",
     "expert_linear",
     "gated_delta_rule",
+    "greatest",
     "likeliest",
     "lora",
     "native",

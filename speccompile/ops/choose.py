@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from speccompile.ops import noise
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 SCHEMA = (
@@ -14,7 +15,6 @@ SCHEMA = (
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 _library.define("choose" + SCHEMA)
-_library.define("native_choose" + SCHEMA)
 
 
 def reference(
@@ -53,7 +53,7 @@ def reference(
     return torch.where(none, -1, tokens)
 
 
-def native_choose(
+def choose_in_cpp(
     scores: torch.Tensor,
     temperature: torch.Tensor | None = None,
     seed: torch.Tensor | None = None,
@@ -63,8 +63,9 @@ def native_choose(
     forbids: bool = False,
     first_id: int = 0,
 ) -> torch.Tensor:
-    """The same by the C++ op, whose logarithms may differ from torch's in their last bits: it also reports where two
-    best scores are so near to each other that this could matter, and such a place is looked at again."""
+    """Kernel on a CPU, with the result and arguments of :func:`reference`. It calls the C++ op ``choose_nearly``, whose
+    logarithms may differ from torch's in their last bits. That op also reports positions where the two best scores are
+    so close that this could matter; :func:`reference` chooses there."""
     tokens: torch.Tensor
     tokens, close = torch.ops.speccompile.choose_nearly(
         scores, temperature, seed, positions, stream, start, forbids, first_id
@@ -92,6 +93,5 @@ def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
 
 _library.impl("choose", reference, "CompositeExplicitAutograd")
 register_on_cuda(_library, "choose", _on_cuda)
-_library.impl("native_choose", native_choose, "CPU")
-for _name in ("choose", "native_choose"):
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+in_cpp("choose", kernel=choose_in_cpp)
+torch.library.register_fake("speccompile::choose", _fake, lib=_library)

@@ -1,6 +1,6 @@
 """Acceptance and commit of a step as ONE op; :func:`commit` defines what it writes.
 
-``native_`` is the C++ form (``ops/cpu/csrc/base/kernels/commit.cpp``).
+On a CPU the op is C++ (``ops/cpu/csrc/base/kernels/commit.cpp``).
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 #: Tensors of the op, in the order of its schema.
@@ -104,8 +105,8 @@ def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
     accept_commit(named(*arguments, **options))
 
 
-for _name in ("accept_commit_", "native_accept_commit_"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", lambda *_, **__: None, lib=_library)
-_library.impl("accept_commit_", reference, "CPU")
+_library.define("accept_commit_" + _SCHEMA)
+torch.library.register_fake("speccompile::accept_commit_", lambda *_, **__: None, lib=_library)
+_library.impl("accept_commit_", reference, "CompositeExplicitAutograd")
+in_cpp("accept_commit_")
 register_on_cuda(_library, "accept_commit_", _on_cuda)

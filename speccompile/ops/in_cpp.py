@@ -1,33 +1,55 @@
-"""Which library holds the C++ form of an op (:mod:`speccompile.ops.cpu.library`)."""
+"""Registry of the ops that have a C++ kernel on a CPU, and of the library that each kernel is in.
+
+A library registers its kernels under the dispatch key ``CPU`` when it is loaded (:mod:`speccompile.ops.cpu.library`).
+Until then, and where no library can be built, the dispatcher runs the reference of an op, which is registered under
+``CompositeExplicitAutograd``. Both return the same values; only the probabilities of ``greatest_share`` and
+``likeliest`` may differ in their last bits. An op of the model whose C++ kernel rounds in another way than the
+reference has a second name, ``native_NAME``: a pass decides which of them runs when a step is built, so that this does
+not depend on what another wrap of the process has loaded.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import torch
 from torch import fx
 
-from speccompile.ops.cpu.library import BASE
+from speccompile.ops.cpu.library import BASE, when_loaded
 from speccompile.utils.torch_private import OpOverload
+
+_kernels = torch.library.Library("speccompile", "IMPL", "CPU")
 
 _libraries: dict[str, str] = {}
 
 
-def in_cpp(name: str, library: str = BASE) -> None:
-    """``speccompile::name`` runs on a CPU after ``load_cpu_ops(library)``. Of a ``native_`` form in ``base`` that need
-    not be said."""
+def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = None) -> None:
+    """Declare that ``library`` has a kernel of ``speccompile::name``, which can be called after
+    ``load_cpu_ops(library)``.
+
+    Args:
+        kernel: a function of Python that is the kernel, and that calls ops of the library.
+    """
     _libraries[name] = library
+    if kernel is not None:
+        when_loaded(library, lambda: _kernels.impl(name, kernel))
 
 
 def library_of(op: OpOverload) -> str | None:
-    """The library that ``op`` is in, None if it is not in C++ of ours."""
+    """The library that has a C++ kernel of ``op``, None if there is no such kernel."""
     namespace, _, name = op._schema.name.partition("::")
     if namespace != "speccompile":
         return None
-    return _libraries.get(name, BASE if name.startswith("native_") else None)
+    return _libraries.get(name)
 
 
 def libraries_of(graphs: Iterable[fx.Graph]) -> tuple[str, ...]:
-    """All that ops of ``graphs`` are in, sorted."""
-    targets = {node.target for graph in graphs for node in graph.nodes}
-    found = {library_of(target) for target in targets if isinstance(target, OpOverload)}
-    return tuple(sorted(library for library in found if library is not None))
+    """The libraries that ``graphs`` need: those of the ops that they call and that have no reference. Sorted."""
+    targets = {node.target for graph in graphs for node in graph.nodes if isinstance(node.target, OpOverload)}
+    return tuple(sorted({library for op in targets if (library := library_of(op)) and not has_reference(op)}))
+
+
+def has_reference(op: OpOverload) -> bool:
+    """Whether ``op`` has a reference in PyTorch, which runs on any device."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd))

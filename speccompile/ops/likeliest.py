@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from speccompile.ops import noise
+from speccompile.ops.in_cpp import in_cpp
 
 SCHEMA = (
     "(Tensor scores, int count, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None) -> "
@@ -58,7 +59,7 @@ def _fake(scores, count, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(sizes, dtype=torch.int64), scores.new_empty(sizes, dtype=torch.float32)
 
 
-for _form in ("likeliest", "native_likeliest"):
-    _library.define(_form + SCHEMA)
-    torch.library.register_fake(f"speccompile::{_form}", _fake, lib=_library)
+_library.define("likeliest" + SCHEMA)
+torch.library.register_fake("speccompile::likeliest", _fake, lib=_library)
 _library.impl("likeliest", likeliest, "CompositeExplicitAutograd")
+in_cpp("likeliest")

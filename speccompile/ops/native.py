@@ -30,9 +30,6 @@ _library.define(
     "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
     "bool forbids, int first_id=0) -> (Tensor, Tensor)"
 )
-_library.define("native_greatest(Tensor scores, int count) -> Tensor")
-_library.define("native_greatest_share(Tensor scores) -> Tensor")
-_library.define("native_mask_below_(Tensor(a!) scores, Tensor threshold) -> ()")
 
 
 def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
@@ -82,21 +79,6 @@ def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
 
 
-def _native_greatest(scores, count):  # type: ignore[no-untyped-def]
-    """The ``count`` greatest of ``scores`` (float32, ``[B, T, V]``) in descending order, a NaN being greater than all:
-    ``[B, T, count]``."""
-    return scores.new_empty((*scores.shape[:2], count))
-
-
-def _native_greatest_share(scores):  # type: ignore[no-untyped-def]
-    """The softmax of the greatest of ``scores`` (float32, ``[B, T, V]``): ``[B, T, 1]``, NaN where one of them is."""
-    return scores.new_empty((*scores.shape[:2], 1))
-
-
-def _native_mask_below(scores, threshold):  # type: ignore[no-untyped-def]
-    """-inf in the place of scores ``[B, T, V]`` that are below ``threshold`` ``[B, T, 1]``."""
-
-
 _FAKES: dict[str, Callable[..., Any]] = {
     "packed_linear": _packed_linear,
     "packed_embedding": _packed_embedding,
@@ -106,9 +88,6 @@ _FAKES: dict[str, Callable[..., Any]] = {
     **{f"{form}_embedding": _rounded_embedding for form in ROUNDED},
     "native_attention": _native_attention,
     "choose_nearly": _choose_nearly,
-    "native_greatest": _native_greatest,
-    "native_greatest_share": _native_greatest_share,
-    "native_mask_below_": _native_mask_below,
 }
 for _name, _fake in _FAKES.items():
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)

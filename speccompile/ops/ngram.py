@@ -1,5 +1,4 @@
-"""The n-gram match as ONE op; ``native_`` is the C++ form
-(``ops/cpu/csrc/base/kernels/ngram.cpp``)."""
+"""The n-gram match as ONE op, in C++ on a CPU (``ops/cpu/csrc/base/kernels/ngram.cpp``)."""
 
 from __future__ import annotations
 
@@ -7,6 +6,7 @@ from collections.abc import Iterator
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 from speccompile.ops.tree import merged
 
@@ -131,12 +131,11 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
     return tokens.new_empty((slots.shape[0], draft_len)), tokens.new_empty(slots.shape[0])
 
 
-for _name in ("match_ngram", "native_match_ngram"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-for _name in (TREE, f"native_{TREE}"):
-    _library.define(_name + _TREE_SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _tree_fake, lib=_library)
-_library.impl(TREE, tree, "CPU")
-_library.impl("match_ngram", reference, "CPU")
+_library.define("match_ngram" + _SCHEMA)
+torch.library.register_fake("speccompile::match_ngram", _fake, lib=_library)
+_library.define(TREE + _TREE_SCHEMA)
+torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
+for _name, _function in (("match_ngram", reference), (TREE, tree)):
+    _library.impl(_name, _function, "CompositeExplicitAutograd")
+    in_cpp(_name)
 register_on_cuda(_library, "match_ngram", _on_cuda)

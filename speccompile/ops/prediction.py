@@ -1,9 +1,10 @@
-"""Drafts from a predicted text, as one op; ``native_`` is the C++ form
-(``ops/cpu/csrc/base/kernels/prediction.cpp``)."""
+"""Drafts from a predicted text, as one op, in C++ on a CPU (``ops/cpu/csrc/base/kernels/prediction.cpp``)."""
 
 from __future__ import annotations
 
 import torch
+
+from speccompile.ops.in_cpp import in_cpp
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
 #: The op.
@@ -77,8 +78,7 @@ def _fake(slots, tokens, length, prompt_length, prediction, prediction_length, l
     return drafts, torch.empty_like(slots), drafts.new_empty(drafts.shape, dtype=torch.float32)
 
 
-for _name in (NAME, f"native_{NAME}"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-for _device in ("CPU", "CUDA"):
-    _library.impl(NAME, reference, _device)
+_library.define(NAME + _SCHEMA)
+torch.library.register_fake(f"speccompile::{NAME}", _fake, lib=_library)
+_library.impl(NAME, reference, "CompositeExplicitAutograd")
+in_cpp(NAME)

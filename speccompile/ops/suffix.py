@@ -1,7 +1,7 @@
 """Drafts of suffix decoding: from a row's own text, from texts that were given, and from texts of earlier requests.
 
-Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; ``native_`` ops of the
-same names are the C++ form (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
+Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; on a CPU the ops are
+C++ (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
 
 Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text is never learned from), ``D`` depth. Tables are
 int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` theirs. All return drafts, int64
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, expected
 
 _ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
@@ -190,7 +191,7 @@ def _empty(slots: torch.Tensor, longest: int) -> Drafts:
 
 
 def _define(name: str) -> None:
-    front, count = SCHEMAS[name.removeprefix("native_")]
+    front, count = SCHEMAS[name]
 
     def fake(*arguments: object) -> Drafts:
         slots, longest = arguments[count], arguments[count + 3]
@@ -208,9 +209,9 @@ def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
 
 for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
     _define(_name)
-    _define(f"native_{_name}")
-    _library.impl(_name, _definition, "CPU")
-for _name in (TREE, f"native_{TREE}"):
-    _library.define(_name + _TREE_SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _tree_fake, lib=_library)
-_library.impl(TREE, tree, "CPU")
+    _library.impl(_name, _definition, "CompositeExplicitAutograd")
+    in_cpp(_name)
+_library.define(TREE + _TREE_SCHEMA)
+torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
+_library.impl(TREE, tree, "CompositeExplicitAutograd")
+in_cpp(TREE)

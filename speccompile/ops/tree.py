@@ -1,7 +1,7 @@
 """Draft trees in a step: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
 
-Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. ``native_`` ops are the C++
-form (``ops/cpu/csrc/base/kernels/tree.cpp``), and on CUDA there are Triton kernels (``ops/triton/tree.py``).
+Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. On a CPU
+the ops are C++ (``ops/cpu/csrc/base/kernels/tree.cpp``), and on CUDA Triton kernels (``ops/triton/tree.py``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.in_cpp import in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 _library = torch.library.Library("speccompile", "FRAGMENT")
@@ -229,9 +230,9 @@ _FAKES: dict[str, Callable[..., Any]] = {
     "move_path_": lambda *_: None,
 }
 for _name, _function in (("fit_tree", fit_tree), ("walk_tree", walk_tree), ("move_path_", move_path_)):
-    for _form in (_name, f"native_{_name}"):
-        _library.define(_form + SCHEMAS[_name])
-        torch.library.register_fake(f"speccompile::{_form}", _FAKES[_name], lib=_library)
+    _library.define(_name + SCHEMAS[_name])
+    torch.library.register_fake(f"speccompile::{_name}", _FAKES[_name], lib=_library)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
+    in_cpp(_name)
 for _name, _kernel in (("fit_tree", _fit_on_cuda), ("walk_tree", _walk_on_cuda), ("move_path_", _move_on_cuda)):
     register_on_cuda(_library, _name, _kernel)

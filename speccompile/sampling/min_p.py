@@ -10,7 +10,7 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.ops.tolerances import MIN_P_ROUNDING
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.threshold import Scans, ThresholdProcessor
+from speccompile.sampling.threshold import ThresholdProcessor
 
 
 class MinP(ThresholdProcessor):
@@ -24,5 +24,5 @@ class MinP(ThresholdProcessor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"min_p": float(values["min_p"])}
 
-    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
-        return scans.greatest(scores, 1) + state[0].log()[:, None, None] - MIN_P_ROUNDING
+    def threshold(self, scores: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
+        return torch.ops.speccompile.greatest(scores, 1) + state[0].log()[:, None, None] - MIN_P_ROUNDING

@@ -9,7 +9,7 @@ import torch
 
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, whole
-from speccompile.sampling.threshold import Scans, ThresholdProcessor
+from speccompile.sampling.threshold import ThresholdProcessor
 from speccompile.utils.devices import traits_of
 
 
@@ -23,10 +23,10 @@ class TopK(ThresholdProcessor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_k": values["top_k"]}
 
-    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
+    def threshold(self, scores: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
         # Only host memory may be asked for a number in the middle of a step.
         most = int(count.max()) if traits_of(scores.device).host_memory else scores.shape[-1]
-        values = scans.greatest(scores, most)
+        values = torch.ops.speccompile.greatest(scores, most)
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from speccompile.graph.state import N, StateSpec
 from speccompile.ops.tolerances import ROUNDING
 from speccompile.sampling.base import Option, number
-from speccompile.sampling.threshold import Scans, ThresholdProcessor
+from speccompile.sampling.threshold import ThresholdProcessor
 from speccompile.utils.devices import traits_of
 
 # The nucleus is searched among so many of the greatest scores, then among more. 256 of 50,000 are found six times as
@@ -30,13 +30,13 @@ class TopP(ThresholdProcessor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"top_p": float(values["top_p"])}
 
-    def threshold(self, scores: torch.Tensor, scans: Scans, *state: torch.Tensor) -> torch.Tensor:
+    def threshold(self, scores: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
         top_p = state[0][:, None, None]
-        greatest = scans.share(scores)
+        greatest = torch.ops.speccompile.greatest_share(scores)
         vocab = scores.shape[-1]
         # Whether the search may end early is read from the tensor, which only host memory allows within a step.
         for size in (*SEARCH_SIZES, vocab) if traits_of(scores.device).host_memory else (vocab,):
-            values = scans.greatest(scores, min(size, vocab))
+            values = torch.ops.speccompile.greatest(scores, min(size, vocab))
             mass = (values - values[..., :1]).exp() * greatest
             # A token stays if the tokens before it do not reach p.
             before = F.pad(mass.cumsum(-1)[..., :-1], (1, 0))

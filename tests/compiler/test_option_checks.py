@@ -41,7 +41,7 @@ from support.quantized import quantized
 from support.tiny import tiny_llama
 
 #: As if they were built.
-CPP_OPS = Kernels(True, "ours", True)
+CPP_OPS = Kernels(True, "ours")
 LEARN = OnlineTraining()
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_len": 64, "backend": "eager"}
 

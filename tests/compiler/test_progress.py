@@ -114,4 +114,4 @@ def test_without_a_compiler_a_wrap_warns_its_caller(monkeypatch: pytest.MonkeyPa
 def test_ops_that_cannot_be_built_are_warned_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kernels, "load_cpu_ops", lambda *_: "the C++ compiler failed: no disk")
     with pytest.warns(Degraded, match=r"the C\+\+ compiler failed: no disk.*torch's own linears"):
-        assert not kernels._PendingKernels(True, "ours", True).settled().native
+        assert not kernels._PendingKernels(True, "ours").settled().native

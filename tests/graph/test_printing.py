@@ -130,18 +130,18 @@ def test_a_file_runs_by_itself(early_exit: Speculator, tmp_path: Path) -> None:
     assert float(total) == pytest.approx(float(logits.double().sum()), rel=1e-4)
 
 
-CONSTANTS = [
+EDITS = [
     ("capture", "1e-06", "0.5"),
     ("choose_attention", "row_slots, position_ids, 0.25", "row_slots, position_ids, 0.5"),
     ("outline", "position_ids, 0.25", "position_ids, 0.5"),
     ("draft_early_exit", "1e-06", "0.5"),
     ("verify_inputs", "ge.Scalar(constant_pad_nd, 128)", "ge.Scalar(constant_pad_nd, 1)"),
-    ("commit", "add.Tensor(row_accepted, 1)", "add.Tensor(row_accepted, 0)"),
+    ("commit", "emitted, accepted, proposed,", "emitted, proposed, accepted,"),
 ]
 
 
-@pytest.mark.parametrize(("name", "old", "new"), CONSTANTS)
-def test_changing_one_constant_changes_the_result(early_exit: Speculator, name: str, old: str, new: str) -> None:
+@pytest.mark.parametrize(("name", "old", "new"), EDITS)
+def test_one_edit_of_the_text_changes_the_result(early_exit: Speculator, name: str, old: str, new: str) -> None:
     stage = early_exit.stages[name]
     assert old in stage.python
     edited = load_python(stage.python.replace(old, new, 1), "<edited>")["step"]

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -32,6 +35,23 @@ ATTENTION = ["partial_attention", "combine_attention"]
 SPLIT = 256
 
 
+#: Kernels of the same graph before and after the C++ library is loaded.
+BEFORE_AND_AFTER = """
+import speccompile
+from speccompile.ops.cpu.library import load_cpu_ops
+from support.tiny import tiny_llama
+
+def print_kinds():
+    print(*sorted(f"{call.name}:{call.kind}" for call in spec.kernels(3) if call.name in NAMES))
+
+NAMES = [f"speccompile.{name}" for name in ("accept_commit_", "choose", "match_ngram")]
+with speccompile.wrap(tiny_llama(), "ngram", tiers=(0, 3), max_batch=2, max_len=32, backend="eager") as spec:
+    print_kinds()
+    assert load_cpu_ops() is None
+    print_kinds()
+"""
+
+
 SIZES: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 32}
 
 
@@ -50,10 +70,21 @@ def test_a_printed_step_lists_its_ops() -> None:
         assert names(calls, "step", "body") == {body: LAYERS}
         assert names(calls, body, "plain") == {"speccompile.attention": 1}
         assert names(calls, body, "stock")["aten.linear"] == 7
-        assert not [call for call in calls if call.kind in ("triton", "c++", "inductor")]
+        assert not [call for call in calls if call.kind in ("triton", "inductor")] and not names(calls, body, "c++")
         # A view starts no kernel, and neither does arithmetic on sizes.
         assert not [call for call in calls if "view" in call.name or "slice" in call.name or "sym_size" in call.name]
         assert names(spec.kernels(0), "step", "stock") != names(calls, "step", "stock")
+
+
+def test_the_listed_kernel_of_an_op_is_the_one_that_is_loaded() -> None:
+    """C++ kernels after the library is loaded, also for steps that were built before; until then references."""
+    environment = os.environ | {"PYTHONPATH": ":".join(sys.path)}
+    command = [sys.executable, "-c", BEFORE_AND_AFTER]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    ops = [f"speccompile.{name}" for name in ("accept_commit_", "choose", "match_ngram")]
+    before, after = (line.split() for line in ran.stdout.splitlines())
+    assert before == [f"{op}:plain" for op in ops] and after == [f"{op}:c++" for op in ops]
 
 
 def test_a_split_drafters_are_listed_in_front() -> None:

@@ -15,7 +15,7 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.prediction import LONGEST_MATCH
+from speccompile.ops.prediction import LONGEST_MATCH, reference
 from support.errors import raises
 from support.tiny import greedy, random_prompt
 
@@ -82,7 +82,7 @@ def test_both_forms_of_the_op_are_the_search(rows: list[tuple[int, list[int], li
         predicted[slot, : len(prediction)] = torch.tensor(prediction)
         predicted_length[slot] = len(prediction)
     arguments = slots, tokens, length, prompt_length, predicted, predicted_length, longest
-    found, native = OPS.match_prediction(*arguments), OPS.native_match_prediction(*arguments)
+    found, native = reference(*arguments), OPS.match_prediction(*arguments)
     for one, other in zip(found, native, strict=True):
         assert one.dtype is other.dtype and torch.equal(one, other)
     for row, (_, new, prediction) in enumerate(rows):

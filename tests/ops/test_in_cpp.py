@@ -61,6 +61,12 @@ def test_libraries_of_graphs() -> None:
     assert libraries_of(graphs) == (BASE, "lora")
 
 
+def test_an_op_with_a_reference_needs_no_library() -> None:
+    graph = fx.Graph()
+    graph.call_function(ops.accept_commit_.default)
+    assert library_of(ops.accept_commit_.default) == BASE and libraries_of([graph]) == ()
+
+
 def test_a_process_loads_what_it_asks_for_and_nothing_else() -> None:
     assert load_cpu_ops("lora", "experts") is None, "built once, for this test and others"
     names = ["native_attention", "native_lora", "native_expert_linear"]

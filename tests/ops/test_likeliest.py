@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.likeliest import likeliest
 
 assert load_cpu_ops() is None
 
@@ -45,8 +45,8 @@ def arguments(
 def test_the_op_is_the_definition(case: dict[str, Any], count: int) -> None:
     scores, noise = arguments(**case)
     before = scores.clone()
-    wanted, wanted_logprobs = OPS.likeliest(scores, count, *noise)
-    tokens, logprobs = OPS.native_likeliest(scores, count, *noise)
+    wanted, wanted_logprobs = likeliest(scores, count, *noise)
+    tokens, logprobs = OPS.likeliest(scores, count, *noise)
     assert torch.equal(scores, before)
     torch.testing.assert_close(logprobs, wanted_logprobs, rtol=1e-4, atol=1e-4)
     # Two Gumbels may change places where they are equal but for their last bits.
@@ -64,7 +64,7 @@ def test_the_first_one_is_what_choose_draws(case: dict[str, Any]) -> None:
     assert (logprobs.exp().sum(-1) < 1.0001).all() and (logprobs[..., 0] >= logprobs[..., 1]).all()
 
 
-@pytest.mark.parametrize("op", [OPS.likeliest, OPS.native_likeliest], ids=["definition", "native"])
+@pytest.mark.parametrize("op", [likeliest, OPS.likeliest], ids=["definition", "C++"])
 def test_of_equal_ones_the_first_and_no_token_beside_what_is_no_number(op: Any) -> None:
     scores = torch.zeros(1, 3, 100)
     scores[0, 1, 70], scores[0, 2, 3] = float("nan"), float("inf")
@@ -76,11 +76,10 @@ def test_of_equal_ones_the_first_and_no_token_beside_what_is_no_number(op: Any) 
 
 def test_more_than_there_are_is_refused() -> None:
     with pytest.raises(RuntimeError, match="4 of 3 tokens"):
-        OPS.native_likeliest(torch.zeros(1, 1, 3), 4)
+        OPS.likeliest(torch.zeros(1, 1, 3), 4)
 
 
-@pytest.mark.parametrize("op", [OPS.likeliest, OPS.native_likeliest], ids=["definition", "native"])
-def test_opcheck(op: Any) -> None:
+def test_opcheck() -> None:
     scores, noise = arguments(rows=2, width=2, vocab=20, dtype=torch.float32, forbidden=0.5, noisy=True, seed=1)
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
-    torch.library.opcheck(op.default, (scores, 2, *noise), test_utils=checks)
+    torch.library.opcheck(OPS.likeliest.default, (scores, 2, *noise), test_utils=checks)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,27 +11,32 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.ops  # noqa: F401  defines the ops
 from speccompile import Tree
 from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.tree import fit_tree, move_path_, walk_tree
 from speccompile.passes.step.tree_accept import at_the_root, next_node
 from support.tree_cases import proposals, shapes
 
 assert load_cpu_ops() is None
 
 OPS = torch.ops.speccompile
-FORMS = ("", "native_")
+DEFINITIONS = {"fit_tree": fit_tree, "walk_tree": walk_tree, "move_path_": move_path_}
+FORMS: dict[str, Callable[[str], Callable[..., Any]]] = {
+    "definition": DEFINITIONS.__getitem__,
+    "C++": lambda name: getattr(OPS, name),
+}
 
 
 def fit(
-    tokens: list[list[int]], parents: list[list[int]], count: list[int], tree: Tree, form: str = "", limit: int = 99
+    tokens: list[list[int]], parents: list[list[int]], count: list[int], tree: Tree, form: str = "C++", limit: int = 99
 ) -> list[torch.Tensor]:
     given_tokens, given_parents = torch.tensor(tokens), torch.tensor(parents)
     static = (list(tree.parents or ()), list(tree.ranks or ()))
     sizes = (int(tree), tree.depth, tree.branches)
-    op = getattr(OPS, f"{form}fit_tree")
     return list(
-        op(given_tokens, given_parents, torch.tensor(count), torch.tensor([limit] * len(count)), *sizes, *static)
+        FORMS[form]("fit_tree")(
+            given_tokens, given_parents, torch.tensor(count), torch.tensor([limit] * len(count)), *sizes, *static
+        )
     )
 
 
@@ -53,7 +59,7 @@ def test_by_hand(form: str) -> None:
     drafts, of, depths, lens = fit(tokens, parents, [5], Tree.static([(0,), (1,), (1, 0), (1, 1)]), form)
     assert drafts.tolist() == [[5, 7, 9, -1]] and of.tolist() == [[-1, 0, 0, 2, 2]] and lens.tolist() == [3]
     target = torch.tensor([[7, 0, 9, 4, 0]])
-    path, accepted = getattr(OPS, f"{form}walk_tree")(target, drafts, of, 2)
+    path, accepted = FORMS[form]("walk_tree")(target, drafts, of, 2)
     assert path.tolist() == [[0, 2, 3]] and accepted.tolist() == [2]
     assert target.gather(1, path).tolist() == [[7, 9, 4]]
 
@@ -98,7 +104,7 @@ def test_the_ops_in_cpp_are_the_same(rows: list[tuple[int, ...]], tree: Tree, li
     for one, other in zip(ours, theirs, strict=True):
         assert torch.equal(one, other)
     target = torch.randint(-1, 3, (len(rows), tree + 1), generator=generator)
-    walks = [getattr(OPS, f"{form}walk_tree")(target, ours[0], ours[1], tree.depth) for form in FORMS]
+    walks = [FORMS[form]("walk_tree")(target, ours[0], ours[1], tree.depth) for form in FORMS]
     for one, other in zip(*walks, strict=True):
         assert torch.equal(one, other)
     path, accepted = walks[0]
@@ -107,7 +113,7 @@ def test_the_ops_in_cpp_are_the_same(rows: list[tuple[int, ...]], tree: Tree, li
     root = torch.randint(0, 20, (len(rows),), generator=generator)
     moved = [[tensor.clone() for tensor in kv] for _ in FORMS]
     for form, own in zip(FORMS, moved, strict=True):
-        getattr(OPS, f"{form}move_path_")(own, slots, root, path, accepted)
+        FORMS[form]("move_path_")(own, slots, root, path, accepted)
     for before, one, other in zip(kv, *moved, strict=True):
         assert torch.equal(one, other)
         for row, slot in enumerate(slots.tolist()):
@@ -190,15 +196,14 @@ def test_counts_that_are_no_counts_are_bounded(form: str) -> None:
 def test_a_static_tree_needs_all_its_ranks() -> None:
     one = torch.ones(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="a parent and a rank for each node"):
-        OPS.native_fit_tree(one[None], one[None] - 1, one, one, 2, 2, 1, [0, 1], [0])
+        OPS.fit_tree(one[None], one[None] - 1, one, one, 2, 2, 1, [0, 1], [0])
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_opcheck(form: str) -> None:
+def test_opcheck() -> None:
     checks = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
 
     def check(name: str, *arguments: Any) -> None:
-        torch.library.opcheck(getattr(OPS, f"{form}{name}").default, arguments, test_utils=checks)
+        torch.library.opcheck(getattr(OPS, name).default, arguments, test_utils=checks)
 
     rows = torch.tensor([2])
     check("fit_tree", torch.tensor([[3, 4]]), torch.tensor([[0, 1]]), rows, rows, 2, 2, 1, [], [])

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.ops.suffix  # noqa: F401  defines an op
+from speccompile.ops import ngram, suffix
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.suffix_trie import FIELDS
 from speccompile.ops.tree import merged
@@ -48,7 +48,7 @@ def test_ngram_trees_in_cpp_are_the_same(rows: list[list[int]], longest: int, no
     width = max(map(len, rows)) + 1
     tokens = torch.tensor([[*row, *[0] * (width - len(row))] for row in rows])
     arguments = tokens, torch.tensor([len(row) for row in rows]), longest, 1, nodes
-    for one, other in zip(OPS.ngram_tree(*arguments), OPS.native_ngram_tree(*arguments), strict=True):
+    for one, other in zip(ngram.tree(*arguments), OPS.ngram_tree(*arguments), strict=True):
         assert torch.equal(one, other)
 
 
@@ -62,7 +62,7 @@ def test_suffix_trees_in_cpp_are_the_same(rows: list[list[int]], nodes: int) -> 
     slots = torch.arange(count)
     tokens = torch.tensor([[*row, *[0] * (41 - len(row))] for row in rows])
     rest = slots, tokens, torch.tensor([len(row) for row in rows]), 4, 2.0, 1.0, 0.1
-    OPS.native_suffix_draft_(used, active, *tables, *rest)
+    OPS.suffix_draft_(used, active, *tables, *rest)
     arguments = tables[0], slots, active[slots], nodes
-    for one, other in zip(OPS.suffix_tree(*arguments), OPS.native_suffix_tree(*arguments), strict=True):
+    for one, other in zip(suffix.tree(*arguments), OPS.suffix_tree(*arguments), strict=True):
         assert torch.equal(one, other)

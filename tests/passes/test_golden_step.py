@@ -5,7 +5,6 @@ A change of a pass shows in these files. ``python tests/passes/test_golden_step.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,6 @@ from speccompile.compiler import frontend
 from speccompile.compiler.pipelines import step_pipeline
 from speccompile.graph.printing import without_runner
 from speccompile.graph.stage import Stages
-from speccompile.lowering.kernels import Kernels
 from support.plans import planned
 from support.tiny import tiny_llama
 
@@ -23,13 +21,12 @@ AGAIN = "if it should, run python tests/passes/test_golden_step.py and commit th
 
 
 def stages() -> Stages:
-    """Those of the model and of the step, with commit and n-gram match as one op each."""
+    """The stages of the model and of the step."""
     model = tiny_llama()
     plan = planned(model, "ngram", tiers=(0, 3), max_batch=1, max_len=16, backend="eager")
-    config = replace(plan.config, kernels=Kernels(False, "", step_ops=True))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frontend, "steps_of_kind", lambda *_: ({}, {}))
-        built = frontend.build_stages(model, plan.info, config, stored=False)
+        built = frontend.build_stages(model, plan.info, plan.config, stored=False)
     pipeline = step_pipeline(built.config, built.config.form(3))
     _, own = pipeline.run(built.model.last.graph, built.model.last)
     return built.model.followed_by(own)

@@ -61,7 +61,7 @@ def test_its_stage_is_printed_and_runs(spec: Speculator) -> None:
 
 
 def test_values_are_named_by_the_passes_that_messages_give(spec: Speculator) -> None:
-    graphs = [tier.stages["commit"].graph for tier in spec.engine.tiers.values()]
+    graphs = [tier.stages[name].graph for tier in spec.engine.tiers.values() for name in ("greedy_accept", "commit")]
     made = {(name, node.meta.get("pass")) for graph in graphs for name, node in graph.values.items()}
     chunks = [tier.stages["prefill_inputs"].graph for tier in spec.engine.prefill_tiers.values()]
     made |= {(name, graph.values[name].meta.get("pass")) for graph in chunks for name in ("last_index", "positions")}

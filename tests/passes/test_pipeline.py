@@ -250,7 +250,6 @@ TIER = {
     "bind_rows": "rows",
     "verify_inputs": "step_logits",
     "greedy_accept": "accepted",
-    "choose_sampling": "sampling_chosen",
     "commit": "committed",
     "share_subexpressions": "subexpressions_shared",
 }
@@ -260,7 +259,6 @@ PREFILL = {
     "prefill_inputs": "last_index",
     "last_logits": "step_logits",
     "greedy_accept": "accepted",
-    "choose_sampling": "sampling_chosen",
     "commit": "committed",
     "share_subexpressions": "subexpressions_shared",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -10,21 +11,24 @@ from hypothesis import given, settings
 from transformers.generation.logits_process import TopPLogitsWarper
 
 from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.greatest import greatest, greatest_share, mask_below
 from speccompile.sampling.top_p import TopP
 from support.nuclei import DYADIC, TRANSFORMERS, Nucleus, borders
 
 PROCESSOR = TopP()
 
 
-def with_torch(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+def with_cpp(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    assert load_cpu_ops() is None
     PROCESSOR.op(scores, *nothing(), 0, [torch.tensor([top_p])])
     return scores
 
 
-def with_cpp(scores: torch.Tensor, top_p: float) -> torch.Tensor:
-    assert load_cpu_ops() is None
-    PROCESSOR.native_op(scores, *nothing(), 0, [torch.tensor([top_p])])
-    return scores
+def with_torch(scores: torch.Tensor, top_p: float) -> torch.Tensor:
+    """With the references of the ops, which run where no C++ library can be built."""
+    references = {"greatest": greatest, "greatest_share": greatest_share, "mask_below_": mask_below}
+    with patch.multiple(torch.ops.speccompile, **references):
+        return with_cpp(scores, top_p)
 
 
 def by_transformers(scores: torch.Tensor, top_p: float) -> torch.Tensor:

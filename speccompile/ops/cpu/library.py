@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Thread
@@ -47,6 +48,7 @@ FLAGS_OF_OPS = ("-O1",)
 
 _found: dict[str, Future[Path]] = {}
 _loaded: set[str] = set()
+_when_loaded: dict[str, list[Callable[[], None]]] = {}
 _failures: dict[str, str] = {}
 
 
@@ -111,6 +113,8 @@ def load_cpu_ops(*libraries: str) -> str | None:
         if library not in _failures:
             if (reason := _failure(library)) is None:
                 _loaded.add(library)
+                for action in _when_loaded.pop(library, ()):
+                    action()
             else:
                 _failures[library] = reason
                 # The reason may be the vectors of this CPU, which Inductor's code uses as well.
@@ -118,6 +122,14 @@ def load_cpu_ops(*libraries: str) -> str | None:
         if library in _failures:
             return _failures[library]
     return None
+
+
+def when_loaded(library: str, action: Callable[[], None]) -> None:
+    """Call ``action`` once, when ``library`` is loaded, or now if it is."""
+    if library in _loaded:
+        action()
+    else:
+        _when_loaded.setdefault(library, []).append(action)
 
 
 def forget_failures() -> None:

@@ -13,8 +13,8 @@ from torch import fx
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.native.step_ops import FEW_LAUNCHES, uses_step_ops
 from speccompile.passes.step.drafts import useful_lens
+from speccompile.passes.target.outline_ends import FEW_LAUNCHES
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -28,7 +28,8 @@ class Propose(Pass):
             rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
             count, ``[B]``.
         state: names of the mode's own state tensors.
-        whole: the same as one op, for steps of such: takes ``tokens [N, S]``, ``length [N]`` and ``slots [B]``.
+        whole: ``propose`` as one op, which is called instead: accepts ``tokens [N, S]``, ``length [N]`` and
+            ``slots [B]``.
         scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
         weights: tensors that ``propose`` receives after those, by name.
         drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
@@ -55,7 +56,6 @@ class Propose(Pass):
         score = [graph.state("draft_score")] if self.scored else []
         own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         weights = [graph.constant(name, value) for name, value in self.weights]
-        whole = self.whole if uses_step_ops(graph) else None
         with tracing(self.propose, self.drafter, self.advice):
             drafts, _ = graph.insert(
                 propose_and_store,
@@ -65,7 +65,7 @@ class Propose(Pass):
                 *own,
                 *weights,
                 propose=self.propose,
-                whole=whole,
+                whole=self.whole,
                 longest=graph.layout.max_draft_len,
                 scored=self.scored,
                 stateful=bool(self.state),

@@ -14,7 +14,7 @@ from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.native.choose_native import choose_native
+from speccompile.passes.target.choose_native import choose_native
 from speccompile.utils.torch_private import OpOverload
 
 ops = torch.ops.speccompile

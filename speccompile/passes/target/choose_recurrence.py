@@ -10,7 +10,7 @@ import torch
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.native.choose_native import choose_native
+from speccompile.passes.target.choose_native import choose_native
 
 RECURRENCES = ("causal_conv_", "gated_delta_rule_", "selective_scan_")
 

@@ -15,10 +15,11 @@ from speccompile.graph.body import Body, Part
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import views_of, written
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.native.step_ops import FEW_LAUNCHES
 from speccompile.passes.target.outline import call_of, dims_of, input_name, key_of, result_of
 from speccompile.utils.torch_private import OpOverload
 
+#: The fact that a launch costs time: ops outside of the layers are joined.
+FEW_LAUNCHES = "few_launches"
 #: With fewer calls than this nothing can be fused.
 FEWEST_CALLS = 2
 

@@ -1,6 +1,6 @@
 """The suffix drafter: its trie by hand, the mode in steps, and what it refuses.
 
-``cpu_ops/test_native_suffix.py`` holds both forms of its ops against a search.
+``ops/cpu/test_suffix_ops.py`` holds both forms of its ops against a search.
 """
 
 from __future__ import annotations

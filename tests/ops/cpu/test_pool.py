@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+import speccompile.ops.greatest
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.same import pack
@@ -69,7 +70,7 @@ def cut(vocab: int) -> Callable[[], torch.Tensor]:
 
     def run() -> torch.Tensor:
         kept = scores.clone()
-        ops.native_mask_below_(kept, threshold)
+        ops.mask_below_(kept, threshold)
         return kept
 
     return run

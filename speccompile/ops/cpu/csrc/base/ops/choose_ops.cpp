@@ -73,7 +73,7 @@ std::tuple<Tensor, Tensor> choose_nearly(
   return {tokens, close};
 }
 
-std::tuple<Tensor, Tensor> native_likeliest(
+std::tuple<Tensor, Tensor> likeliest_op(
     const Tensor& scores, int64_t count, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
     const std::optional<Tensor>& positions) {
   const int64_t rows = scores.size(0), width = scores.size(1), vocab = scores.size(2);
@@ -104,7 +104,7 @@ std::tuple<Tensor, Tensor> native_likeliest(
   return {tokens, logprobs};
 }
 
-Tensor native_greatest(const Tensor& scores, int64_t count) {
+Tensor greatest_op(const Tensor& scores, int64_t count) {
   const int64_t vocab = scores.size(2);
   STD_TORCH_CHECK(count >= 1 && count <= vocab, "speccompile::greatest: ", count, " of ", vocab, " scores");
   STD_TORCH_CHECK(type_of(scores) == Type::Float, "speccompile::greatest takes float32");
@@ -120,7 +120,7 @@ Tensor native_greatest(const Tensor& scores, int64_t count) {
   return out;
 }
 
-Tensor native_greatest_share(const Tensor& scores) {
+Tensor greatest_share_op(const Tensor& scores) {
   const int64_t vocab = scores.size(2);
   STD_TORCH_CHECK(type_of(scores) == Type::Float, "speccompile::greatest_share takes float32");
   const Tensor given = side_by_side(scores);
@@ -135,12 +135,12 @@ Tensor native_greatest_share(const Tensor& scores) {
   return out;
 }
 
-void native_cut_below(Tensor scores, const Tensor& threshold) {
+void mask_below_op(Tensor scores, const Tensor& threshold) {
   STD_TORCH_CHECK(
       scores.is_contiguous() && type_of(scores) == Type::Float && type_of(threshold) == Type::Float,
-      "speccompile::cut_below_ takes float32, side by side");
+      "speccompile::mask_below_ takes float32, side by side");
   const int64_t places = scores.size(0) * scores.size(1), vocab = scores.size(2);
-  STD_TORCH_CHECK(threshold.numel() == places, "speccompile::cut_below_: the sizes do not fit");
+  STD_TORCH_CHECK(threshold.numel() == places, "speccompile::mask_below_: the sizes do not fit");
   const Tensor bars = side_by_side(threshold);
   const auto* bar = static_cast<const float*>(bars.data_ptr());
   auto* to = static_cast<float*>(scores.data_ptr());
@@ -155,10 +155,10 @@ void native_cut_below(Tensor scores, const Tensor& threshold) {
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
-  m.impl("native_likeliest", TORCH_BOX(&native_likeliest));
-  m.impl("native_greatest", TORCH_BOX(&native_greatest));
-  m.impl("native_greatest_share", TORCH_BOX(&native_greatest_share));
-  m.impl("native_mask_below_", TORCH_BOX(&native_cut_below));
+  m.impl("likeliest", TORCH_BOX(&likeliest_op));
+  m.impl("greatest", TORCH_BOX(&greatest_op));
+  m.impl("greatest_share", TORCH_BOX(&greatest_share_op));
+  m.impl("mask_below_", TORCH_BOX(&mask_below_op));
 }
 
 }  // namespace

@@ -27,7 +27,7 @@ bool* flags(const Tensor& tensor) {
   return static_cast<bool*>(tensor.data_ptr());
 }
 
-void native_accept_commit(
+void accept_commit_op(
     Tensor tokens, Tensor length, const Tensor& limit, Tensor alive, const Tensor& eos, Tensor emitted, Tensor accepted,
     Tensor proposed, const Tensor& slots, const Tensor& target_tokens, const Tensor& row_draft_lens,
     const std::optional<Tensor>& row_accepted, const std::optional<Tensor>& drafts,
@@ -70,7 +70,7 @@ void native_accept_commit(
   }
 }
 
-std::tuple<Tensor, Tensor> native_match_ngram(
+std::tuple<Tensor, Tensor> match_ngram_op(
     const Tensor& tokens, const Tensor& length, const Tensor& slots, int64_t max_ngram, int64_t min_ngram,
     int64_t draft_len) {
   const Tensor own_slots = side_by_side(slots);
@@ -85,7 +85,7 @@ std::tuple<Tensor, Tensor> native_match_ngram(
   return {drafts, lens};
 }
 
-std::tuple<Tensor, Tensor, Tensor> native_ngram_tree(
+std::tuple<Tensor, Tensor, Tensor> ngram_tree_op(
     const Tensor& tokens, const Tensor& length, int64_t max_ngram, int64_t min_ngram, int64_t nodes) {
   const Tensor own_tokens = side_by_side(tokens), own_length = side_by_side(length);
   const int64_t rows = tokens.size(0), capacity = tokens.size(1);
@@ -101,7 +101,7 @@ std::tuple<Tensor, Tensor, Tensor> native_ngram_tree(
   return {found, parents, count};
 }
 
-std::tuple<Tensor, Tensor, Tensor> native_match_prediction(
+std::tuple<Tensor, Tensor, Tensor> match_prediction_op(
     const Tensor& slots, const Tensor& tokens, const Tensor& length, const Tensor& prompt_length,
     const Tensor& prediction, const Tensor& prediction_length, int64_t longest) {
   const Tensor own_slots = side_by_side(slots), own_tokens = side_by_side(tokens), own_length = side_by_side(length);
@@ -120,10 +120,10 @@ std::tuple<Tensor, Tensor, Tensor> native_match_prediction(
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
-  m.impl("native_ngram_tree", TORCH_BOX(&native_ngram_tree));
-  m.impl("native_accept_commit_", TORCH_BOX(&native_accept_commit));
-  m.impl("native_match_ngram", TORCH_BOX(&native_match_ngram));
-  m.impl("native_match_prediction", TORCH_BOX(&native_match_prediction));
+  m.impl("ngram_tree", TORCH_BOX(&ngram_tree_op));
+  m.impl("accept_commit_", TORCH_BOX(&accept_commit_op));
+  m.impl("match_ngram", TORCH_BOX(&match_ngram_op));
+  m.impl("match_prediction", TORCH_BOX(&match_prediction_op));
 }
 
 }  // namespace

@@ -205,10 +205,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> suffix_tree(
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
-  m.impl("native_suffix_tree", TORCH_BOX(&suffix_tree));
-  m.impl("native_suffix_draft_", TORCH_BOX(&suffix_draft));
-  m.impl("native_suffix_given_", TORCH_BOX(&suffix_given));
-  m.impl("native_suffix_earlier_", TORCH_BOX(&suffix_earlier));
+  m.impl("suffix_tree", TORCH_BOX(&suffix_tree));
+  m.impl("suffix_draft_", TORCH_BOX(&suffix_draft));
+  m.impl("suffix_given_", TORCH_BOX(&suffix_given));
+  m.impl("suffix_earlier_", TORCH_BOX(&suffix_earlier));
 }
 
 }  // namespace

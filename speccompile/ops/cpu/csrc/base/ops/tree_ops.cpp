@@ -18,7 +18,7 @@ int64_t* numbers(const Tensor& tensor) {
   return static_cast<int64_t*>(tensor.data_ptr());
 }
 
-std::tuple<Tensor, Tensor, Tensor, Tensor> native_fit_tree(
+std::tuple<Tensor, Tensor, Tensor, Tensor> fit_tree_op(
     const Tensor& tokens, const Tensor& parents, const Tensor& count, const Tensor& limit, int64_t nodes, int64_t depth,
     int64_t branches, const std::vector<int64_t>& static_parents, const std::vector<int64_t>& static_ranks) {
   const Tensor own_tokens = side_by_side(tokens), own_parents = side_by_side(parents), own_count = side_by_side(count),
@@ -50,7 +50,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> native_fit_tree(
   return {drafts, taken, depths, lens};
 }
 
-std::tuple<Tensor, Tensor> native_walk_tree(
+std::tuple<Tensor, Tensor> walk_tree_op(
     const Tensor& target, const Tensor& drafts, const Tensor& parents, int64_t depth) {
   const Tensor own_target = side_by_side(target), own_drafts = side_by_side(drafts), own_parents = side_by_side(parents);
   const int64_t rows = target.size(0), width = target.size(1);
@@ -65,7 +65,7 @@ std::tuple<Tensor, Tensor> native_walk_tree(
   return {path, accepted};
 }
 
-void native_move_path(
+void move_path_op(
     std::vector<Tensor> kv, const Tensor& slots, const Tensor& root, const Tensor& path, const Tensor& accepted) {
   const Tensor own_slots = side_by_side(slots), own_root = side_by_side(root), own_path = side_by_side(path),
                own_accepted = side_by_side(accepted);
@@ -92,9 +92,9 @@ void native_move_path(
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
-  m.impl("native_fit_tree", TORCH_BOX(&native_fit_tree));
-  m.impl("native_walk_tree", TORCH_BOX(&native_walk_tree));
-  m.impl("native_move_path_", TORCH_BOX(&native_move_path));
+  m.impl("fit_tree", TORCH_BOX(&fit_tree_op));
+  m.impl("walk_tree", TORCH_BOX(&walk_tree_op));
+  m.impl("move_path_", TORCH_BOX(&move_path_op));
 }
 
 }  // namespace

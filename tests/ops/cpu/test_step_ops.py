@@ -27,7 +27,7 @@ def loaded() -> None:
 @settings(max_examples=300)
 @given(matches)
 def test_ngram_match(match: Match) -> None:
-    for one, other in zip(ops.native_match_ngram(*match.arguments), match.expected, strict=True):
+    for one, other in zip(ops.match_ngram(*match.arguments), match.expected, strict=True):
         assert one.dtype is other.dtype and torch.equal(one, other)
 
 
@@ -35,7 +35,7 @@ def test_ngram_match(match: Match) -> None:
 @given(outcomes)
 def test_accept_and_commit(outcome: Outcome) -> None:
     expected = outcome.expected()
-    ops.native_accept_commit_(*outcome.arguments)
+    ops.accept_commit_(*outcome.arguments)
     for name, value in outcome.state.items():
         assert torch.equal(value, expected[name]), name
 
@@ -46,16 +46,16 @@ def test_what_lies_apart_is_read_in_its_order() -> None:
     one, three = torch.full((3,), 1), torch.full((3,), 3)
     state = [tokens, three, torch.full((3,), 9), one > 0, -one[:, None], one.clone(), one.clone(), one.clone()]
     target, drafts = torch.tensor([[4, 5], [6, 7], [8, 9]]).t(), torch.tensor([[4, 0], [6, 7]])
-    ops.native_accept_commit_(*state, torch.tensor([2, 7, 0, 7])[::2], target, torch.tensor([2, 1]), None, drafts.t())
+    ops.accept_commit_(*state, torch.tensor([2, 7, 0, 7])[::2], target, torch.tensor([2, 1]), None, drafts.t())
     assert tokens[:, 3:7].tolist() == [[5, 0, 0, 0], [0] * 4, [4, 6, 8, 0]]
 
 
 def test_state_of_another_kind_is_refused() -> None:
     tokens, length, slots = torch.zeros((2, 8), dtype=torch.int64), torch.ones(2, dtype=torch.int64), torch.arange(2)
     with pytest.raises(RuntimeError, match="int64, side by side"):
-        ops.native_match_ngram(tokens.int(), length, slots, 3, 1, 4)
+        ops.match_ngram(tokens.int(), length, slots, 3, 1, 4)
     with pytest.raises(RuntimeError, match="int64, side by side"):
-        ops.native_match_ngram(tokens.t(), length, slots, 3, 1, 4)
+        ops.match_ngram(tokens.t(), length, slots, 3, 1, 4)
 
 
 class Abstains(NGram):
@@ -83,7 +83,7 @@ def test_compiled_steps_call_them() -> None:
     with wrap(model, "ngram", tiers=(0, 3), max_len=64, policy="fixed:3", backend="inductor") as spec:
         for name, tier in [*spec.engine.tiers.items(), *spec.engine.prefill_tiers.items()]:
             counts = tier.graph.op_counts()
-            assert counts.get("speccompile.native_accept_commit_.default", 0) == ("inner" not in name), name
-            assert counts["speccompile.native_match_ngram.default"] == 1
+            assert counts.get("speccompile.accept_commit_.default", 0) == ("inner" not in name), name
+            assert counts["speccompile.match_ngram.default"] == 1
         text = spec.generate(torch.tensor([prompt]), max_new_tokens=20)[0, len(prompt) :]
         assert text.tolist() == greedy(model, prompt, 20)

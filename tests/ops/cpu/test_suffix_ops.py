@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -9,15 +10,18 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.ops.suffix  # noqa: F401  defines the ops
 from speccompile import wrap
+from speccompile.ops import suffix
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation, expected
 from support.suffix_search import search
 from support.tiny import greedy, random_prompt, tiny_llama
 
 ops = torch.ops.speccompile
-FORMS = ("suffix", "native_suffix")
+FORMS: dict[str, dict[str, Callable[..., Any]]] = {
+    "definition": {"draft": suffix.own, "given": suffix.given, "earlier": suffix.earlier},
+    "C++": {"draft": ops.suffix_draft_, "given": ops.suffix_given_, "earlier": ops.suffix_earlier_},
+}
 
 speculations = st.builds(
     Speculation,
@@ -70,12 +74,12 @@ def call(
     got = {}
     for form in FORMS:
         arguments = (*tables[form], *front, slots, tokens, length, longest, how.factor, how.offset, how.least)
-        got[form] = getattr(ops, f"{form}_{op}_")(*arguments)
+        got[form] = FORMS[form][op](*arguments)
     for one, other in zip(*got.values(), strict=True):
         assert torch.equal(one, other)
     for one, other in zip(*tables.values(), strict=True):
         assert torch.equal(one, other)
-    drafts, lens, scores = got[FORMS[0]]
+    drafts, lens, scores = got["C++"]
     return [(drafts[row, :count].tolist(), scores[row, :count].tolist()) for row, count in enumerate(lens.tolist())]
 
 
@@ -168,7 +172,7 @@ def test_earlier_texts(
             got, dummy = call("earlier", tables, (room,), [(slot, text[:end]), (2, text[:end])], longest, how)
             same(got, halves.propose(slot, longest, how))
             assert dummy == ([], [])
-        assert int(tables[FORMS[0]][0][:2, 0].max()) <= room
+        assert int(tables["C++"][0][:2, 0].max()) <= room
         halves.leave(slot)
         for form in FORMS:
             tables[form][3][slot] = 0
@@ -184,7 +188,7 @@ def test_texts_side_by_side_agree(moves: list[tuple[int, list[int]]], room: int,
     for slot, more in moves:
         known[slot] = more if len(known[slot]) + len(more) > 60 else known[slot] + more
         call("earlier", tables, (room,), list(known.items()), 7, how)
-        assert int(tables[FORMS[0]][0][:2, 1].max()) < nodes
+        assert int(tables["C++"][0][:2, 1].max()) < nodes
 
 
 def test_steps_with_kernels_of_ours_call_them() -> None:
@@ -195,6 +199,6 @@ def test_steps_with_kernels_of_ours_call_them() -> None:
     with wrap(model, "suffix", tiers=(0, 3), max_len=64, backend="inductor", policy="fixed:3", **options) as spec:
         targets = {str(node.target) for node in spec.tiers[3].graph.graph.nodes if node.op == "call_function"}
         called = {target for target in targets if "suffix" in target}
-        assert called == {f"speccompile.native_suffix_{name}_.default" for name in ("draft", "given", "earlier")}
+        assert called == {f"speccompile.suffix_{name}_.default" for name in ("draft", "given", "earlier")}
         assert spec.generate(torch.tensor([prompt]), max_new_tokens=30)[0, 9:].tolist() == said
         assert spec.stats.acceptance_length > 3

@@ -1,4 +1,4 @@
-"""C++ ops in the place of others that do the same."""
+"""Replacement of ops by the C++ forms that round in another way."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from speccompile.utils.torch_private import OpOverload
 
 
 def choose_native(graph: StepGraph, native: Mapping[OpOverload, OpOverload]) -> Changes:
-    """Call ``native[op]`` wherever ``op`` is called."""
+    """Call ``native[op]`` at each call of ``op``."""
     found = [node for node in graph.graph.nodes if node.target in native]
     for node in found:
         node.target = native[node.target]
-    return Changes(len(found), f"{len(found)} ours")
+    return Changes(len(found), f"{len(found)} C++ ops")

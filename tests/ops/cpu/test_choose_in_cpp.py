@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops import choose, noise
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.sampling.pipeline import PROCESSORS
-from speccompile.sampling.threshold import ThresholdProcessor
+from speccompile.ops.greatest import mask_below
 
 ops = torch.ops.speccompile
 INF = float("inf")
@@ -79,10 +78,10 @@ def test_tokens_are_the_defined_ones(
     before = scores.clone()
     arguments = torch.tensor(heat[:rows]), *keys(rows, width, seed, started)
     wanted = choose.reference(scores, *arguments, forbids)
-    assert torch.equal(ops.native_choose(scores, *arguments, forbids), wanted)
+    assert torch.equal(ops.choose(scores, *arguments, forbids), wanted)
     last = scores[..., vocab // 3 :], *arguments, forbids, vocab // 3
-    assert torch.equal(ops.native_choose(*last), choose.reference(*last))
-    assert torch.equal(ops.native_choose(scores, forbids=forbids), choose.reference(scores, forbids=forbids))
+    assert torch.equal(ops.choose(*last), choose.reference(*last))
+    assert torch.equal(ops.choose(scores, forbids=forbids), choose.reference(scores, forbids=forbids))
     assert torch.equal(scores.view(torch.int32), before.view(torch.int32)), "scores are read only"
 
 
@@ -91,7 +90,7 @@ def test_many_draws(vocab: int) -> None:
     """Flat scores: any of the tokens may win, by how little ever."""
     scores = places(1, 4000 if vocab < 100 else 400, vocab, 1.0, vocab) / 10
     arguments = torch.ones(1), *keys(1, scores.shape[1], 3, started=False)
-    assert torch.equal(ops.native_choose(scores, *arguments, True), choose.reference(scores, *arguments, True))
+    assert torch.equal(ops.choose(scores, *arguments, True), choose.reference(scores, *arguments, True))
 
 
 def rival_scores(apart: float) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
@@ -110,10 +109,10 @@ def test_places_too_close_to_call_are_looked_at_again(monkeypatch: pytest.Monkey
     close = ops.choose_nearly(scores, *arguments, True)[1]
     assert close.all()
     wanted = choose.reference(scores, *arguments, True)
-    assert torch.equal(ops.native_choose(scores, *arguments, True), wanted)
+    assert torch.equal(ops.choose(scores, *arguments, True), wanted)
     # Nothing but that second look decides them.
     monkeypatch.setattr(choose, "reference", lambda scores, *_: torch.full(scores.shape[:2], 99))
-    assert (choose.native_choose(scores, *arguments, True) == 99).all()
+    assert (choose.choose_in_cpp(scores, *arguments, True) == 99).all()
 
 
 def test_other_places_are_sure() -> None:
@@ -145,12 +144,12 @@ def test_without_noise_the_first_of_the_greatest_in_any_dtype(dtype: torch.dtype
     scores[0, 1] = -INF
     scores[0, 2, [5, 100]] = INF
     scores[0, 3, [19999, 3]] = torch.tensor([float("nan"), INF], dtype=dtype)
-    assert ops.native_choose(scores).tolist() == [[17000, 0, 5, -1]]
-    assert ops.native_choose(scores, forbids=True).tolist() == [[17000, -1, 5, -1]]
+    assert ops.choose(scores).tolist() == [[17000, 0, 5, -1]]
+    assert ops.choose(scores, forbids=True).tolist() == [[17000, -1, 5, -1]]
     random = torch.randn(2, 3, 5001).to(dtype)
-    assert torch.equal(ops.native_choose(random), random.argmax(-1))
+    assert torch.equal(ops.choose(random), random.argmax(-1))
     strided = torch.randn(2, 700, 3).to(dtype).transpose(1, 2)
-    assert torch.equal(ops.native_choose(strided), strided.argmax(-1))
+    assert torch.equal(ops.choose(strided), strided.argmax(-1))
 
 
 @settings(max_examples=150, deadline=None)
@@ -170,39 +169,19 @@ def test_greatest_are_those_of_topk(
         scores[1, 1, [vocab // 3, vocab - 1]] = float("nan")
     for count in {1, min(vocab, 256), max(1, int(share * vocab))}:
         wanted = scores.topk(count, dim=-1).values
-        torch.testing.assert_close(ops.native_greatest(scores, count), wanted, rtol=0, atol=0, equal_nan=True)
+        torch.testing.assert_close(ops.greatest(scores, count), wanted, rtol=0, atol=0, equal_nan=True)
 
 
-FILTERS = {item.name: item for item in PROCESSORS if isinstance(item, ThresholdProcessor)}
-VALUES = {
-    "top_k": st.sampled_from([0, 1, 5, 50, 300, 10**6]),
-    "top_p": st.sampled_from([0.01, 0.5, 0.9, 0.999, 1.0]),
-    "min_p": st.sampled_from([0.0, 1e-3, 0.1, 1.0]),
-}
-
-
-@pytest.mark.parametrize("name", FILTERS)
 @settings(max_examples=60, deadline=None)
-@given(data=st.data(), vocab=vocabularies, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans())
-def test_filters_keep_the_same_scores(name: str, data: st.DataObject, vocab: int, kept: float, coarse: bool) -> None:
-    scores = places(2, 3, vocab, kept, data.draw(st.integers(0, 10**6)), coarse).contiguous()
-    if data.draw(st.booleans()):
-        scores[0, 1, vocab // 2] = float("nan")
-    spec = FILTERS[name].state[0]
-    state = [torch.tensor([data.draw(VALUES[name]) for _ in range(2)], dtype=spec.dtype)]
-    context, length = torch.zeros(2, 1, dtype=torch.int64), torch.ones(2, dtype=torch.int64)
-    stock, native = scores.clone(), scores.clone()
-    FILTERS[name].op(stock, context, length, 0, state)
-    FILTERS[name].native_op(native, context, length, 0, state)
-    differs = stock.view(torch.int32) != native.view(torch.int32)
-    if name == "top_p":
-        # Two sums of the same may put a token on either side of the border that it lies on.
-        mass = scores.double().softmax(-1)
-        for row, place, token in differs.nonzero().tolist():
-            in_front = mass[row, place][scores[row, place] > scores[row, place, token]].sum()
-            assert abs(float(in_front) - float(state[0][row])) < 1e-5
-    else:
-        assert not differs.any()
+@given(vocab=vocabularies, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans(), seed=st.integers(0, 10**6))
+def test_what_is_below_the_threshold_is_masked(vocab: int, kept: float, coarse: bool, seed: int) -> None:
+    scores = places(2, 3, vocab, kept, seed, coarse).contiguous()
+    scores[0, 1, vocab // 2] = float("nan")
+    threshold = torch.tensor([-INF, 0.0, 1.5, float("nan"), INF, -2.0]).view(2, 3, 1)
+    masked, wanted = scores.clone(), scores.clone()
+    ops.mask_below_(masked, threshold)
+    mask_below(wanted, threshold)
+    torch.testing.assert_close(masked, wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @settings(deadline=None)
@@ -210,10 +189,10 @@ def test_filters_keep_the_same_scores(name: str, data: st.DataObject, vocab: int
 def test_share_is_the_softmax_of_the_greatest(vocab: int, kept: float, seed: int) -> None:
     scores = places(2, 3, vocab, kept, seed, coarse=False)
     scores[0, 1, vocab // 2] = float("nan")
-    share = ops.native_greatest_share(scores)
+    share = ops.greatest_share(scores)
     wanted = scores.double().softmax(-1).amax(-1, keepdim=True).float()
     torch.testing.assert_close(share, wanted, rtol=2e-6, atol=0, equal_nan=True)
-    alone = ops.native_greatest_share(scores[1:, 2:])
+    alone = ops.greatest_share(scores[1:, 2:])
     torch.testing.assert_close(alone, share[1:, 2:], rtol=0, atol=0, equal_nan=True)
 
 
@@ -224,8 +203,8 @@ def test_threads_change_nothing() -> None:
     threads = torch.get_num_threads()
     for count in (1, 2, 3):
         torch.set_num_threads(count)
-        chosen, greatest = ops.native_choose(scores, *arguments, True), ops.native_greatest(scores, 256)
-        results.append((chosen, greatest, ops.native_greatest_share(scores)))
+        chosen, greatest = ops.choose(scores, *arguments, True), ops.greatest(scores, 256)
+        results.append((chosen, greatest, ops.greatest_share(scores)))
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for result in results for a, b in zip(result, results[0], strict=True))
 
@@ -235,6 +214,6 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(RuntimeError, match="come together"):
         ops.choose_nearly(scores, torch.ones(1), None, None, 0, None, False)
     with pytest.raises(RuntimeError, match="9 of 8 scores"):
-        ops.native_greatest(scores, 9)
+        ops.greatest(scores, 9)
     with pytest.raises(RuntimeError, match="the sizes do not fit"):
-        ops.native_mask_below_(scores, torch.zeros(1, 1, 1))
+        ops.mask_below_(scores, torch.zeros(1, 1, 1))

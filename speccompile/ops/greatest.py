@@ -1,0 +1,55 @@
+"""Scans of scores that thresholds are computed with, and the mask of what is below one.
+
+On a CPU they are C++ (``ops/cpu/csrc/base/ops/choose_ops.cpp``): a search for the greatest of many scores, where torch
+sorts. ``greatest`` and ``mask_below_`` only compare. The share of the greatest score is a sum, whose last bits may
+differ from torch's; :data:`speccompile.ops.tolerances.ROUNDING` covers that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from speccompile.ops.in_cpp import in_cpp
+
+_library = torch.library.Library("speccompile", "FRAGMENT")
+_SCHEMAS = {
+    "greatest": "(Tensor scores, int count) -> Tensor",
+    "greatest_share": "(Tensor scores) -> Tensor",
+    "mask_below_": "(Tensor(a!) scores, Tensor threshold) -> ()",
+}
+
+
+def greatest(scores: torch.Tensor, count: int) -> torch.Tensor:
+    """The ``count`` greatest of ``scores`` (float32 ``[B, T, V]``) in descending order, ``[B, T, count]``. A NaN is
+    greater than all numbers."""
+    return scores.topk(count, dim=-1).values
+
+
+def greatest_share(scores: torch.Tensor) -> torch.Tensor:
+    """The softmax of the greatest of ``scores`` (float32 ``[B, T, V]``), ``[B, T, 1]``; NaN where a score is NaN.
+
+    The order of its sums depends only on V, not on the number of positions or threads: ``softmax`` has a fixed order,
+    ``sum`` does not.
+    """
+    return scores.softmax(-1).amax(-1, keepdim=True)
+
+
+def mask_below(scores: torch.Tensor, threshold: torch.Tensor) -> None:
+    """Set scores (float32 ``[B, T, V]``) below ``threshold`` (float32 ``[B, T, 1]``) to -inf."""
+    scores.masked_fill_(scores < threshold, float("-inf"))
+
+
+_FUNCTIONS = {"greatest": greatest, "greatest_share": greatest_share, "mask_below_": mask_below}
+_FAKES: dict[str, Callable[..., Any]] = {
+    "greatest": lambda scores, count: scores.new_empty((*scores.shape[:2], count)),
+    "greatest_share": lambda scores: scores.new_empty((*scores.shape[:2], 1)),
+    "mask_below_": lambda scores, threshold: None,
+}
+for _name, _schema in _SCHEMAS.items():
+    _library.define(_name + _schema)
+    torch.library.register_fake(f"speccompile::{_name}", _FAKES[_name], lib=_library)
+    _library.impl(_name, _FUNCTIONS[_name], "CompositeExplicitAutograd")
+    in_cpp(_name)

@@ -1,1 +1,0 @@
-"""Passes that choose ops of this package for what others spell out in torch ops."""
