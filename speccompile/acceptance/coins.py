@@ -75,6 +75,7 @@ class CoinAccept(Pass):
     needs_draft_probs: bool = False
 
     name: ClassVar[str] = "coin_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
     looks_for: ClassVar[str] = "scores and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("scores", "drafts")

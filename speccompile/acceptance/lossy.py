@@ -29,6 +29,7 @@ class LossyAccept(Pass):
     state: tuple[str, ...] = ()
 
     name: ClassVar[str] = "lossy_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
     looks_for: ClassVar[str] = "logits and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")

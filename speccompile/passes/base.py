@@ -34,8 +34,10 @@ class Pass(ABC):
     """One transformation of a step graph, configured by its fields alone.
 
     ``requires`` are facts that hold before it, ``provides`` facts that hold after it, ``invalidates`` facts that no
-    longer do. They check the order of a pipeline. ``region`` is the part of a step to which reports count its calls. A
-    pass that changes nothing raises :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
+    longer do. They check the order of a pipeline. ``named_values`` are values that later passes read by these names
+    (``graph.values``): an error about a value that is missing gives the passes that name it. ``region`` is the part of
+    a step to which reports count its calls. A pass that changes nothing raises
+    :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
 
     A pass for ``wrap(passes=[...])`` also has a place: ``after`` or ``before`` names the pass that it goes next to, or
     several, of which a pipeline has one (``("verify_inputs", "mixed_inputs")``). It is put into every pipeline that has
@@ -44,6 +46,7 @@ class Pass(ABC):
     """
 
     name: ClassVar[str]
+    named_values: ClassVar[tuple[str, ...]] = ()
     looks_for: ClassVar[str]
     region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts()

@@ -7,7 +7,7 @@ import keyword
 import math
 import os
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self, TypeVar
@@ -21,7 +21,6 @@ from speccompile.graph.state import SIZES, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes
 from speccompile.passes.base import Changes, Pass
-from speccompile.passes.values import NAMED_BY
 from speccompile.utils.torch_private import DataDependentOutputException, DynamicOutputShapeException
 
 T = TypeVar("T")
@@ -141,12 +140,29 @@ def _call(item: Pass, function: Callable[[], T]) -> T:
 
 def _where_named(value: str) -> str:
     """What to do about a value that the graph does not have, for the end of a sentence."""
-    if value not in NAMED_BY:
-        close = difflib.get_close_matches(value, NAMED_BY, n=1)
+    named_by = passes_by_value()
+    if value not in named_by:
+        close = difflib.get_close_matches(value, named_by, n=1)
         return f"Did you mean {close[0]!r}?" if close else "docs/architecture/passes.md lists all values"
-    *others, last = (repr(name) for name in NAMED_BY[value])
+    *others, last = map(repr, named_by[value])
     passes = f"{', '.join(others)} or {last}" if others else last
     return f"Pass {passes} names it, if the pipeline has that pass: set after to it"
+
+
+def passes_by_value() -> dict[str, list[str]]:
+    """For each value of a step the names of the passes after which later passes read it: a pipeline has one of them, or
+    none. The capture names ``logits``."""
+    found: dict[str, list[str]] = {}
+    for item in _derived(Pass):
+        for value in item.named_values:
+            found.setdefault(value, []).append(item.name)
+    return found
+
+
+def _derived(base: type[Pass]) -> Iterator[type[Pass]]:
+    for item in base.__subclasses__():
+        yield item
+        yield from _derived(item)
 
 
 def _line_of_user(error: Exception) -> str:

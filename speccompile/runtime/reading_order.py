@@ -8,8 +8,9 @@ from collections.abc import Iterator, Sequence
 from speccompile.runtime.request import Request
 from speccompile.runtime.slots import Slots
 
-#: Pieces of other prompts that may be processed in a row before a piece of the oldest prompt.
-MOST_PASSES = 3
+#: Pieces of other prompts that may be processed in a row before a piece of the oldest prompt. With 3, long prompts wait
+#: for minutes where short ones arrive without a break, and those gain nothing (``benchmarks.first_token``).
+MOST_PASSES = 1
 #: Prompts with at most this many tokens left count as equally short.
 SHORT = 16
 #: Number of waiting requests that are looked up in the slots. A look-up compares a prompt with the tokens of all slots.

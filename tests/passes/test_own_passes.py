@@ -18,7 +18,7 @@ from speccompile.errors import CannotSave, InvalidatedFact, InvalidOption, PassF
 from speccompile.graph.state import N, S
 from speccompile.heads import Eagle3Head
 from speccompile.passes import Changes, Pass, StateSpec, StepGraph, facts
-from speccompile.passes.values import NAMED_BY
+from speccompile.passes.user_pass import passes_by_value
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises as refuses
 from support.own_passes import OPTIONS, own
@@ -67,8 +67,8 @@ def test_values_are_named_by_the_passes_that_messages_give(spec: Speculator) -> 
     made |= {(name, graph.values[name].meta.get("pass")) for graph in chunks for name in ("last_index", "positions")}
     assert {"row_accepted", "last_index", "drafts"} <= {name for name, _ in made}
     # The slots of a tier of all rows are the state itself, which no pass computes.
-    wrong = [(name, by) for name, by in made if by is not None and by not in NAMED_BY.get(name, (by,))]
-    assert not wrong
+    known = passes_by_value()
+    assert not [(name, by) for name, by in made if by is not None and by not in known.get(name, (by,))]
 
 
 def test_it_is_stored_by_its_code_and_its_fields(

@@ -100,6 +100,7 @@ class DraftTreeByNetwork(DraftTree):
     """Draft a tree with forwards of a language model: first over the newest committed token, then over nodes."""
 
     name: ClassVar[str] = "draft_tree_by_network"
+    named_values: ClassVar[tuple[str, ...]] = ("parents", "depths")
     looks_for: ClassVar[str] = "the mode's network"
 
     def forward(self, graph: StepGraph) -> TreeForward:

@@ -17,6 +17,7 @@ class NoDrafts(Pass):
     """Plain decoding: K = 0."""
 
     name: ClassVar[str] = "no_drafts"
+    named_values: ClassVar[tuple[str, ...]] = ("drafts", "row_draft_lens")
     looks_for: ClassVar[str] = "a step"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
@@ -58,6 +59,7 @@ class LimitDrafts(Pass):
     """Leaves each request as many drafts as it asked for at most."""
 
     name: ClassVar[str] = "limit_drafts"
+    named_values: ClassVar[tuple[str, ...]] = ("drafts", "row_draft_lens")
     looks_for: ClassVar[str] = "drafts"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows", "drafts")

@@ -23,6 +23,7 @@ class DrawnAccept(Pass):
     """As :class:`~speccompile.passes.step.sample.ExactAccept`, over logits that only these options change."""
 
     name: ClassVar[str] = "drawn_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
     looks_for: ClassVar[str] = "logits and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
@@ -43,6 +44,7 @@ class TreeDrawnAccept(Pass):
     tree: Tree
 
     name: ClassVar[str] = "tree_drawn_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted", "path")
     looks_for: ClassVar[str] = "logits and a tree of drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")

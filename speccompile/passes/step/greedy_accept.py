@@ -21,6 +21,7 @@ class GreedyAccept(Pass):
     """
 
     name: ClassVar[str] = "greedy_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
     looks_for: ClassVar[str] = "logits and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")

@@ -108,6 +108,7 @@ class ReadStoredTree(ReadStored):
     """Reads a tree that :class:`StoreDrafts` has stored in a step of the same shape. A proposal is a tree of one
     branch, without the drafts that are deeper than the shape."""
 
+    named_values: ClassVar[tuple[str, ...]] = ("parents", "depths")
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited", "tree")
 
     def run(self, graph: StepGraph) -> Changes:

@@ -19,6 +19,7 @@ class LastLogits(Pass):
     Leaves ``chunk_hidden`` ``[B, T, M]``, what it would have read."""
 
     name: ClassVar[str] = "last_logits"
+    named_values: ClassVar[tuple[str, ...]] = ("chunk_hidden",)
     looks_for: ClassVar[str] = "an lm_head that reads a hidden state"
     region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("logits", "last_index")

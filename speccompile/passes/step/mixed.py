@@ -32,6 +32,7 @@ class BindMixedRows(Pass):
     width: int
 
     name: ClassVar[str] = "bind_mixed_rows"
+    named_values: ClassVar[tuple[str, ...]] = ("slots", "target_slots", "prompt_starts")
     looks_for: ClassVar[str] = "the input row_slots"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("captured")
@@ -69,6 +70,7 @@ class MixedInputs(Pass):
     draft_len: int
 
     name: ClassVar[str] = "mixed_inputs"
+    named_values: ClassVar[tuple[str, ...]] = ("input_tokens", "positions")
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids, and an lm_head that reads a hidden state"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "prompt_rows", "drafts", "drafts_limited")

@@ -23,6 +23,7 @@ class BindRows(Pass):
     source: str = "slots"
 
     name: ClassVar[str] = "bind_rows"
+    named_values: ClassVar[tuple[str, ...]] = ("slots",)
     looks_for: ClassVar[str] = "the input row_slots"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("captured")

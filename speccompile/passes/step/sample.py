@@ -33,6 +33,7 @@ class ProcessLogits(Pass):
     its text. Leaves ``scores``, float32 ``[B, K+1, V]``."""
 
     name: ClassVar[str] = "process_logits"
+    named_values: ClassVar[tuple[str, ...]] = ("scores",)
     looks_for: ClassVar[str] = "logits and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts")
@@ -61,6 +62,7 @@ class ExactAccept(Pass):
     """
 
     name: ClassVar[str] = "exact_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
     looks_for: ClassVar[str] = "scores and drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("scores", "drafts")

@@ -71,6 +71,7 @@ class LowerTaps(Pass):
     """
 
     name: ClassVar[str] = "lower_taps"
+    named_values: ClassVar[tuple[str, ...]] = ("tapped",)
     looks_for: ClassVar[str] = "marked hidden states"
     region: ClassVar[PassRegion] = "other"
     requires: ClassVar[Facts] = facts("taps_marked", "committed")

@@ -26,6 +26,7 @@ class TreeGreedyAccept(Pass):
     tree: Tree
 
     name: ClassVar[str] = "tree_greedy_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted", "path")
     looks_for: ClassVar[str] = "logits and a tree of drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
@@ -57,6 +58,7 @@ class TreeExactAccept(Pass):
     tree: Tree
 
     name: ClassVar[str] = "tree_exact_accept"
+    named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted", "path")
     looks_for: ClassVar[str] = "logits and a tree of drafts"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
@@ -96,6 +98,7 @@ class JoinScores(Pass):
     tree: Tree
 
     name: ClassVar[str] = "join_scores"
+    named_values: ClassVar[tuple[str, ...]] = ("scores",)
     looks_for: ClassVar[str] = "the scores of the nodes on an accepted path"
     region: ClassVar[PassRegion] = "choose"
     requires: ClassVar[Facts] = facts("path_scores")

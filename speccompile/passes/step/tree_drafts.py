@@ -25,6 +25,7 @@ class ReadTree(Pass):
     tree: Tree
 
     name: ClassVar[str] = "read_tree"
+    named_values: ClassVar[tuple[str, ...]] = ("parents", "depths")
     looks_for: ClassVar[str] = "the proposals of a ready drafter"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")

@@ -22,6 +22,7 @@ class TreeInputs(Pass):
     tree: Tree
 
     name: ClassVar[str] = "tree_inputs"
+    named_values: ClassVar[tuple[str, ...]] = ("input_tokens", "positions", "root")
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "tree_bodies", "rows", "tree", "drafts", "drafts_limited")

@@ -25,6 +25,7 @@ class VerifyInputs(Pass):
     width: int
 
     name: ClassVar[str] = "verify_inputs"
+    named_values: ClassVar[tuple[str, ...]] = ("input_tokens", "positions")
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "rows", "drafts", "drafts_limited")
@@ -63,6 +64,7 @@ class PrefillInputs(Pass):
     width: int
 
     name: ClassVar[str] = "prefill_inputs"
+    named_values: ClassVar[tuple[str, ...]] = ("input_tokens", "positions", "last_index", "ready")
     looks_for: ClassVar[str] = "the inputs input_ids and position_ids"
     region: ClassVar[PassRegion] = "inputs"
     requires: ClassVar[Facts] = facts("outlined", "rows", "drafts")

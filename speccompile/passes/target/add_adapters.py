@@ -39,6 +39,7 @@ class AddAdapters(Pass):
     native: bool = False
 
     name: ClassVar[str] = "add_adapters"
+    named_values: ClassVar[tuple[str, ...]] = ("row_adapters",)
     looks_for: ClassVar[str] = "linears of decoder layers"
     region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
