@@ -159,7 +159,7 @@ def passes_by_value() -> dict[str, list[str]]:
     return found
 
 
-def _derived(base: type[Pass]) -> Iterator[type[Pass]]:
+def _derived(base: type) -> Iterator[Any]:
     for item in base.__subclasses__():
         yield item
         yield from _derived(item)
