@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
 import sympy
 import torch
@@ -159,7 +159,7 @@ def passes_by_value() -> dict[str, list[str]]:
     return found
 
 
-def _derived(base: type) -> Iterator[Any]:
+def _derived(base: Any) -> Iterator[Any]:
     for item in base.__subclasses__():
         yield item
         yield from _derived(item)
