@@ -24,7 +24,7 @@ def reference(
 ) -> torch.Tensor:
     """``y[p, j] = weight[experts[p, j]] @ x[p, j] + bias[experts[p, j]]``.
 
-    Each pair of a token and an expert is a product of its own, so that its bits do not depend on the others.
+    Each pair of a token and an expert is a separate product: its bits do not depend on the other pairs.
 
     Args:
         x: ``[P, K]``, what all k experts of a token read, or ``[P, k, K]``.

@@ -59,7 +59,7 @@ def values_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a weight of ``model`` is in a pack alone."""
+    """Whether a weight of ``model`` is only in a pack."""
     return any(isinstance(parameter, QuantizedParameter) for parameter in model.parameters())
 
 
@@ -68,7 +68,7 @@ class _Taken:
     """A parameter as it was before the wrap.
 
     Args:
-        before: itself on the meta device, or its one element if an earlier wrap took its values; else None.
+        before: itself on the meta device, or its one element if an earlier wrap holds its values; else None.
     """
 
     owners: Owners
@@ -241,7 +241,7 @@ def _is_transposed(taken: _Taken) -> bool:
 
 
 class _ValuesInState:
-    """A hook of ``state_dict``: the dequantised values, so that the model can be saved."""
+    """Hook of ``state_dict`` for saving the model: it returns the dequantised values."""
 
     def __init__(self, name: str) -> None:
         self._name = name
