@@ -1,4 +1,4 @@
-"""Which passes name the values of a step, for messages, and for the table of docs/architecture/passes.md."""
+"""Passes that name the values of a step, for messages, and for the table of docs/architecture/passes.md."""
 
 from __future__ import annotations
 

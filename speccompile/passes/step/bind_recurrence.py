@@ -1,4 +1,4 @@
-"""Where the recurrent state of each row stands: before the newest token, or after what is read of a prompt."""
+"""Progress of each row's recurrent state: before the newest token, or after the prompt tokens that were read."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def advance(
     prompt: bool,
     kept: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How many tokens the state of each row has absorbed, how many it is to absorb, and how many are its prompt's, all
+    """Numbers of tokens that the state of each row has absorbed, that it is to absorb, and that are its prompt's, all
     int64 ``[B]``.
 
     Args:

@@ -1,4 +1,4 @@
-"""Which kernel the semantic attention op becomes."""
+"""Choice of the kernel for the semantic attention op."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class KeepAttention(Pass):
 
 @dataclass(frozen=True)
 class NoAttention(Pass):
-    """A model of recurrent layers alone has no attention."""
+    """For a model that has only recurrent layers, and no attention."""
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "attention"

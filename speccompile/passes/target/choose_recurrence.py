@@ -1,4 +1,4 @@
-"""Which kernels the recurrences of a target become."""
+"""Choice of the kernels for the recurrences of a target."""
 
 from __future__ import annotations
 
