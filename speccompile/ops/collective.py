@@ -72,7 +72,7 @@ def all_reduce(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
         group: name of the group, of ``ranks`` processes.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     parts = _gathered(x, group, ranks)
     total = parts[0].float() if x.dtype in (torch.bfloat16, torch.float16) else parts[0].clone()
@@ -98,7 +98,7 @@ def all_gather(x: torch.Tensor, size: int, group: str, ranks: int) -> torch.Tens
         x: ``[..., c]``, c the same on every rank. What is beyond ``size`` in the last parts is padding.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     parts = _gathered(x, group, ranks)
     return parts.movedim(0, -2).flatten(-2)[..., :size].contiguous()
@@ -108,7 +108,7 @@ def broadcast(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
     """The first rank's ``x``.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     result = x.clone(memory_format=torch.contiguous_format)
     if not _is_alone():

@@ -37,7 +37,7 @@ class Pipeline:
     tier: str = "a step graph"
 
     def without(self, name: str) -> Pipeline:
-        """The same pipeline less the pass ``name``: for bisecting, and to see what depends on it."""
+        """This pipeline without the pass ``name``: for bisecting, and to see what depends on it."""
         if name not in [item.name for item in self.passes]:
             raise UnknownStage(name=name, tier=self.tier, available=", ".join(p.name for p in self.passes))
         return Pipeline(tuple(p for p in self.passes if p.name != name), self.goals, self.tier)

@@ -17,7 +17,8 @@ class BindRecurrence(Pass):
     """The state absorbs what no later step reads again: in a decode step the tokens before the newest one, in a prompt
     chunk the prompt's tokens. The inputs of the others are kept, and the next step absorbs those that were accepted.
 
-    A row's newest token is read again where its drafts made its logits NaN, so it is not absorbed with the others.
+    A row's newest token is read again where its drafts turned its logits into NaN, so it is not absorbed with the
+    others.
 
     Args:
         prompt: the step is a prompt's chunk.
