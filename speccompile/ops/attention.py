@@ -126,8 +126,9 @@ def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, ch
 
 
 def _key_positions(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Positions of ``keys`` (their places, ``[L]``): ``[B, L]``. Those of the step's own tokens are ``positions``, also
-    if these are the nodes of a tree."""
+    """Positions of ``keys`` (their indices in the cache, ``[L]``): ``[B, L]``. Those of the step's own tokens are
+    ``positions``, also if these are the nodes of a tree.
+    """
     found = keys.repeat(len(positions), 1)
     for row, own in enumerate(positions):
         root = int(own[0])
@@ -323,7 +324,7 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
 ):
     refuse_sizes(window, chunk)
     if parents is not None:
-        raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents")
+        raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents; call speccompile::attention")
     options = scale, window, chunk, softcap, sinks, alibi
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=True)
 

@@ -33,7 +33,7 @@ _here = threading.local()
 
 
 def connect(name: str, group: dist.ProcessGroup) -> None:
-    """From now on ``name`` in a graph is ``group``."""
+    """Let ``name`` in graphs stand for ``group`` from now on."""
     _groups[name] = group
 
 

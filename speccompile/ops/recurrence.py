@@ -59,7 +59,7 @@ def rows_of(
         if not max(0, first - kept) <= start <= first or not first <= end <= first + positions.shape[1]:
             raise RuntimeError(
                 f"row {row} at position {first}: its state has absorbed {start} tokens and is to absorb {end}, "
-                f"with {kept} places kept and {positions.shape[1]} read"
+                f"with {kept} positions kept and {positions.shape[1]} read"
             )
         yield RowPlaces(row, slot, first, start, end)
 

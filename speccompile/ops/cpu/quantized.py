@@ -188,9 +188,9 @@ class QuantizedPacks(QuantizedForms):
         weight: GroupedWeight = self._weights[name]
         wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
         if weight.shape != wanted:
-            raise self._refusal(f"{name} is {list(weight.shape)}, and the model's {list(wanted)}")
+            raise self._refusal(f"{name} is {list(weight.shape)}, and must be {list(wanted)}, as in the model")
         if weight.order is not None and any(isinstance(module, nn.Embedding) for module, _ in taken.owners):
-            raise self._refusal(f"{name} has an order of inputs, and is an embedding's, which has none")
+            raise self._refusal(f"{name} has an order of inputs, and must not, since it is an embedding's")
         form, tensors = pack_grouped(weight)
         element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(wanted)
         pack = Pack(form, tensors, *wanted, element, format=self.format)

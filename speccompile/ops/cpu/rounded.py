@@ -62,7 +62,7 @@ def inputs_unrounded(packs: WeightPacks) -> Iterator[None]:
 
 
 def check_kernels(packs: WeightPacks) -> None:
-    """The other half of what :func:`inputs_unrounded` lets be compared: rounding itself, weight by weight.
+    """Check rounding itself, weight by weight: the part that :func:`inputs_unrounded` leaves out of comparisons.
 
     Raises:
         LoweringError: a pack is not its weight, rounded, or the op over it computes something else.

@@ -100,7 +100,7 @@ class DraftTree(Pass):
                     paths.follow(nodes)
                 logits = forward.after_nodes(nodes)
             if logits.meta["val"].shape[-1] < expansion.branches:
-                raise InvalidTiers(tiers=(self.tree,), reason="it branches more often than the drafter has tokens")
+                raise InvalidTiers(tiers=(self.tree,), reason="use at most as many branches as the drafter has tokens")
             given = (logits,) if paths is None else (paths.process(logits), *paths.noise)
             options = {"count": expansion.branches, "level": level}
             tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)

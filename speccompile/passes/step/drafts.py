@@ -55,7 +55,7 @@ class ReadDrafts(Pass):
 
 @dataclass(frozen=True)
 class LimitDrafts(Pass):
-    """Leaves each request as many drafts as it asked for at most."""
+    """Limits the drafts of each row to its request's own limit."""
 
     name: ClassVar[str] = "limit_drafts"
     looks_for: ClassVar[str] = "drafts"

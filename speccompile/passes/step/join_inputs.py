@@ -84,7 +84,7 @@ def _computing(graph: StepGraph, results: list[fx.Node]) -> list[fx.Node]:
 
 
 def _is_closed(graph: StepGraph, replaced: list[fx.Node], results: list[fx.Node], first: fx.Node) -> bool:
-    """Whether nothing else is read of ``replaced`` than ``results``, and these only from ``first`` on."""
+    """Whether other nodes read only ``results`` of ``replaced``, and read them only from ``first`` on."""
     inside, before = set(replaced), set[fx.Node]()
     for node in graph.graph.nodes:
         if node is first:

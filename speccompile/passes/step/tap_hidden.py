@@ -112,7 +112,7 @@ def _place(graph: StepGraph, tap: Tap) -> fx.Node:
     if index is None and not tap.before:
         return normed
     if index is None or (tap.before and tap.post_norm):
-        raise AnchorError(anchor=f"{tap}", reason="before= is of a decoder layer, and without post_norm=")
+        raise AnchorError(anchor=f"{tap}", reason="before= needs at= of a decoder layer, and no post_norm=")
     if not -len(layers) <= index < len(layers):
         raise AnchorError(anchor=f"decoder layer {index}", reason=f"the model has {len(layers)}")
     if tap.before:

@@ -39,7 +39,7 @@ class ChooseAttention(Pass):
 
 @dataclass(frozen=True)
 class KeepAttention(Pass):
-    """A model captured with its own attention has no semantic op to choose a kernel for."""
+    """For a model that was captured with its own attention: it has no semantic op, and keeps its ops."""
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "the model's own attention"

@@ -23,7 +23,7 @@ _Ordered = dict[tuple[fx.Node, int], fx.Node]
 
 @dataclass(frozen=True)
 class KeepLinears(Pass):
-    """Linears run as torch has them."""
+    """Keeps torch's own linears."""
 
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
