@@ -72,7 +72,7 @@ class Shims(dict[OpOverload, list[str]]):
 
 
 def shims() -> Shims:
-    """All of them."""
+    """The declarations of all ops."""
     ops = torch.ops.speccompile
     return Shims(
         {
