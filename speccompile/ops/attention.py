@@ -1,9 +1,9 @@
 """Attention of a step's rows over their own slots of the KV arena: one op for all families.
 
-Two entries with the same meaning. ``attention`` reads exactly the live part of the cache.
-``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys from the first one on, so that the order of reduction
-for a query depends on its own position alone and not on how far its row's other queries reach. What it reads of dead
-places it hides, and they must be finite there: 0 times a NaN would be seen.
+Two entries compute the same function. ``attention`` reads exactly the live part of the cache.
+``attention_fixed_order`` reads whole blocks of ``BLOCK`` keys from the first one on: the order of reduction for a query
+depends only on its own position, not on the positions of its row's other queries. It masks the dead cache positions
+that it reads. Their keys and values must be finite, because 0 times NaN is NaN.
 """
 
 from __future__ import annotations
@@ -113,7 +113,9 @@ def refuse_sizes(window: int | None, chunk: int | None) -> None:
 
 
 def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, chunk: int | None) -> torch.Tensor:
-    """Which ``keys`` (their places, ``[L]``) the queries at ``positions`` (``[..., T]``) see: ``[..., T, L]``."""
+    """Mask of the ``keys`` (their positions, ``[L]``) that queries at ``positions`` (``[..., T]``) see: bool ``[..., T,
+    L]``.
+    """
     own = positions[..., None]
     visible = keys <= own
     if window is not None:
@@ -124,8 +126,9 @@ def _visible(keys: torch.Tensor, positions: torch.Tensor, window: int | None, ch
 
 
 def _key_positions(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """Positions of ``keys`` (their places, ``[L]``): ``[B, L]``. Those of the step's own tokens are ``positions``, also
-    if these are the nodes of a tree."""
+    """Positions of ``keys`` (their indices in the cache, ``[L]``): ``[B, L]``. Those of the step's own tokens are
+    ``positions``, also if these are the nodes of a tree.
+    """
     found = keys.repeat(len(positions), 1)
     for row, own in enumerate(positions):
         root = int(own[0])
@@ -136,7 +139,7 @@ def _key_positions(keys: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 def _visible_in_tree(
     keys: torch.Tensor, positions: torch.Tensor, parents: torch.Tensor, window: int | None, chunk: int | None
 ) -> torch.Tensor:
-    """The same where the queries are the nodes of trees, row by row and node by node: ``[B, T, L]``."""
+    """Mask of the ``keys`` that the nodes of trees see, computed row by row and node by node: bool ``[B, T, L]``."""
     rows, width = parents.shape
     visible = torch.zeros(rows, width, len(keys), dtype=torch.bool, device=keys.device)
     of_keys = _key_positions(keys, positions)
@@ -170,7 +173,7 @@ def _row_by_row(
     # One call a row: the cost follows that row's own length, and neither its neighbours nor the unused
     # part of the cache can touch its result. Views only: keys and values are not copied (half precision is widened
     # for plain products, a block at a time).
-    # Flash attention wants a head's features side by side; without that SDPA falls back to plain products.
+    # Flash attention needs a head's features side by side; without that SDPA falls back to plain products.
     q = q if q.stride(-1) == 1 else q.contiguous()
     # SDPA has none of these options. If keys and values differ in size, its CPU kernel is one of plain products too,
     # with an order that depends on the width and the KV heads copied for every query head.
@@ -221,7 +224,7 @@ def _node_by_node(
     sinks: torch.Tensor | None,
     alibi: bool,
 ) -> torch.Tensor:
-    """Each node of trees over a copy of the keys of its own path, in the order of their positions."""
+    """Attention of each tree node over a copy of the keys on its path, in the order of their positions."""
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
     for row, slot in enumerate(slots.tolist()):
         root, ancestors = int(positions[row, 0]), parents[row].tolist()
@@ -321,7 +324,7 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
 ):
     refuse_sizes(window, chunk)
     if parents is not None:
-        raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents")
+        raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents; call speccompile::attention")
     options = scale, window, chunk, softcap, sinks, alibi
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=True)
 

@@ -1,4 +1,4 @@
-"""The token of each place, chosen greedily or by noise that follows from integers alone: one op for both."""
+"""The token of each position, chosen greedily or with noise that is a function of integers: one op for both."""
 
 from __future__ import annotations
 
@@ -31,16 +31,15 @@ def reference(
 
     Args:
         scores: ``[B, T, V]``, read only.
-        temperature: float32 ``[B]``: noise is added to the scores of rows above 0. None: to none of them, and the next
-            three are None too.
-        seed, positions, stream, start: what the noise follows from, as :func:`speccompile.ops.noise.keys` has
-            them.
-        forbids: -inf is what must not come.
-        first_id: whose noise the first score has, where the scores are a part of a vocabulary. Tokens are counted from
-            0 all the same.
+        temperature: float32 ``[B]``: noise is added to the scores of rows above 0. ``None``: no row gets noise, and
+            ``seed`` and ``positions`` are ``None``, too.
+        seed, positions, stream, start: arguments of :func:`speccompile.ops.noise.keys`.
+        forbids: a token with the score -inf must not be chosen.
+        first_id: token id of the first score, for its noise, if the scores are a part of a vocabulary. The returned
+            tokens are counted from 0 nevertheless.
 
     Returns:
-        -1 where a score is NaN and, with ``forbids``, where nothing may come.
+        -1 where a score is NaN and, with ``forbids``, where all scores are -inf.
     """
     if temperature is not None:
         assert seed is not None and positions is not None

@@ -1,7 +1,7 @@
 """Collectives: what the ranks of a sharded model compute together. They are an op kind of the graph.
 
-A graph names its group by text, so that it can be printed, stored and compared. :func:`connect` says which process
-group that is. Sums have one order, that of the ranks, whatever the number of tokens: so a row has the same bits in
+A graph holds the name of its group, a string, so it can be printed, stored and compared. :func:`connect` maps the name
+to a process group. Sums are added in the order of the ranks, whatever the number of tokens: a row has the same bits in
 every tier and on every rank.
 """
 
@@ -33,13 +33,14 @@ _here = threading.local()
 
 
 def connect(name: str, group: dist.ProcessGroup) -> None:
-    """From now on ``name`` in a graph is ``group``."""
+    """Let ``name`` in graphs stand for ``group`` from now on."""
     _groups[name] = group
 
 
 def connect_new(prefix: str, group: dist.ProcessGroup) -> str:
-    """Connect ``group`` under a name that no other group has; the first one is the same in every process, so that what
-    is stored can be used again."""
+    """Connect ``group`` under a name that no other group has, and return the name. The first name is the same in every
+    process, so stored graphs can be used again.
+    """
     name = next(name for name in (f"{prefix}_{number}" for number in itertools.count()) if name not in _groups)
     connect(name, group)
     return name
@@ -52,8 +53,9 @@ def disconnect(name: str) -> None:
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """Collectives of this thread communicate with no other rank: each counts its own part as everybody's. For forwards
-    whose shapes matter, and whose values do not."""
+    """Within it, collectives of this thread communicate with no other rank: this rank's part stands for the part of
+    every rank. For forwards whose shapes matter, and whose values do not.
+    """
     before = getattr(_here, "alone", False)
     _here.alone = True
     try:
@@ -63,14 +65,14 @@ def alone() -> Iterator[None]:
 
 
 def all_reduce(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
-    """The sum of ``x`` over the ranks, in their order; sums of half precision are made in float32.
+    """The sum of ``x`` over the ranks, in their order; half precision is summed in float32.
 
     Args:
         x: the same shape on every rank.
         group: name of the group, of ``ranks`` processes.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     parts = _gathered(x, group, ranks)
     total = parts[0].float() if x.dtype in (torch.bfloat16, torch.float16) else parts[0].clone()
@@ -80,7 +82,7 @@ def all_reduce(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
 
 
 def _all_reduce_on_cuda(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
-    """As :func:`all_reduce`, in the order and precision of the group's own all-reduce."""
+    """:func:`all_reduce` on CUDA, in the order and precision of the group's own all-reduce."""
     if _is_alone():
         return all_reduce(x, group, ranks)
     total = x.clone(memory_format=torch.contiguous_format)
@@ -96,17 +98,17 @@ def all_gather(x: torch.Tensor, size: int, group: str, ranks: int) -> torch.Tens
         x: ``[..., c]``, c the same on every rank. What is beyond ``size`` in the last parts is padding.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     parts = _gathered(x, group, ranks)
     return parts.movedim(0, -2).flatten(-2)[..., :size].contiguous()
 
 
 def broadcast(x: torch.Tensor, group: str, ranks: int) -> torch.Tensor:
-    """What the first rank has for ``x``.
+    """The first rank's ``x``.
 
     Raises:
-        RankLost: another rank did not take part in time.
+        RankLost: another rank did not join in time.
     """
     result = x.clone(memory_format=torch.contiguous_format)
     if not _is_alone():
@@ -150,7 +152,7 @@ def named_errors(during: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def named_lost_connections(during: str) -> Iterator[None]:
-    """As :func:`named_errors`, around code that may also raise errors of its own."""
+    """:func:`named_errors` around code that may also raise other errors: only those of a connection are renamed."""
     try:
         yield
     except RuntimeError as error:
@@ -163,8 +165,7 @@ def named_lost_connections(during: str) -> Iterator[None]:
 def new_group(
     ranks: list[int], seconds: float, backend: str | None = None, *, longest: float | None = None
 ) -> dist.ProcessGroup:
-    """A process group of ``ranks`` that is connected within ``seconds``. All processes have to call it, in the same
-    order.
+    """A process group of ``ranks`` that is connected within ``seconds``. All processes must call it, in the same order.
 
     Args:
         longest: seconds after which a collective of it ends, if they are more.

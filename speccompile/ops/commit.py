@@ -50,7 +50,7 @@ def commit(
 
     Args:
         tokens ``[N, S]``, length, limit, alive ``[N]``, eos ``[N, E]``, emitted, accepted, proposed ``[N]``: state.
-        slots: ``[B]``; target_tokens: ``[B, K+1]``, -1 where there is none; row_accepted, row_draft_lens: ``[B]``.
+        slots: ``[B]``; target_tokens: ``[B, K+1]``, -1 for no token; row_accepted, row_draft_lens: ``[B]``.
         ready: ``[B]``, False for rows that emit nothing yet (a prompt's chunk that is not its last).
     """
     row_length, row_alive = length[slots], alive[slots]
@@ -82,12 +82,12 @@ def commit(
 
 
 def reference(*arguments: torch.Tensor | None, **options: torch.Tensor | None) -> None:
-    """What ``greedy_accept`` counts, unless ``row_accepted`` says it, and then ``commit``.
+    """Count accepted drafts as ``greedy_accept`` does, unless ``row_accepted`` is given, and then ``commit``.
 
     Args:
-        arguments: as :func:`commit` has them.
-        row_accepted: int64 ``[B]``; None: as many as agree with the target before the first that does not.
-        drafts: int64 ``[B, K]``, looked at for that alone.
+        arguments: those of :func:`commit`.
+        row_accepted: int64 ``[B]``; None: the number of drafts before the first one that differs from the target.
+        drafts: int64 ``[B, K]``, read only without ``row_accepted``.
     """
     call = named(*arguments, **options)
     drafts, target_tokens = call.pop("drafts"), call["target_tokens"]

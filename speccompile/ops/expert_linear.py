@@ -24,7 +24,7 @@ def reference(
 ) -> torch.Tensor:
     """``y[p, j] = weight[experts[p, j]] @ x[p, j] + bias[experts[p, j]]``.
 
-    Each pair of a token and an expert is a product of its own, so that its bits do not depend on the others.
+    Each pair of a token and an expert is a separate product: its bits do not depend on the other pairs.
 
     Args:
         x: ``[P, K]``, what all k experts of a token read, or ``[P, k, K]``.
@@ -40,7 +40,7 @@ def reference(
     """
     chosen = experts.flatten().tolist()
     if any(expert < 0 for expert in chosen):
-        raise RuntimeError(f"speccompile::expert_linear: a token has the expert {min(chosen)}")
+        raise RuntimeError(f"speccompile::expert_linear: experts must be >= 0, got {min(chosen)}")
     inputs = (x if x.dim() == 3 else x[:, None].expand(*experts.shape, -1)).flatten(0, 1)
     results = x.new_zeros((len(chosen), weight.shape[2 if transposed else 1]))
     # By expert: its weights are then in a cache for all tokens but the first.

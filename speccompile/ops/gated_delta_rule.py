@@ -36,7 +36,7 @@ def reference(
     absorbed: torch.Tensor,
     settled: torch.Tensor,
 ) -> torch.Tensor:
-    """Of each head: ``S = exp(gate) * S; S = S + k (beta * (v - k S)); y = q S``. All tensors are float32.
+    """For each head: ``S = exp(gate) * S; S = S + k (beta * (v - k S)); y = q S``. All tensors are float32.
 
     Args:
         q, k: ``[B, T, G, D]``, normalised and scaled; H / G consecutive heads share those of one group.

@@ -4,8 +4,8 @@ A library registers its kernels under the dispatch key ``CPU`` when it is loaded
 Until then, and where no library can be built, the dispatcher runs the reference of an op, which is registered under
 ``CompositeExplicitAutograd``. Both return the same values; only the probabilities of ``greatest_share`` and
 ``likeliest`` may differ in their last bits. An op of the model whose C++ kernel rounds in another way than the
-reference has a second name, ``native_NAME``: a pass decides which of them runs when a step is built, so that this does
-not depend on what another wrap of the process has loaded.
+reference has a second name, ``native_NAME``: a pass decides which of them runs when a step is built. The decision does
+not depend on the libraries that another wrap of the process has loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What low-rank adapters add to linears: one op for all linears that read one input, and an adapter for each row.
+"""Low-rank adapters on linears: one op for all linears that read one input, and an adapter for each row.
 
 ``native_`` is the C++ form (``ops/cpu/csrc/lora/lora.cpp``); on CUDA the op is ``ops/triton/lora.py``. Sources: Hu et
 al., "LoRA" (2021), section 4.1; rows of several adapters in one call: Chen et al., "Punica" (2023), section 4.

@@ -43,7 +43,7 @@ def _packed_embedding(packed, ids):  # type: ignore[no-untyped-def]
 
 
 def _rounded_linear(x, packed, scales, bias, features):  # type: ignore[no-untyped-def]
-    """As ``packed_linear`` over a weight that was rounded; inputs are rounded row by row, to int8 in groups of 64.
+    """``packed_linear`` over a rounded weight; inputs are rounded row by row, to int8 in groups of 64.
 
     With ``int8``, ``packed`` is int8 ``[ceil(features / 32), 16 * groups, 32, 4]``, and ``scales`` are float32
     ``[ceil(features / 32), groups, 32]``. With ``int4``, ``packed`` is uint8 ``[ceil(features / 32), 16 * groups, 16,

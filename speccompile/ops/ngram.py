@@ -18,15 +18,15 @@ _SCHEMA = (
 #: The op that proposes trees.
 TREE = "ngram_tree"
 _TREE_SCHEMA = "(Tensor tokens, Tensor length, int max_ngram, int min_ngram, int nodes) -> (Tensor, Tensor, Tensor)"
-#: Matches that a tree is made of, and how likely a draft token is thought to be where the one before it is right.
+#: Number of matches in a tree, and the assumed probability of a draft token if the one before it is accepted.
 MATCHES, CONTINUES = 4, 0.8
 
 
 def continue_match(
     tokens: torch.Tensor, length: torch.Tensor, max_ngram: int, min_ngram: int, draft_len: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Continue each row's text as it went on after the most recent match of its longest suffix n-gram, around again
-    where that reaches the text's end.
+    """Propose the tokens that followed the most recent match of each row's longest suffix n-gram. At the end of the
+    row's sequence they start again after the match.
 
     Args:
         tokens: int64 ``[B, S]``; length: int64 ``[B]``.
@@ -72,9 +72,9 @@ def reference(
 def tree(
     tokens: torch.Tensor, length: torch.Tensor, max_ngram: int, min_ngram: int, nodes: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What followed the :data:`MATCHES` best matches of each row's newest tokens, as one tree: the longest first, then
-    the most recent. Each match is assumed to be half as likely as the one before it, and each token :data:`CONTINUES`
-    times as likely as the one before it.
+    """Propose the tokens that followed the :data:`MATCHES` best matches of each row's newest tokens, as one tree: the
+    longest match first, of equal ones the most recent. Each match is assumed to be half as likely as the one before it,
+    and each token :data:`CONTINUES` times as likely as the one before it.
 
     Args:
         tokens: int64 ``[B, S]``; length: int64 ``[B]``.

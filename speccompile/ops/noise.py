@@ -1,6 +1,6 @@
-"""Counter-based noise: what a token's place draws follows from seed, stream, position and token id alone.
+"""Counter-based noise: a function of seed, stream, position and token id.
 
-No state, no order of drawing: a step that looks at eight places at once draws what eight steps would have drawn.
+It has no state, and the order of drawing is irrelevant: a step over eight positions draws what eight steps would draw.
 The integers are the same on every machine; Gumbels agree to a few ulp.
 """
 
@@ -19,7 +19,7 @@ RESIDUAL = 2
 DRAFTS = 3
 FORCED = 4
 
-# On a CPU noise is made for the tokens alone that can come, where they are at most one of so many.
+# On a CPU, noise is computed only for the tokens that can be drawn, if these are at most one in FEW.
 FEW = 8
 #: A seed is one of so many, from 0 on.
 SEEDS = 2**63
@@ -54,8 +54,8 @@ def keys(seed: torch.Tensor, stream: int, positions: torch.Tensor, start: torch.
 
     Args:
         seed: int64 ``[B]``; positions: int64 ``[B, T]``, of the token to be chosen.
-        start: int64 ``[B]``, committed tokens when the step began, for what must not come back when a place that was
-            refused is looked at again. None for ``TOKENS``, which has to.
+        start: int64 ``[B]``, committed tokens when the step began. With it, a later step draws other noise at the
+            position of a rejected draft. None for ``TOKENS``, whose noise must be the same in every step.
     """
     key = _mix64(seed + _GOLDEN)[:, None]
     key = _mix64(key + (positions + 1) * _GOLDEN)
@@ -73,7 +73,7 @@ def bits(key: torch.Tensor, count: int, first_id: int = 0) -> torch.Tensor:
 
 
 def bits_of(key: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The same for some ids alone, int32; ``key`` and ``ids`` have the shape of the result or expand to it."""
+    """:func:`bits` of the given ``ids``, int32; ``key`` and ``ids`` have the shape of the result or expand to it."""
     low, high = (key & _MASK32).to(torch.int32), _shifted(key, 32, 64).to(torch.int32)
     return _mix32(_mix32((ids * _int32(0x9E3779B9)) ^ low).add_(high))
 

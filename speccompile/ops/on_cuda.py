@@ -1,4 +1,4 @@
-"""What ops of ours are on CUDA."""
+"""Registration of CUDA kernels for the package's ops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ _kernels: dict[str, Callable[..., Any]] = {}
 
 
 def register_on_cuda(library: torch.library.Library, name: str, kernel: Callable[..., Any]) -> None:
-    """``kernel`` runs ``speccompile::name`` on CUDA, by launches of Triton's alone."""
+    """Register ``kernel``, which only launches Triton kernels, for ``speccompile::name`` on CUDA."""
     library.impl(name, kernel, "CUDA")
     _kernels[f"speccompile::{name}"] = kernel
 
 
 def cuda_kernel(op: OpOverload) -> Callable[..., Any] | None:
-    """What was registered for an op, None if nothing was."""
+    """The kernel that was registered for an op; None without one."""
     return _kernels.get(op._schema.name)

@@ -28,7 +28,7 @@ def reference(
     prediction_length: torch.Tensor,
     longest: int,
 ) -> Drafts:
-    """What follows the newest tokens in the predicted text.
+    """Propose the tokens that follow the newest tokens in the predicted text.
 
     The new tokens of a row, without its prompt, end like the prediction's first ``j`` tokens. The longest match wins,
     up to :data:`LONGEST_MATCH` tokens. A row whose new tokens all match the first tokens of the prediction has the
@@ -58,7 +58,7 @@ def reference(
     matched = equal.long().cumprod(2).sum(2)
     matched = torch.where((ends == new) & (matched == new), LONGEST_MATCH, matched)
     matched = torch.where(ends < count[:, None], matched, 0)
-    # Distinct keys, so that the maximum does not depend on the order of the search.
+    # Keys are distinct: the maximum does not depend on the order of the search.
     apart = tokens.shape[1] + places
     key = (matched * apart + apart - 1 - (ends - new).abs()) * 2 + (ends >= new)
     end = torch.where(matched > 0, key, -1).argmax(1, keepdim=True)

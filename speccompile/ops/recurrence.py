@@ -1,12 +1,12 @@
-"""Recurrences over the rows of a step, place by place, each row from the state of its own slot.
+"""Recurrences over the rows of a step, position by position; each row starts from the state of its slot.
 
-A recurrent state has no positions, so it cannot be shortened as KV can. What an op of this kind keeps of a slot is a
-state and, beside it, the inputs of the newest places. The state has absorbed the settled tokens alone, those that no
-later step reads again. A step first absorbs the kept inputs of the places before its own: the drafts that were accepted
-after the step before it. Inputs of rejected drafts are never read, and the step overwrites them.
+A recurrent state has no positions, so it cannot be shortened as KV can. An op of this kind keeps a state and the inputs
+of the newest positions of each slot. The state has absorbed only the settled tokens, those that no later step reads
+again. A step first absorbs the kept inputs of the positions before its own: the drafts that were accepted after the
+previous step. Inputs of rejected drafts are never read, and the step overwrites them.
 
-The order is that of the places, whatever the width of a step. So a state has the same bits, however many tokens each
-step accepted.
+Positions are absorbed in ascending order, whatever the width of a step. So a state has the same bits, however many
+tokens each step accepted.
 
 Arguments that all ops have:
 
@@ -59,7 +59,7 @@ def rows_of(
         if not max(0, first - kept) <= start <= first or not first <= end <= first + positions.shape[1]:
             raise RuntimeError(
                 f"row {row} at position {first}: its state has absorbed {start} tokens and is to absorb {end}, "
-                f"with {kept} places kept and {positions.shape[1]} read"
+                f"with {kept} positions kept and {positions.shape[1]} read"
             )
         yield RowPlaces(row, slot, first, start, end)
 
@@ -97,7 +97,7 @@ def scan(
 
 
 def keep(kept: torch.Tensor, inputs: torch.Tensor, at: RowPlaces, begin: int) -> None:
-    """Keep the row's inputs of the R positions from ``begin`` on, as far as the step has them."""
+    """Keep the row's inputs of those of the R positions from ``begin`` on that the step has."""
     size, width = kept.shape[1], inputs.shape[1]
     for position in range(max(begin, at.first), min(begin + size, at.first + width)):
         kept[at.slot, position % size] = inputs[at.row, position - at.first]

@@ -34,7 +34,7 @@ def reference(
     absorbed: torch.Tensor,
     settled: torch.Tensor,
 ) -> torch.Tensor:
-    """Of each head: ``h = exp(dt * A) * h + (dt * x) B; y = h C``. All tensors are float32.
+    """For each head: ``h = exp(dt * A) * h + (dt * x) B; y = h C``. All tensors are float32.
 
     Args:
         x: ``[B, T, H, P]``. Mamba has a head for each channel, and P = 1.

@@ -17,8 +17,8 @@ SKINNY_DTYPES = (torch.bfloat16, torch.float16)
 def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
     """``x`` ``[..., K]`` times ``weight`` ``[O, K]``, plus ``bias`` ``[O]``: ``[..., O]``, all of one dtype.
 
-    On CUDA, up to 16 rows are multiplied by a kernel whose order of sums depends on the weight's shape alone, so a row
-    has the same bits in any company. More rows are torch's product.
+    On CUDA, up to 16 rows are multiplied by a kernel whose order of sums depends only on the weight's shape, so the
+    bits of a row do not depend on the other rows. More rows are torch's product.
     """
     return F.linear(x, weight, bias)
 

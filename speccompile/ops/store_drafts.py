@@ -1,4 +1,4 @@
-"""What a ready drafter proposed, kept for the next step, as ONE op. On CUDA it is one launch."""
+"""Storing a ready drafter's proposal for the next step, as ONE op. On CUDA it is one launch."""
 
 from __future__ import annotations
 

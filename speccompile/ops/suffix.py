@@ -77,8 +77,9 @@ def given(
     least: float,
 ) -> Drafts:
     """From ``text [C]``, texts with -1 between them, which the first call reads: one trie, ``used [2]``,
-    ``nodes [5, ...]``, ``index [...]``. ``cursor [N, D + 2]``: of each slot how many tokens were read, and its suffixes
-    in the trie."""
+    ``nodes [5, ...]``, ``index [...]``. ``cursor [N, D + 2]``: for each slot the number of tokens that were read, and
+    its suffixes in the trie.
+    """
     depth = cursor.shape[1] - 2
     speculation = Speculation(depth, factor, offset, least)
     trie = Trie(used, nodes, index)
@@ -115,9 +116,10 @@ def earlier(
     offset: float,
     least: float,
 ) -> Drafts:
-    """From the texts of all slots, also of requests that are gone. Two tries of ``room`` tokens each take turns: one
-    learns, and when it is full the older one is emptied and learns. ``used [3, 2]``, whose last line begins with which
-    of them learns, ``nodes [2, 5, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``."""
+    """From the texts of all slots, also of finished requests. There are two tries of ``room`` tokens each: one learns;
+    when it is full, the other one is emptied and learns. ``used [3, 2]``, ``used[2, 0]`` being the index of the trie
+    that learns, ``nodes [2, 5, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``.
+    """
     depth = (cursor.shape[1] - 1) // 2 - 1
     speculation = Speculation(depth, factor, offset, least)
     tries = [Trie(used[side], nodes[side], index[side]) for side in (0, 1)]

@@ -25,13 +25,13 @@ LISTED = 8
 #: Between two texts that lie one after the other.
 SEPARATOR = -1
 
-#: A text's suffixes as nodes of a trie, by length, ``[depth + 1]``: 0 where there is none, and for the empty one.
+#: Nodes of a text's suffixes in a trie, by length, ``[depth + 1]``: 0 for the empty suffix, and for one without a node.
 Active = memoryview
 
 
 @dataclass(frozen=True)
 class Speculation:
-    """How far to follow a trie.
+    """Limits on the drafts that follow a match.
 
     Args:
         depth: of the trie: longest match and the drafts after it, together.
@@ -53,7 +53,7 @@ Proposal = tuple[list[int], list[float]]
 
 
 def expected(chances: Sequence[float]) -> float:
-    """How many drafts are expected to be right, added up in order (``sum`` of Python 3.12 rounds in another way)."""
+    """Expected number of accepted drafts, added up in order (``sum`` of Python 3.12 rounds in another way)."""
     total = 0.0
     for chance in chances:
         total += chance
@@ -91,7 +91,7 @@ class Trie:
             table.zero_()
 
     def learn(self, active: Active, token: int) -> None:
-        """One more token of the text whose suffixes are ``active``."""
+        """Add a token of the text whose suffixes are ``active``."""
         # Longest first: a child hangs on the suffix as it was without this token.
         for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
@@ -126,13 +126,13 @@ class Trie:
             self._next[one] = other
 
     def follow(self, active: Active, token: int) -> None:
-        """The same of a text that is not learned from."""
+        """Update ``active``, the suffixes of a text that the trie does not learn, for its next token."""
         for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
             active[depth] = self._index[self._place(parent, token)] if depth == 1 or parent else 0
 
     def _place(self, parent: int, token: int) -> int:
-        """Where the index has that child, or would have it."""
+        """Slot of that child in the index, or the empty slot for it."""
         index, size = self._index, len(self._index)
         place = (parent * 0x9E3779B1 + token * 0x85EBCA6B) % size
         while node := index[place]:
@@ -166,8 +166,8 @@ class Trie:
     def propose_tree(self, active: Active, nodes: int) -> TreeProposal:
         """The ``nodes`` likeliest tokens of the tree of all that followed the matches, best first.
 
-        A token after a match is as likely as its share of what is counted there. One that follows several matches has
-        the greatest of its probabilities.
+        The probability of a token after a match is its share of the counts there. A token that follows several matches
+        has the greatest of its probabilities.
         """
         tokens: list[int] = []
         parents: list[int] = []
@@ -196,8 +196,9 @@ class Trie:
         return tokens, parents, chances
 
     def _matches(self, active: Active) -> list[int]:
-        """The nodes of the suffixes that something followed, the longest first. Of those that occur equally often the
-        same followed, and the shortest is followed furthest: it alone is there."""
+        """The nodes of the suffixes that something followed, the longest first. Suffixes that occur equally often were
+        followed by the same tokens; only the shortest of them, whose continuations are the longest, is returned.
+        """
         found: list[int] = []
         for node in active[1:-1]:
             if not node or not self._best[node]:

@@ -10,6 +10,6 @@ ROUNDING = 2.0**-22
 #: rounded.
 MIN_P_ROUNDING = 2.0**-18
 
-#: As :data:`ROUNDING`, for typical-p: twice as much, since each of its probabilities is rounded on its own. Without it
+#: :data:`ROUNDING` for typical-p: twice as much, since each of its probabilities is rounded separately. Without it
 #: one token too many stays at every fourth border where the exact sum equals p.
 TYPICAL_P_ROUNDING = 2.0**-21

@@ -1,4 +1,4 @@
-"""Draft trees in a step: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
+"""Draft trees in a step: fitting a proposal into a tier, finding the accepted path, and moving its KV.
 
 Nodes are numbered from 0, the newest committed token; node i > 0 is the draft token i - 1. On a CPU
 the ops are C++ (``ops/cpu/csrc/base/kernels/tree.cpp``), and on CUDA Triton kernels (``ops/triton/tree.py``).
@@ -65,18 +65,19 @@ def fit_tree(
     static_parents: list[int],
     static_ranks: list[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What a tier's shape holds of the rows' proposals.
+    """Fit the rows' proposals into a tier's shape.
 
     Args:
-        tokens: int64 ``[B, P]``, the likeliest first, so that the first ones always are a tree.
+        tokens: int64 ``[B, P]``, the likeliest first; any number of the first ones are a tree.
         parents: int64 ``[B, P]``, the parent of the node of each token, 0 for the root.
-        count, limit: int64 ``[B]``, how many tokens are proposed, and how many the request wants at most.
+        count, limit: int64 ``[B]``, the number of proposed tokens, and the request's limit on drafts.
         nodes, depth, branches: of the :class:`~speccompile.graph.tree.Tree`.
         static_parents, static_ranks: of a static one, else empty.
 
     Returns:
         ``drafts`` int64 ``[B, nodes]``, -1 where the shape has a node and the proposal none; ``parents`` int64
-        ``[B, 1 + nodes]``, -1 for the root; ``depths`` int64 ``[B, 1 + nodes]``; and int64 ``[B]``, how many there are.
+        ``[B, 1 + nodes]``, -1 for the root; ``depths`` int64 ``[B, 1 + nodes]``; and int64 ``[B]``, the number of
+        drafts.
     """
     rows = tokens.shape[0]
     drafts = tokens.new_full((rows, nodes), -1)
@@ -102,7 +103,7 @@ def fit_tree(
 
 
 def _check_parents(parents: list[int]) -> None:
-    """Raises RuntimeError."""
+    """Raise RuntimeError for a parent that is not a node before its child."""
     for index, parent in enumerate(parents):
         if not 0 <= parent <= index:
             raise RuntimeError(
@@ -122,7 +123,7 @@ def _fit_row(
     nodes, depth, branches = sizes
     drafts, taken_parents, depths = out
     children = [0] * (len(tokens) + 1)
-    # Of each proposed node its node in the shape; 0 is the root, and None was not taken.
+    # The node in the shape of each proposed node; 0 is the root, and None did not fit.
     taken: list[int | None] = [0] + [None] * len(tokens)
     found = 0
     for index in range(count):
@@ -172,8 +173,9 @@ def walk_tree(
 def child_of(
     drafts: torch.Tensor, parents: torch.Tensor, now: torch.Tensor, token: torch.Tensor, walks: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of the nodes ``now`` ``[B]`` the first child that is ``token`` ``[B]``, and whether there is one; without one, or
-    where ``walks`` (bool ``[B]``) is False, ``now``."""
+    """The first child of the nodes ``now`` ``[B]`` that is ``token`` ``[B]``, and whether there is one; without one, or
+    where ``walks`` (bool ``[B]``) is False, ``now``.
+    """
     fits = (parents[:, 1:] == now[:, None]) & (drafts == token[:, None]) & (token >= 0)[:, None] & walks[:, None]
     found = fits.any(1)
     return torch.where(found, fits.long().argmax(1) + 1, now), found
@@ -182,11 +184,11 @@ def child_of(
 def move_path_(
     kv: list[torch.Tensor], slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
 ) -> None:
-    """Move what an accepted path has left to where a chain would have left it.
+    """Move the values of an accepted path to the positions where a chain would have written them.
 
     Args:
-        kv: tensors that follow the text, ``[N, S, ...]``; that of node i lies at the root's place plus i.
-        slots: int64 ``[B]``, distinct; root: int64 ``[B]``, the root's place.
+        kv: tensors with a value for each position, ``[N, S, ...]``; that of node i lies at the root's position plus i.
+        slots: int64 ``[B]``, distinct; root: int64 ``[B]``, the root's position.
         path, accepted: of :func:`walk_tree`.
     """
     offsets = torch.arange(path.shape[1], device=path.device)

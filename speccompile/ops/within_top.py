@@ -1,4 +1,4 @@
-"""Which drafts are almost as likely as the first token: the test of relaxed acceptance."""
+"""Test of relaxed acceptance: whether a draft is almost as likely as the likeliest token."""
 
 from __future__ import annotations
 

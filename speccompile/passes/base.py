@@ -1,4 +1,4 @@
-"""What a pass is."""
+"""The base class of passes, and the facts by which pipelines order them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def facts(*names: str) -> Facts:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a pass did: how many places it changed, and a line for people."""
+    """Result of a pass: the number of changes, and a line for people."""
 
     matched: int
     note: str = ""
@@ -31,7 +31,7 @@ class Changes:
 
 @dataclass(frozen=True)
 class Pass(ABC):
-    """One transformation of a step graph, configured by its fields alone.
+    """One transformation of a step graph, configured only by its fields.
 
     ``requires`` are facts that hold before it, ``provides`` facts that hold after it, ``invalidates`` facts that no
     longer do. They check the order of a pipeline. ``named_values`` are values that later passes read by these names
@@ -39,10 +39,10 @@ class Pass(ABC):
     a step to which reports count its calls. A pass that changes nothing raises
     :class:`~speccompile.errors.NothingMatched`, unless it is ``optional``.
 
-    A pass for ``wrap(passes=[...])`` also has a place: ``after`` or ``before`` names the pass that it goes next to, or
-    several, of which a pipeline has one (``("verify_inputs", "mixed_inputs")``). It is put into every pipeline that has
-    its anchor: of tiers, mixed tiers, prompt chunks, the drafter, the captured model. It may write the state tensors of
-    :meth:`state_specs`, and of others only those that ``writes`` names.
+    A pass for ``wrap(passes=[...])`` also has an anchor: ``after`` or ``before`` names the pass next to which it runs,
+    or several, of which a pipeline has one (``("verify_inputs", "mixed_inputs")``). It is inserted into every pipeline
+    that has its anchor: of tiers, mixed tiers, prompt chunks, the drafter, the captured model. It may write the state
+    tensors of :meth:`state_specs`, and of others only those that ``writes`` names.
     """
 
     name: ClassVar[str]

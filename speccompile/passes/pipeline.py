@@ -37,7 +37,7 @@ class Pipeline:
     tier: str = "a step graph"
 
     def without(self, name: str) -> Pipeline:
-        """The same pipeline less the pass ``name``: for bisecting, and to see what depends on it."""
+        """This pipeline without the pass ``name``: for bisecting, and to see what depends on it."""
         if name not in [item.name for item in self.passes]:
             raise UnknownStage(name=name, tier=self.tier, available=", ".join(p.name for p in self.passes))
         return Pipeline(tuple(p for p in self.passes if p.name != name), self.goals, self.tier)
@@ -45,7 +45,7 @@ class Pipeline:
     def check(self, initial: Iterable[str]) -> None:
         """Follow the facts through the passes, before any of them runs."""
         held = set(initial)
-        #: By fact the pass that took it away.
+        #: By fact, the pass that invalidated it.
         ended: dict[str, str] = {}
         for place, item in enumerate(self.passes):
             for fact in sorted(item.requires - held):
@@ -62,9 +62,10 @@ class Pipeline:
             raise _ended(self.tier, fact, ended[fact]) if fact in ended else _missing(self.tier, fact, held)
 
     def dependencies(self) -> nx.MultiDiGraph:
-        """Which pass needs which: names as nodes, in running order, and for each fact that a pass requires an edge from
+        """The graph of passes: names as nodes, in running order, and for each fact that a pass requires an edge from
         the last pass before it that provides it, with the attribute ``fact``. Goals are edges to the tier's name.
-        What the graph has from the start has no edge."""
+        Facts that hold from the start have no edge.
+        """
         graph = nx.MultiDiGraph()
         graph.add_nodes_from([*(item.name for item in self.passes), self.tier])
         producers: dict[str, str] = {}
@@ -91,14 +92,14 @@ class Pipeline:
         return graph, Stages(stages)
 
     def finish(self, graph: StepGraph) -> StepGraph:
-        """What :meth:`run` leaves of ``graph``, without the stages in between, whose copies take time."""
+        """The finished graph of :meth:`run`, without the stages in between: copying them is slow."""
         graph = graph.copy()
         for _ in self._passes(graph):
             pass
         return graph
 
     def _passes(self, graph: StepGraph) -> Iterator[tuple[Pass, Changes]]:
-        """Run them on ``graph`` itself, one with each turn."""
+        """Run the passes on ``graph`` itself, one for each item of the iterator."""
         self.check(graph.facts)
         for item in self.passes:
             before = Before.of(graph) if item.is_users else None

@@ -55,19 +55,19 @@ def check_passes(given: object) -> tuple[Pass, ...]:
     own: list[Pass] = []
     for item in given:
         if not isinstance(item, Pass):
-            raise refuse(item, "an item has to be an object of a class derived from speccompile.passes.Pass")
+            raise refuse(item, "an item must be an object of a class derived from speccompile.passes.Pass")
         name = getattr(item, "name", None)
         if not isinstance(name, str) or not name.isidentifier():
-            raise refuse(item, f"the name of a pass has to be an identifier, and is {name!r}")
+            raise refuse(item, f"the name of a pass must be an identifier, got {name!r}")
         if not isinstance(getattr(item, "looks_for", None), str):
-            raise refuse(item, f"looks_for of pass {name!r} has to say what it changes, in case nothing matches")
+            raise refuse(item, f"looks_for of pass {name!r} must be a str that describes what the pass changes")
         for attribute in ("after", "before"):
             anchors = getattr(item, attribute)
             if not isinstance(anchors, str) and not _are_texts(anchors, tuple):
-                raise refuse(item, f"{attribute} of pass {name!r} has to be a name of a pass or a tuple of them")
+                raise refuse(item, f"{attribute} of pass {name!r} must be the name of a pass or a tuple of names")
         for attribute in ("requires", "provides", "invalidates", "writes"):
             if not _are_texts(getattr(item, attribute), frozenset):
-                raise refuse(item, f"{attribute} of pass {name!r} has to be facts(...), a frozenset of names")
+                raise refuse(item, f"{attribute} of pass {name!r} must be facts(...), a frozenset of names")
         if bool(item.anchors_after) == bool(item.anchors_before):
             raise refuse(item, f"set one of after and before of pass {name!r} to the name of a pass")
         if name in [other.name for other in own]:

@@ -37,13 +37,13 @@ def run_user_pass(item: Pass, graph: StepGraph) -> Changes:
     """
     changes = _call(item, lambda: item.run(graph))
     if not isinstance(changes, Changes) or not isinstance(changes.matched, int):
-        raise PassFailed(name=item.name, reason=f"its run() has to return Changes(int), and returned {changes!r}")
+        raise PassFailed(name=item.name, reason=f"its run() must return Changes(int), and returned {changes!r}")
     return changes
 
 
 @dataclass(frozen=True)
 class Before:
-    """What later passes rely on, as it is before a pass of the user."""
+    """Properties of a graph on which later passes rely, before a pass of the user runs."""
 
     writes: dict[fx.Node, set[str]]
     #: Dtype and number of dimensions, by the name of a value.
@@ -51,11 +51,11 @@ class Before:
 
     @classmethod
     def of(cls, graph: StepGraph) -> Self:
-        """Of ``graph``, before the pass runs on it."""
+        """Read the properties of ``graph``, before the pass runs on it."""
         return cls(state_writes(graph), _kinds(graph))
 
     def check(self, item: Pass, graph: StepGraph) -> None:
-        """Check what ``item`` has made of the graph, whose shapes are computed.
+        """Check the graph that ``item`` has changed, and whose shapes are computed.
 
         Raises:
             VerifierError: it added or removed a write of state that it does not declare, or gave the name of a value to
@@ -81,7 +81,7 @@ def state_specs_of(item: Pass) -> list[StateSpec]:
     """
     specs = _call(item, item.state_specs)
     if not isinstance(specs, list | tuple) or not all(isinstance(spec, StateSpec) for spec in specs):
-        raise PassFailed(name=item.name, reason=f"its state_specs() has to return a list of StateSpec, not {specs!r}")
+        raise PassFailed(name=item.name, reason=f"its state_specs() must return a list of StateSpec, not {specs!r}")
     for spec in specs:
         if problem := _problem_of(spec):
             raise PassFailed(name=item.name, reason=f"{problem} of a state tensor {spec.name!r}")
@@ -89,7 +89,7 @@ def state_specs_of(item: Pass) -> list[StateSpec]:
 
 
 def _problem_of(spec: StateSpec) -> str:
-    """What is wrong with ``spec``, empty if nothing is."""
+    """The error in ``spec``; empty for a valid one."""
     if not isinstance(spec.name, str) or not spec.name.isidentifier() or keyword.iskeyword(spec.name):
         return "a name that is not an identifier"
     if not isinstance(spec.shape, tuple):
@@ -97,7 +97,7 @@ def _problem_of(spec: StateSpec) -> str:
     for size in spec.shape:
         whole = isinstance(size, int) and size >= 0
         if not whole and not (isinstance(size, sympy.Expr) and size.free_symbols <= SIZES):
-            return f"the size {size!r}, which is neither an int nor made of {', '.join(sorted(map(str, SIZES)))},"
+            return f"the size {size!r}, neither an int nor an expression of {', '.join(sorted(map(str, SIZES)))},"
     if not isinstance(spec.dtype, torch.dtype):
         return f"the dtype {spec.dtype!r}, which is not a torch.dtype,"
     if not isinstance(spec.fill, int | float):
@@ -139,7 +139,7 @@ def _call(item: Pass, function: Callable[[], T]) -> T:
 
 
 def _where_named(value: str) -> str:
-    """What to do about a value that the graph does not have, for the end of a sentence."""
+    """Advice about a value that the graph does not have, for the end of a sentence."""
     named_by = passes_by_value()
     if value not in named_by:
         close = difflib.get_close_matches(value, named_by, n=1)
@@ -186,6 +186,6 @@ def _check_writes(item: Pass, before: dict[fx.Node, set[str]], after: dict[fx.No
         for name in sorted((written_before - written_after) - declared):
             raise VerifierError(
                 name=item.name,
-                problem=f"it takes away a write of the state tensor {name!r}, which it does not declare: name it in "
+                problem=f"it removes a write of the state tensor {name!r}, which it does not declare: name it in "
                 "writes",
             )

@@ -24,15 +24,10 @@ def test_the_words_are_found_in_prose_alone(tmp_path: Path) -> None:
     assert len(prose(page.read_text()).splitlines()) == 9
 
 
-#: Folders and files of the package whose docstrings, comments and messages are not held to the list yet.
-LATER = {"ops", "passes"}
-
-
 def test_code_avoids_the_words_of_the_list() -> None:
     occurrences = [
         (str(path.relative_to(ROOT)), *item)
         for path in sorted((ROOT / "speccompile").rglob("*.py"))
-        if path.relative_to(ROOT / "speccompile").parts[0] not in LATER
         for item in code_prose.found(path)
     ]
     assert not occurrences

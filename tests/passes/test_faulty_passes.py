@@ -108,7 +108,7 @@ FAULTS: list[tuple[Any, type[Exception], str]] = [
     (knows_no_state, PassFailed, "no state tensor 'unheard_of'"),
     (takes_a_weights_name, PassFailed, "the state 'model_norm_weight' has the name of a weight"),
     (takes_a_bodys_name, PassFailed, "the state 'decoder_layer' has the name of an outlined body"),
-    (lambda self, graph: None, PassFailed, "has to return Changes"),
+    (lambda self, graph: None, PassFailed, "must return Changes"),
     (reads_too_early, PassFailed, "no value 'row_accepted' here. Values here: logits, slots. Pass 'greedy_accept'"),
     (reads_a_misspelt_value, PassFailed, "Did you mean 'row_accepted'?"),
     (decides_on_a_value, PassFailed, "(graph.insert(lambda seen: seen.add_(1) if seen.sum() > 0 else seen, "),

@@ -1,1 +1,1 @@
-"""Ops of our own for the CPU, in C++: products over packed weights, and attention over live keys."""
+"""The package's ops for the CPU, in C++: products over packed weights, and attention over live keys."""

@@ -1,7 +1,7 @@
-"""``wrap(consume=True)``: packed weights replace the model's own, so that there is one copy of them.
+"""``wrap(consume=True)``: packed weights replace the model's own, and only one copy of them remains.
 
-Weights in the form ``same`` can be restored from their packs, so each goes when it is packed. Rounded ones cannot: the
-model's own stay until the wrap has passed its checks, and longer where it fails.
+Weights in the form ``same`` can be restored from their packs, so each is freed when it is packed. Rounded weights
+cannot: the model's own stay until the wrap has passed its checks, and if it fails they stay.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from speccompile.errors import ModelConsumed
 from speccompile.ops.cpu.forms.base import Form
 from speccompile.utils.memory import release_file_pages, trim_heap
 
-#: Whether rounded weights are read as stand-ins, see :func:`standing_in`.
+#: Whether reading a rounded weight returns its substitute, see :func:`standing_in`.
 _STANDING_IN: ContextVar[bool] = ContextVar("standing_in", default=False)
 
 
 @contextlib.contextmanager
 def standing_in() -> Iterator[None]:
-    """Within it, reading a rounded weight returns its stand-in and unpacks nothing. For code that replaces what is
-    computed with it."""
+    """Within it, reading a rounded weight returns a substitute of its shape and unpacks nothing. For code that replaces
+    what is computed with the weight.
+    """
     token = _STANDING_IN.set(True)
     try:
         yield
@@ -123,8 +124,9 @@ class _Owner:
 
 @dataclass(frozen=True)
 class _Taken:
-    """A weight that was taken. ``own`` are the model's values while they may have to be restored and its pack does not
-    have them."""
+    """A weight that its pack has replaced. ``own`` holds the model's values as long as they may be restored, if the
+    pack does not have them.
+    """
 
     owners: list[_Owner]
     own: torch.Tensor | None
@@ -148,8 +150,9 @@ class ConsumedWeights:
         *,
         transposed: bool,
     ) -> torch.Tensor | None:
-        """Replace the weight at ``path`` by its pack, in all modules that share it. Returns its stand-in, see
-        :func:`standing_in`, if ``form`` rounds."""
+        """Replace the weight at ``path`` by its pack, in all modules that share it. Returns its substitute, see
+        :func:`standing_in`, if ``form`` rounds.
+        """
         owners = self._owners(path)
         old = getattr(owners[0].module, owners[0].name).detach()
         # What is computed with it by mistake is NaN.
@@ -193,7 +196,7 @@ class ConsumedWeights:
             self._handles.pop().remove()
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """What the weights have become, by all names that the model now has for them."""
+        """Tensors that the weights' parameters now hold, by all names that the model has for them."""
         owners = itertools.chain.from_iterable(taken.owners for taken in self._taken)
         return {owner.original_path: owner.original.detach() for owner in owners}
 
@@ -208,7 +211,7 @@ class ConsumedWeights:
 
 
 class _UnpackState:
-    """A hook of ``state_dict``: a consumed weight has its own name and form there, so that the model can be saved."""
+    """Hook of ``state_dict`` for saving the model: a consumed weight has its own name and form there."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -40,8 +40,8 @@ SOURCES = Path(__file__).parent / "csrc"
 BASE = "base"
 LIBRARIES = tuple(sorted(path.name for path in SOURCES.iterdir() if path.is_dir()))
 # Multiply-adds are written where they are meant. Left to the compiler, two tiles could round differently.
-# Tuned for the very CPU, as Inductor asks for, GCC makes the inner loop of eight rows a third slower on AMD's Zen 3.
-# What torch's own headers are warned of is not ours, and fills megabytes.
+# Inductor's options tune for the machine's CPU. Tuned so, GCC's inner loop of eight rows is a third slower on AMD's
+# Zen 3. Warnings are off: those about torch's headers fill megabytes.
 FLAGS = ("-fvisibility=hidden", "-ffp-contract=off", "-fno-math-errno", "-mtune=generic", "-w", "-g0")
 # Ops only prepare calls of kernels. With -O3 they would take a third longer to compile and be no faster.
 FLAGS_OF_OPS = ("-O1",)
@@ -53,7 +53,7 @@ _failures: dict[str, str] = {}
 
 
 def missing_tools() -> str | None:
-    """Why the C++ ops cannot be built on this machine, as far as that is known at once. None if they can."""
+    """Reason why the C++ ops cannot be built on this machine, found without a build; None: no reason was found."""
     if os.name == "nt":
         return "the C++ ops are built with GCC's or Clang's options only"
     try:
@@ -64,7 +64,7 @@ def missing_tools() -> str | None:
 
 
 def cpu_ops(library: str = BASE) -> Future[Path]:
-    """A library of C++ ops for this CPU (or what ``ATEN_CPU_CAPABILITY`` says), built beside other work."""
+    """A library of C++ ops for this CPU (or for ``ATEN_CPU_CAPABILITY``), built in the background."""
     if library in _found:
         return _found[library]
     probes = instruction_sets()
@@ -95,10 +95,10 @@ in_child(_after_fork)
 
 
 def load_cpu_ops(*libraries: str) -> str | None:
-    """Wait for C++ ops of ``torch.ops.speccompile``, and make them callable.
+    """Wait for C++ ops of ``torch.ops.speccompile``, and load them.
 
     Args:
-        libraries: those beside ``base``.
+        libraries: the libraries to load in addition to ``base``.
 
     Returns:
         Why they are not available, or None.
@@ -197,7 +197,7 @@ def _library_in(folder: Path, library: str) -> Path:
     try:
         return _library(folder, library)
     except Exception as error:
-        # The compiler is another process: of a disk that is full it writes a message.
+        # The compiler is another process: its message reports a full disk.
         unwritten = error if isinstance(error, OSError) else write_error(error)
         spare = None if unwritten is None else spare_dir(folder.parent, unwritten)
         if spare is None:
@@ -241,14 +241,15 @@ def _build(library: str, isa: VecISA, target: Path) -> None:
 
 
 def _lower_priority() -> None:
-    """Leave the cores to the capture, which takes longer. On Linux a priority belongs to a thread and its processes."""
+    """Leave the cores to the capture, which is slower. On Linux a priority belongs to a thread and its processes."""
     if sys.platform == "linux":
         os.nice(10)
 
 
 def _units(library: str, folder: Path) -> list[Path]:
-    """One file for each folder of a library's sources, which includes all of them: torch's headers take the compiler
-    longer than our sources. The files are compiled in parallel; more of them would slow the capture of the model.
+    """One file for each folder of a library's sources, which includes all of them: the compiler spends more time on
+    torch's headers than on the sources. The files are compiled in parallel; more of them would slow the capture of the
+    model.
     """
     units = []
     for sources in sorted({path.parent for path in Path(SOURCES, library).rglob("*.cpp")}):

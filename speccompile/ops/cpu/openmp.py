@@ -1,7 +1,7 @@
 """OpenMP's regions in the C++ that Inductor writes, where they have one thread.
 
 While a step runs in the pool (``csrc/base/ops/share.cpp``), OpenMP has one thread. libgomp still creates a team for
-each region and makes a system call at each barrier. A layer has about five regions: for a small model that takes longer
+each region and issues a system call at each barrier. A layer has about five regions: for a small model that is slower
 than their arithmetic.
 """
 

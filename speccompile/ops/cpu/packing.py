@@ -27,12 +27,12 @@ class Pack:
         tensors: what stands for it, see :class:`~speccompile.ops.cpu.forms.base.Form`.
         weight: the model's, or a transposed view of that; None once it is consumed.
         of_vocabulary: it is an embedding's or an lm_head's.
-        is_table: it is an embedding's alone, which has no inputs that a calibration could weigh.
+        is_table: only an embedding reads it, so no inputs exist that a calibration could weigh.
         format: of the checkpoint whose integers it holds; empty where ``weight`` was packed.
         order: int64 ``[depth]``, the input that each of its columns is multiplied with; None: all in their order.
-        stand_in: what the model reads in its place within :func:`~speccompile.ops.cpu.consume.standing_in`, once a
+        stand_in: substitute that the model reads within :func:`~speccompile.ops.cpu.consume.standing_in`, once a
             rounded weight is consumed.
-        importance: of its inputs, float32 ``[depth]``, if rounding takes that into account.
+        importance: of its inputs, float32 ``[depth]``, if rounding uses it.
     """
 
     form: Form
@@ -60,7 +60,7 @@ class Pack:
         return self.form.description + (", calibrated" if self.importance is not None else "")
 
     def packed(self, value: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """What :attr:`tensors` have to be for another ``value`` of the weight."""
+        """Contents of :attr:`tensors` for another ``value`` of the weight."""
         return _pack(self.form, value, self.importance)
 
     def unpack(self) -> torch.Tensor:
@@ -103,7 +103,7 @@ class WeightPacks:
         self._packs: dict[str, Pack] = {}
         #: Names of ``forms`` that decided on a weight.
         self._keys_used: set[str] = set()
-        #: What takes the rounded weights.
+        #: Calls that replace the rounded weights by their packs.
         self._to_take: list[Callable[[], None]] = []
 
     def of(self, path: str, weight: torch.Tensor, *, of_vocabulary: bool = False, is_table: bool = False) -> Pack:
@@ -111,7 +111,7 @@ class WeightPacks:
 
         Args:
             of_vocabulary: it is an embedding's or an lm_head's.
-            is_table: it is an embedding's alone.
+            is_table: only an embedding reads it.
         """
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
@@ -139,7 +139,7 @@ class WeightPacks:
         key = self.forms.key(modules)
         if key is not None:
             chosen = dict(self.forms.modules)
-            # Both names of a tied weight may say the same.
+            # Both names of a tied weight may have the same form.
             self._keys_used |= {name for name in self.forms.keys(modules) if chosen[name] == chosen[key]}
         return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
 
@@ -184,7 +184,7 @@ class WeightPacks:
         release()
 
     def unused_names(self) -> list[str]:
-        """Names of modules with a form of their own that no packed weight has."""
+        """Names of modules in the options that decided the form of no packed weight."""
         return [name for name, _ in self.forms.modules if name not in self._keys_used]
 
     def deciding_name(self, name: str) -> str | None:
@@ -216,8 +216,9 @@ class WeightPacks:
             follower.refresh()
 
     def repacked(self, weight: torch.Tensor, value: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The packs of ``weight``, each with what it has to become where the weight becomes ``value``, of the same
-        shape and strides."""
+        """Tensors of the packs of ``weight``, each with its new contents for a weight of ``value``, which has the same
+        shape and strides.
+        """
         return [
             pair
             for pack in self
@@ -227,7 +228,7 @@ class WeightPacks:
 
     @property
     def weights(self) -> dict[str, torch.Tensor]:
-        """What was packed and is still there, by path."""
+        """Weights that were packed and that the model still holds, by path."""
         return {path: pack.weight for path, pack in self._packs.items() if pack.weight is not None and not pack.format}
 
     @property

@@ -59,7 +59,7 @@ def values_of(weight: torch.Tensor) -> torch.Tensor:
 
 
 def is_quantized(model: nn.Module) -> bool:
-    """Whether a weight of ``model`` is in a pack alone."""
+    """Whether a weight of ``model`` is only in a pack."""
     return any(isinstance(parameter, QuantizedParameter) for parameter in model.parameters())
 
 
@@ -68,7 +68,7 @@ class _Taken:
     """A parameter as it was before the wrap.
 
     Args:
-        before: itself on the meta device, or its one element if an earlier wrap took its values; else None.
+        before: itself on the meta device, or its one element if an earlier wrap holds its values; else None.
     """
 
     owners: Owners
@@ -188,9 +188,9 @@ class QuantizedPacks(QuantizedForms):
         weight: GroupedWeight = self._weights[name]
         wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
         if weight.shape != wanted:
-            raise self._refusal(f"{name} is {list(weight.shape)}, and the model's {list(wanted)}")
+            raise self._refusal(f"{name} is {list(weight.shape)}, and must be {list(wanted)}, as in the model")
         if weight.order is not None and any(isinstance(module, nn.Embedding) for module, _ in taken.owners):
-            raise self._refusal(f"{name} has an order of inputs, and is an embedding's, which has none")
+            raise self._refusal(f"{name} has an order of inputs, and must not, since it is an embedding's")
         form, tensors = pack_grouped(weight)
         element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(wanted)
         pack = Pack(form, tensors, *wanted, element, format=self.format)
@@ -241,7 +241,7 @@ def _is_transposed(taken: _Taken) -> bool:
 
 
 class _ValuesInState:
-    """A hook of ``state_dict``: the dequantised values, so that the model can be saved."""
+    """Hook of ``state_dict`` for saving the model: it returns the dequantised values."""
 
     def __init__(self, name: str) -> None:
         self._name = name

@@ -40,19 +40,19 @@ def as_packed(packs: WeightPacks) -> Iterator[None]:
 
 @contextlib.contextmanager
 def reading_packs(packs: Iterable[Pack]) -> Iterator[None]:
-    """Within it, a model some of whose weights are in ``packs`` alone computes over those. All else would be NaN."""
+    """Within it, a model multiplies with the weights that are only in ``packs``. Without it, results would be NaN."""
     with _OverPacks(packs, _packed_linear):
         yield
 
 
 @contextlib.contextmanager
 def inputs_unrounded(packs: WeightPacks) -> Iterator[None]:
-    """Within it, the model and graphs that read the packs round weights alone, inputs not.
+    """Within it, the model and graphs that read the packs round weights but not inputs.
 
-    Rounded inputs make chaos of the last bits: a number that is almost undecided goes to either side, and some layers
-    later all of them have. Two correct forwards of SmolLM2 whose embeddings differ by a ten-millionth have logits as
-    far from each other as from those of the model that is not rounded at all. Without this one step both are smooth
-    again, and can be compared as strictly as any model's.
+    Rounding of inputs amplifies differences in the last bits: a number close to the border between two integers may
+    round to either, and some layers later this has reached all numbers. The logits of two correct forwards of SmolLM2
+    whose embeddings differ by a ten-millionth are as distant from each other as from those of the model without
+    rounding. Without rounded inputs both forwards are smooth, and can be compared as strictly as any model's.
     """
     if not packs.rounds:
         yield
@@ -62,7 +62,7 @@ def inputs_unrounded(packs: WeightPacks) -> Iterator[None]:
 
 
 def check_kernels(packs: WeightPacks) -> None:
-    """The other half of what :func:`inputs_unrounded` lets be compared: rounding itself, weight by weight.
+    """Check rounding itself, weight by weight: the part that :func:`inputs_unrounded` leaves out of comparisons.
 
     Raises:
         LoweringError: a pack is not its weight, rounded, or the op over it computes something else.
@@ -101,8 +101,9 @@ def _unrounded_packed_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | N
 def _unrounded_linear(
     form: Form, x: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, features: int
 ) -> torch.Tensor:
-    """By the op itself, which rounds an input, and again what that leaves of it. To unpack all weights for each forward
-    would take nearly all of the time that a wrap takes."""
+    """The sum of the op over the rounded input and over the rounding errors that remain. Unpacking all weights for each
+    forward would be nearly all of the time of a wrap.
+    """
     rest = x.float().flatten(0, -2)
     product = rest.new_zeros((rest.shape[0], features))
     for _ in range(PARTS):
@@ -115,7 +116,7 @@ def _unrounded_linear(
 
 
 class _OverPacks(TorchFunctionMode):
-    """What the model computes over weights that have rounded packs, it computes by ``linear`` over those."""
+    """Mode in which the model's products with weights that have rounded packs are computed by ``linear``."""
 
     def __init__(self, packs: Iterable[Pack], linear: Linear) -> None:
         super().__init__()

@@ -46,7 +46,7 @@ _ARGUMENTS = {
     ),
 }
 
-# A body is compiled while the ops that it calls are still being built. So none of them has to exist when it is loaded:
+# A body is compiled while the ops that it calls are still being built. So none of them needs to exist when it loads:
 # each is looked up when it is first called. A macro, since a function cannot pass on a variable number of arguments.
 # Inductor writes ``extern`` before the text and ``;`` after it.
 _DECLARATION = """\
@@ -61,7 +61,7 @@ static_assert(true)"""
 
 
 class Shims(dict[OpOverload, list[str]]):
-    """Declarations by op, as Inductor's ``aot_inductor.custom_ops_to_c_shims`` takes them.
+    """Declarations by op, in the form of Inductor's ``aot_inductor.custom_ops_to_c_shims``.
 
     Inductor pickles its options for the keys of its caches, and could not pickle ops. The schemas of all ops are part
     of the key: compiled code passes arguments by their number, so code for another schema would pass wrong ones.
@@ -72,7 +72,7 @@ class Shims(dict[OpOverload, list[str]]):
 
 
 def shims() -> Shims:
-    """All of them."""
+    """The declarations of all ops."""
     ops = torch.ops.speccompile
     return Shims(
         {

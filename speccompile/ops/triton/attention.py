@@ -1,17 +1,17 @@
 """Attention over the KV arena on CUDA: split over the cache, the query heads of a KV head packed into one product.
 
 After Dao et al., "Flash-Decoding for long-context inference" (2023). Two kernels: each program of the first
-(``attention_partial.py``) takes a tile of queries over a fixed stretch of the cache and leaves partial results in a
+(``attention_partial.py``) attends a tile of queries to a fixed stretch of the cache and stores partial results in a
 workspace, the second (``attention_combine.py``) combines them. A plan of one split needs the first kernel only.
 
-The order of reduction. Blocks of keys, and the stretches that splits cover, begin at fixed places of the cache, which
-do not depend on what is live. A block or a split that a query sees nothing of adds 0 and multiplies by 1. So with a
-plan of ``fixed_order`` the order of a query's reduction depends on its own position alone.
-The same machine code serves every width: what is multiplied and then added is rounded once or twice as the compiler
-sees fit, and another version of a kernel might differ in that.
+Order of reduction: blocks of keys, and the stretches that splits cover, begin at fixed positions of the cache, which do
+not depend on the live length. A block or a split of which a query sees nothing adds 0 and multiplies by 1. With a plan
+of ``fixed_order`` the order of a query's reduction therefore depends only on its own position.
+The same machine code serves every width. The compiler decides whether a product and a sum are rounded once or twice,
+and another version of a kernel might differ in that.
 
-Cost follows the true length: positions are read on the device, and a program whose stretch no query of its tile sees
-returns at once. What is not live is never loaded.
+Cost follows the live length: positions are read on the device, and a program whose stretch no query of its tile sees
+returns at once. Dead parts of the cache are never loaded.
 """
 
 from __future__ import annotations
@@ -45,21 +45,21 @@ def attention_launches(
 
 
 def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> torch.Tensor:
-    """``speccompile::attention`` on CUDA; arguments (:class:`AttentionCall`) and result as the op's ``reference`` has
-    them.
+    """``speccompile::attention`` on CUDA; arguments (:class:`AttentionCall`) and result are those of the op's
+    ``reference``.
 
-    The op's schema has no workspace, so that it is allocated here: under capture it lies in the graph's pool, and
-    all layers share one piece of it.
+    The op's schema has no workspace; it is allocated here. Under capture it lies in the graph's pool, and all layers
+    share one piece of it.
 
     Raises:
-        RuntimeError: for a dtype that there is no kernel for, and for caches whose features are not side by side.
+        RuntimeError: for a dtype without a kernel, and for caches whose features are not side by side.
     """
     call = AttentionCall(*arguments, **options)
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
     refuse_sizes(call.window, call.chunk)
     if q.dtype not in DTYPES or k_cache.dtype is not q.dtype or v_cache.dtype is not q.dtype:
         raise RuntimeError(
-            "speccompile::attention on CUDA takes queries, keys and values of one dtype, float16, bfloat16 or "
+            "speccompile::attention on CUDA accepts queries, keys and values of one dtype, float16, bfloat16 or "
             f"float32, not {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
         )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:

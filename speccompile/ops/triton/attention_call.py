@@ -13,7 +13,7 @@ LOG2_E = math.log2(math.e)
 
 @dataclass(frozen=True)
 class AttentionCall:
-    """In the order of the op's schema; ``speccompile.ops.attention.reference`` says what each is."""
+    """Arguments in the order of the op's schema; ``speccompile.ops.attention.reference`` describes each of them."""
 
     q: torch.Tensor
     k_cache: torch.Tensor

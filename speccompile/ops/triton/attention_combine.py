@@ -34,8 +34,8 @@ def combine_attention(  # type: ignore[no-untyped-def]
 ):
     """Program (place * HEADS + head, slice of the values, row): the weighted sum of one query's partial results.
 
-    ``SPAN`` keys to a split. Splits that were not computed for this query weigh nothing and are not loaded, so that
-    neither their number nor what stands in their part of the workspace matters.
+    A split has ``SPAN`` keys. Splits that were not computed for this query have the weight 0 and are not loaded:
+    neither their number nor the contents of their part of the workspace matters.
     """
     query = tl.program_id(0)
     place = query // HEADS

@@ -269,6 +269,6 @@ def partial_launch(call: AttentionCall, out: torch.Tensor, workspace: torch.Tens
         },
         plan.warps,
         plan.stages,
-        # Left to itself ptxas keeps to 128 here, so that two programs fit, and spills.
+        # By default ptxas limits this kernel to 128 registers, which lets two programs fit, and spills.
         most_registers=255 if call.parents is not None and two_loops and plan.warps == 8 else None,
     )

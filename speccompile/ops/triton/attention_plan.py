@@ -1,4 +1,4 @@
-"""How attention is cut into programs: from static sizes alone, so that a CUDA graph can hold it."""
+"""Division of attention into programs. It depends only on static sizes, so a CUDA graph can hold it."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ MAX_SPLITS = 64
 PROGRAMS = 1024
 # A program that reads a single block of keys has nothing to load ahead.
 LEAST_BLOCKS = 2
-# tl.dot takes no fewer rows; more than this many need more registers than there are for wide heads.
+# tl.dot needs at least 16 rows; more than 64 need more registers than a thread has for wide heads.
 LEAST_QUERIES, MOST_QUERIES = 16, 64
 
 
 def power_of_2(size: int) -> int:
-    """The least power of 2 that is no smaller."""
+    """The least power of 2 that is at least ``size``."""
     return 1 << max(0, size - 1).bit_length()
 
 
@@ -25,8 +25,8 @@ def power_of_2(size: int) -> int:
 class AttentionPlan:
     """Sizes of the grid and of its tiles.
 
-    A program takes ``queries`` queries of one KV head (all query heads of its group, of as many places as fit) over
-    ``blocks`` blocks of ``keys`` keys; blocks are cut at multiples of ``keys`` from place 0 on.
+    A program attends ``queries`` queries of one KV head (all query heads of its group, at as many positions as fit) to
+    ``blocks`` blocks of ``keys`` keys; blocks begin at multiples of ``keys``.
     """
 
     queries: int
@@ -74,8 +74,9 @@ def plan_attention(
 
 
 def workspace_size(plan: AttentionPlan, rows: int, width: int, heads: int, value_dim: int) -> int:
-    """float32 elements that partial results take: for each split and query a vector, a maximum and a sum. A plan of one
-    split leaves none."""
+    """Number of float32 elements of the partial results: for each split and query a vector, a maximum and a sum. 0 for
+    a plan of one split.
+    """
     if plan.splits == 1:
         return 0
     return rows * plan.splits * width * heads * (value_dim + 2)

@@ -1,4 +1,4 @@
-"""What of the cache a query sees, as the attention kernels ask."""
+"""The part of the cache that a query sees, for the attention kernels."""
 
 from __future__ import annotations
 
@@ -22,7 +22,9 @@ def first_seen(own, WINDOW: tl.constexpr, CHUNK: tl.constexpr):  # type: ignore[
 
 @triton.jit
 def seen_nodes(node, place, first, positions, parents, width):  # type: ignore[no-untyped-def]
-    """Which nodes (``[KEYS]``, the root is 0) queries of nodes ``place`` (``[QUERIES]``) see: ancestors and itself."""
+    """Mask ``[QUERIES, KEYS]`` of the nodes (``node [KEYS]``, the root is 0) that the queries of nodes ``place
+    [QUERIES]`` see: its ancestors and itself.
+    """
     within = (node >= 0) & (node < width)
     position = tl.load(positions + node, mask=within, other=-1).to(tl.int32)
     ancestor = place

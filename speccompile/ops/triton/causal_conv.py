@@ -93,7 +93,7 @@ def causal_conv(
     positions: torch.Tensor,
     settled: torch.Tensor,
 ) -> torch.Tensor:
-    """As :func:`speccompile.ops.causal_conv.reference`; ``kept`` is contiguous."""
+    """:func:`speccompile.ops.causal_conv.reference` on CUDA; ``kept`` must be contiguous."""
     x, weight, slots, positions, settled = (item.contiguous() for item in (x, weight, slots, positions, settled))
     bias, out = None if bias is None else bias.contiguous(), torch.empty_like(x)
     run_all(causal_conv_launches(x, weight, bias, kept, slots, positions, settled, out), x)

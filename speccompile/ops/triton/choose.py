@@ -1,4 +1,4 @@
-"""The token of each place: argmax of the scores plus noise that is made where it is added.
+"""The token of each position: argmax of the scores plus noise that is generated where it is added.
 
 The noise is that of ``speccompile.ops.noise``: the same integers, Gumbels equal to a few ulp. It is never
 written to memory, and the scores are read once.
@@ -12,10 +12,10 @@ import triton.language as tl
 
 from speccompile.ops.triton.launch import Launch, run_all
 
-# Ids that a program looks at in one go, and in all. Which program sees which ids does not change the outcome.
+# Ids that a program reads at once, and in all. Which program reads which ids does not change the outcome.
 BLOCK = 1024
 SPAN = 4 * BLOCK
-# Splits that the second kernel takes in one go.
+# Splits that the second kernel reads at once.
 SPLITS = 64
 
 _GOLDEN = tl.constexpr(0x9E3779B97F4A7C15)
@@ -124,7 +124,7 @@ def choose_combine(  # type: ignore[no-untyped-def]
     FORBIDS: tl.constexpr,
     SPLITS: tl.constexpr,
 ):
-    """Program (place of a row): its token, -1 where there is none."""
+    """Program (position of a row): its token, -1 if none can be chosen."""
     at = tl.program_id(0)
     lane = tl.arange(0, SPLITS)
     top = tl.full((SPLITS,), float("-inf"), tl.float32)

@@ -1,8 +1,8 @@
 """Linears of chosen experts on CUDA: pairs of a token and an expert are grouped by expert, then each expert's weights
 are multiplied with its own pairs.
 
-Which programs there are follows from sizes alone, so that a CUDA graph can hold them: those of an expert that no token
-chose end at once. A tile has as many rows whatever the width, so a pair's bits depend on no other pair.
+The number of programs follows from sizes only, so a CUDA graph can hold them; programs of an expert that no token chose
+end at once. A tile has the same number of rows at every width, so a pair's bits depend on no other pair.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from speccompile.ops.triton.launch import Launch, run_all
 
 # Pairs that a program groups at once.
 GROUPED = 1024
-# A tile: tl.dot takes no fewer rows, and a step has seldom more pairs of one expert; columns make enough programs of
-# few experts to keep a GPU busy.
+# A tile: tl.dot needs at least 16 rows, and a step seldom has more pairs of one expert. With 64 columns, few experts
+# have enough programs to keep a GPU busy.
 ROWS, COLUMNS, DEPTHS = 16, 64, 64
 
 
@@ -139,7 +139,7 @@ def expert_linear_launches(
 def expert_linear(
     x: torch.Tensor, experts: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, transposed: bool
 ) -> torch.Tensor:
-    """As :func:`speccompile.ops.expert_linear.reference`. Experts are not checked: that would wait for the GPU."""
+    """:func:`speccompile.ops.expert_linear.reference` on CUDA. Experts are not checked: that would wait for the GPU."""
     x, experts, weight = x.contiguous(), experts.contiguous(), weight.contiguous()
     out = x.new_empty((*experts.shape, weight.shape[2 if transposed else 1]))
     begin = torch.empty(weight.shape[0] + 2, dtype=torch.int32, device=x.device)

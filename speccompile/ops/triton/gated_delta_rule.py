@@ -134,7 +134,7 @@ def gated_delta_rule(
     kept: torch.Tensor,
     *cursor: torch.Tensor,
 ) -> torch.Tensor:
-    """As :func:`speccompile.ops.gated_delta_rule.reference`; ``state`` and ``kept`` are contiguous."""
+    """:func:`speccompile.ops.gated_delta_rule.reference` on CUDA; ``state`` and ``kept`` must be contiguous."""
     q, inputs, out = q.contiguous(), side_by_side((k, v, gate, beta)), torch.empty_like(v).contiguous()
     slots, positions, absorbed, settled = (item.contiguous() for item in cursor)
     gates = gate.shape[3]

@@ -12,12 +12,12 @@ import torch
 
 @dataclass(frozen=True)
 class Launch:
-    """What ``kernel[grid](**arguments)`` needs.
+    """One call ``kernel[grid](**arguments)``.
 
     Args:
         kernel: a ``@triton.jit`` function.
         grid: programs along each of up to three axes.
-        arguments: every parameter of the kernel by name; ``None`` for a tensor that there is none of.
+        arguments: every parameter of the kernel by name; ``None`` for an absent tensor.
         warps: warps a program. stages: depth of software pipelining.
         most_registers: of a thread; None leaves it to ptxas.
     """
@@ -31,7 +31,7 @@ class Launch:
 
     @property
     def options(self) -> dict[str, int | None]:
-        """As triton names them."""
+        """Launch options by Triton's names."""
         return {"num_warps": self.warps, "num_stages": self.stages, "maxnreg": self.most_registers}
 
     def run(self) -> None:
@@ -43,7 +43,7 @@ _noted: ContextVar[list[Launch] | None] = ContextVar("noted", default=None)
 
 
 def launches_of(work: Callable[[], object]) -> list[Launch]:
-    """What ``work`` would launch through :func:`run_all`; nothing is, so that fake tensors will do."""
+    """Launches that ``work`` passes to :func:`run_all`. None of them runs, so its tensors may be fake."""
     token = _noted.set([])
     try:
         work()

@@ -1,9 +1,8 @@
 """Low-rank adapters on CUDA: one launch for up to three linears that read one input.
 
 A program has up to 16 tokens of a row, and every n-th tile of a linear's outputs. It multiplies its tokens with the
-first matrix of the row's adapter itself, which no other launch has to do before it: that matrix is small, and in L2
-after its first reading. There are as many programs as keep a GPU busy, at any width. Those of a row without an adapter
-read no matrix.
+first matrix of the row's adapter itself, without a launch for that before it: the matrix is small, and in L2 after its
+first reading. The number of programs keeps a GPU busy at any width. Those of a row without an adapter read no matrix.
 
 Sums have a fixed order and tiles a fixed shape, so a token's bits depend on no other token, nor on the number of
 programs. Source: Chen et al., "Punica" (2023), section 4, which has a launch for each of the two matrices. Not run on a
@@ -235,7 +234,7 @@ def lora(
     first: int,
     places: torch.Tensor,
 ) -> list[torch.Tensor]:
-    """As :func:`speccompile.ops.lora.reference`."""
+    """:func:`speccompile.ops.lora.reference` on CUDA."""
     flat = _by_token(x)
     old = [_by_token(output) for output in outputs]
     results = [output.new_empty(output.shape) for output in outputs]

@@ -1,4 +1,4 @@
-"""The n-gram match of ``speccompile.modes.ngram``, over the live part of each row's text alone."""
+"""The n-gram match of ``speccompile.modes.ngram``, which reads only the live part of each row's sequence."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def normalize(scores, score_row, score_place, vocab, wanted, BLOCK: tl.constexpr
     for first in range(0, vocab, BLOCK):
         there = first + lane < vocab
         value = tl.load(scores + first + lane, mask=there, other=0.0)
-        # NaN, and an infinite score, make all scores NaN, as in torch.
+        # NaN, and an infinite score, turn all scores into NaN, as in torch.
         total += tl.where(there, tl.exp(value - highest), 0.0)
     log_total = tl.log(tl.sum(total))
     for first in range(0, vocab, BLOCK):

@@ -1,8 +1,8 @@
-"""What the kernels of recurrences share: where a row stands, the inputs of a place, and which inputs are kept.
+"""Parts that the kernels of recurrences share: positions of a row, inputs of a position, and storing of kept inputs.
 
-A recurrence reads kept inputs, and what it keeps may take their place: so that is a launch of its own, after it. Both
-have the layout of :mod:`speccompile.ops.recurrence`. A place is computed by the same code whether its inputs are kept
-ones or new ones, and whatever the width: its bits depend on neither.
+A recurrence reads kept inputs, and the inputs that it keeps may overwrite them: keeping is a separate launch after it.
+Both have the layout of :mod:`speccompile.ops.recurrence`. A position is computed by the same code whether its inputs
+are kept ones or new ones, and whatever the width: its bits depend on neither.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ BLOCK = 1024
 
 @triton.jit
 def inputs_of(kept, inputs, slot, row, position, first, size, width, FEATURES: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Where the inputs of a position begin: kept ones before the row's first position, else those of the step."""
+    """Address of the inputs of a position: kept ones before the row's first position, else those of the step."""
     if position < first:
         place = kept + (slot * size + position % size) * FEATURES
     else:
@@ -53,8 +53,9 @@ def keep_launch(
     settled: torch.Tensor,
     reach: int = 0,
 ) -> Launch:
-    """Keeps inputs ``[B, T, F]`` of the R positions from ``settled - reach`` on in ``kept`` ``[N, R, F]``, as far as
-    the step has them. All are contiguous."""
+    """Launch that keeps inputs ``[B, T, F]`` in ``kept`` ``[N, R, F]``: of the R positions from ``settled - reach`` on,
+    those that the step has. All tensors must be contiguous.
+    """
     rows, width, features = inputs.shape
     block = min(BLOCK, power_of_2(features))
     return Launch(

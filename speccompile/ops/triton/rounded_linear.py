@@ -15,7 +15,7 @@ import triton.language as tl
 
 from speccompile.ops.triton.launch import Launch, run_all
 
-#: Outputs of a packed block, inputs that are rounded together, and rows of a tile (``tl.dot`` takes no fewer).
+#: Outputs of a packed block, inputs that are rounded together, and rows of a tile (the least that ``tl.dot`` accepts).
 COLUMNS, GROUP, ROWS = 32, 64, 16
 #: Linears of a launch: queries, keys and values.
 LINEARS = 3
@@ -155,7 +155,7 @@ def read_rounded_rows(  # type: ignore[no-untyped-def]
 
 
 def _sizes(packed: torch.Tensor, scales: torch.Tensor) -> dict[str, object]:
-    """What both kernels need to know of a pack."""
+    """Sizes of a pack, for both kernels."""
     return {
         "GROUPS": packed.shape[1] // 16,
         "SCALE_ROWS": scales.shape[1],
@@ -181,7 +181,7 @@ def multiply_launch(
     biases: Sequence[torch.Tensor | None],
     out: Sequence[torch.Tensor],
 ) -> Launch:
-    """One launch for at most three linears, whose packs differ in ``features`` alone; ``out[i]`` is ``[rows, F_i]``."""
+    """One launch for at most three linears, whose packs differ only in ``features``; ``out[i]`` is ``[rows, F_i]``."""
     sizes = _sizes(packed[0], scales[0])
     rows = numbers.shape[0]
     depth = GROUP * packed[0].shape[1] // 16
@@ -230,7 +230,7 @@ def rounded_linears(
     biases: list[torch.Tensor],
     features: list[int],
 ) -> list[torch.Tensor]:
-    """As ``int8_linears`` and ``int4_linears`` of :mod:`speccompile.ops.native`."""
+    """``int8_linears`` and ``int4_linears`` of :mod:`speccompile.ops.native` on CUDA."""
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     rows, groups = flat.shape[0], packed[0].shape[1] // 16
     numbers = torch.empty((rows, groups, GROUP), dtype=torch.int8, device=x.device)
@@ -249,7 +249,7 @@ def rounded_linears(
 def rounded_linear(
     x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, features: int
 ) -> torch.Tensor:
-    """As ``int8_linear`` and ``int4_linear``."""
+    """``int8_linear`` and ``int4_linear`` on CUDA."""
     return rounded_linears(x, [packed], [scales], [] if bias is None else [bias], [features])[0]
 
 
@@ -261,7 +261,7 @@ def embedding_launch(packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tens
 
 
 def rounded_embedding(packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, depth: int) -> torch.Tensor:
-    """As ``int8_embedding`` and ``int4_embedding``. Ids are not checked: that would wait for the GPU."""
+    """``int8_embedding`` and ``int4_embedding`` on CUDA. Ids are not checked: that would wait for the GPU."""
     ids = ids.contiguous()
     out = torch.empty((*ids.shape, depth), dtype=torch.float32, device=packed.device)
     run_all([embedding_launch(packed, scales, ids, out)], packed)

@@ -135,7 +135,7 @@ def selective_scan(
     kept: torch.Tensor,
     *cursor: torch.Tensor,
 ) -> torch.Tensor:
-    """As :func:`speccompile.ops.selective_scan.reference`; ``state`` and ``kept`` are contiguous."""
+    """:func:`speccompile.ops.selective_scan.reference` on CUDA; ``state`` and ``kept`` must be contiguous."""
     inputs, out = side_by_side((x, dt, B)), torch.empty_like(x).contiguous()
     slots, positions, absorbed, settled = (item.contiguous() for item in cursor)
     A, C = A.contiguous(), C.contiguous()

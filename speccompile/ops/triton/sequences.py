@@ -10,7 +10,7 @@ import triton.language as tl
 from speccompile.ops.triton.launch import Launch, run_all
 from speccompile.ops.triton.token_lists import of_scores
 
-# Places of a context that a program looks at at once.
+# Positions of a context that a program reads at once.
 PLACES = 1024
 
 

@@ -1,7 +1,7 @@
 """A linear over at most 16 rows: the weight is streamed once, by more programs than cuBLAS starts for so few rows.
 
 A program multiplies a tile of outputs with all rows, whose number is padded to the tensor cores' 16. The order of sums
-depends on the weight's shape alone, so a row has the same bits at every width and beside any other rows.
+depends only on the weight's shape, so a row has the same bits at every width, whatever the other rows are.
 """
 
 from __future__ import annotations

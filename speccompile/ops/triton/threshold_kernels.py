@@ -10,7 +10,7 @@ Three readings of the logits, each by many programs a place, and a search by one
 Kernels return at once for rows without a filter. Probabilities are added as integers, so no sum depends on its order,
 on the split, or on other places: the filters one by one, or all at once, find the same threshold.
 
-Source: Qrita, the kernel of vLLM's topk_topp_triton.py, also searches among gathered candidates alone.
+Source: Qrita, the kernel of vLLM's topk_topp_triton.py, which also searches only among gathered candidates.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def _interval(pivots, totals, at, top_k, top_p, PIVOTS: tl.constexpr, ROUNDING: 
 
 @triton.jit
 def _sum_from(candidates, count, bound, highest, MASS: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
-    """How many candidates are not below the key ``bound``, or their mass."""
+    """Number of the candidates that are not below the key ``bound``, or their mass."""
     lane = tl.arange(0, BLOCK)
     total = tl.zeros((BLOCK,), tl.int64)
     for first in range(0, count, BLOCK):

@@ -117,10 +117,10 @@ def forbid(
     *,
     at: bool = False,
 ) -> None:
-    """Set the scores of ``ids`` int64 ``[B, C]`` to -inf; -1 is none.
+    """Set the scores of ``ids`` int64 ``[B, C]`` to -inf; -1 is not an id.
 
     Args:
-        bound: int64 ``[B]``: only for tokens before which fewer than so many are, or, with ``at``, so many.
+        bound: int64 ``[B]``: applies only to tokens after fewer than ``bound`` others or, with ``at``, exactly so many.
     """
     size = ids.shape[1]
     own = {"ids": ids.contiguous(), "size": size, "length": length, "bound": bound}
@@ -129,14 +129,16 @@ def forbid(
 
 
 def bias(scores: torch.Tensor, ids: torch.Tensor, values: torch.Tensor) -> None:
-    """Add ``values`` float32 ``[B, C]`` to the scores of ``ids`` int64 ``[B, C]``; -1 is none."""
+    """Add ``values`` float32 ``[B, C]`` to the scores of ``ids`` int64 ``[B, C]``; -1 is not an id."""
     size = ids.shape[1]
     own = {"ids": ids.contiguous(), "values": values.contiguous(), "size": size, "SIZE": triton.next_power_of_2(size)}
     run_all([Launch(add_bias, (scores.shape[1], scores.shape[0]), {**of_scores(scores), **own})], scores)
 
 
 def force(scores: torch.Tensor, length: torch.Tensor, ids: torch.Tensor, limit: torch.Tensor) -> None:
-    """Leave ``ids`` int64 ``[B, C]`` alone for the last token before ``limit`` int64 ``[B]``; a first -1 is none."""
+    """Forbid all but ``ids`` int64 ``[B, C]`` as the last token before ``limit`` int64 ``[B]``; a row whose first id is
+    -1 is not changed.
+    """
     own = {"ids": ids.contiguous(), "size": ids.shape[1], "length": length, "limit": limit, "SPAN": SPAN}
     run_all([Launch(force_listed, every_split(scores), {**of_scores(scores), **own}, warps=8)], scores)
 

@@ -1,7 +1,7 @@
-"""Draft trees on CUDA: what of a proposal a tier takes, which path is accepted, and where its KV belongs.
+"""Draft trees on CUDA: fitting a proposal into a tier, finding the accepted path, and moving its KV.
 
-The ops of ``speccompile.ops.tree``. A row's tree lies in registers: a number is taken out of a vector by a sum over a
-mask, so that no memory is written that is read again.
+The ops of ``speccompile.ops.tree``. A row's tree lies in registers: a sum over a mask reads a number of a vector, and
+no memory is written that is read again.
 """
 
 from __future__ import annotations

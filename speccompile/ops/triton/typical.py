@@ -23,8 +23,9 @@ def _distance(value, highest, log_total, entropy):  # type: ignore[no-untyped-de
 def mask_untypical(  # type: ignore[no-untyped-def]
     scores, limit, score_row, score_place, vocab, ROUNDING: tl.constexpr, BLOCK: tl.constexpr
 ):
-    """Program (place, row): replace every score by -inf whose information is farther from the entropy than those that
-    make up the mass ``limit``. It returns at once for a row whose limit is 1."""
+    """Program (place, row): set to -inf each score whose information is farther from the entropy than that of the
+    nearest scores with the mass ``limit``. It returns at once for a row whose limit is 1.
+    """
     place, row = tl.program_id(0), tl.program_id(1)
     wanted = tl.load(limit + row)
     if wanted >= 1:

@@ -1,6 +1,7 @@
-"""Which drafts are almost as likely as the first token, without sorting: a draft's rank is the number of tokens ahead.
+"""Test whether drafts are almost as likely as the likeliest token, without sorting.
 
-The order of sums follows from V alone, so a place's result does not depend on other places.
+A draft's rank is the number of tokens before it. The order of sums depends only on V, so a position's result does not
+depend on other positions.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def within_top_places(  # type: ignore[no-untyped-def]
         value = tl.load(scores + ids, mask=ids < vocab, other=float("-inf")).to(tl.float32)
         total += tl.where(ids < vocab, tl.exp(value - highest), 0.0)
 
-    # A NaN, or a place where all scores are -inf, makes all of these NaN, which compares as False.
+    # With a NaN, or if all scores of the position are -inf, all of these are NaN, which compares as False.
     whole = tl.sum(total)
     own_prob = tl.exp(own - highest) / whole
     enough = 1.0 / whole - tl.load(allowed + row)
@@ -83,7 +84,7 @@ def within_top_launch(
 
 
 def is_within_top(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    """As :func:`speccompile.ops.within_top.reference`, for ``scores`` whose ids are contiguous."""
+    """:func:`speccompile.ops.within_top.reference` on CUDA, for ``scores`` whose ids are contiguous."""
     within = torch.empty(drafts.shape, dtype=torch.bool, device=scores.device)
     if drafts.numel():
         run_all([within_top_launch(scores, drafts, allowed.contiguous(), top_k, within)], scores)

@@ -1,4 +1,4 @@
-"""All ranks emit what the first one chose, where each would choose by numbers of its own."""
+"""The first rank's choice for all ranks, where each rank would choose by its own numbers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
 
-#: Values of a step that say what is emitted. A tree has its accepted path besides.
+#: Values of a step that determine the emitted tokens. A tree also has its accepted path.
 CHOSEN = ("target_tokens", "row_accepted", "path")
 
 
@@ -53,7 +53,7 @@ class BroadcastChoice(Pass):
 
 
 def gathered_of(logits: fx.Node) -> fx.Node | None:
-    """The collective that ``logits`` come from, maybe through a scale or a soft cap; None if there is none."""
+    """The collective that ``logits`` come from, maybe through a scale or a soft cap; None without a collective."""
     node = logits
     while node.target is not torch.ops.speccompile.all_gather.default:
         inputs = node.all_input_nodes

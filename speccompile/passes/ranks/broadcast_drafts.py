@@ -10,7 +10,7 @@ import torch
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
-#: Values of a step that say what is verified, and their number of columns beside the drafts of a chain or a tree.
+#: Values of a step that determine the verified drafts: tokens and lengths, and, of a tree, parents and depths.
 VERIFIED = ("drafts", "row_draft_lens", "parents", "depths")
 
 

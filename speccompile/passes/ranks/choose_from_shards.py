@@ -67,8 +67,9 @@ class ChooseFromShards(Pass):
 
 
 def _readers(gathered: fx.Node) -> Iterator[fx.Node]:
-    """Nodes that read the logits, or numbers that depend on one logit each. The step's output is none: the commit
-    leaves a step without one."""
+    """Nodes that read the logits, or numbers that depend on one logit each. The step's output is not among them: the
+    commit leaves a step without one.
+    """
     for user in gathered.users:
         if _is_local(user, gathered):
             yield from _readers(user)
@@ -111,11 +112,11 @@ def choose_from_part(
     ranks: int,
     rank: int,
 ) -> tuple[torch.Tensor]:
-    """What :func:`speccompile.ops.choose.reference` chooses among the scores of all ranks, int64 ``[B, T]``.
+    """Choose tokens, int64 ``[B, T]``, as :func:`speccompile.ops.choose.reference` does among the scores of all ranks.
 
     Args:
         scores: ``[B, T, c]``, this rank's; what is beyond ``size`` in the last rank's is padding.
-        temperature: ``[B]``; seed: ``[B]``; positions: ``[B, T]``; of the noise. None is none.
+        temperature: ``[B]``; seed: ``[B]``; positions: ``[B, T]``; of the noise. None: no noise.
     """
     count = scores.shape[-1]
     first = rank * count
@@ -131,7 +132,7 @@ def choose_from_part(
     if temperature is not None and seed is not None and positions is not None:
         noise = gumbel_of(seed, TOKENS, positions, token)
         best = best + torch.where(temperature[:, None] > 0, noise, 0.0)
-    # As integers, so that one tensor holds both.
+    # As integers: one tensor holds both.
     pair = torch.stack([best.view(torch.int32).long(), torch.where(own < 0, -1, token)], -1)
     pairs = torch.ops.speccompile.all_gather(pair, 2 * ranks, group, ranks)
     values, tokens = pairs[..., 0::2].int().view(torch.float32), pairs[..., 1::2]

@@ -50,7 +50,7 @@ class TruncateDrafts(Pass):
 
 @dataclass(frozen=True)
 class TruncateTree(Pass):
-    """The same of a proposed tree: nodes that the guide forbids, and what follows them, are taken out."""
+    """Removes from a proposed tree the nodes that the guide forbids, and their descendants."""
 
     name: ClassVar[str] = "truncate_tree"
     looks_for: ClassVar[str] = "the tree that a ready drafter proposed"

@@ -1,4 +1,4 @@
-"""Where the recurrent state of each row stands: before the newest token, or after what is read of a prompt."""
+"""Progress of each row's recurrent state: before the newest token, or after the prompt tokens that were read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ class BindRecurrence(Pass):
     """The state absorbs what no later step reads again: in a decode step the tokens before the newest one, in a prompt
     chunk the prompt's tokens. The inputs of the others are kept, and the next step absorbs those that were accepted.
 
-    A row's newest token is read again where its drafts made its logits NaN, so it is not absorbed with the others.
+    A row's newest token is read again where its drafts turned its logits into NaN, so it is not absorbed with the
+    others.
 
     Args:
         prompt: the step is a prompt's chunk.
@@ -59,7 +60,7 @@ def advance(
     prompt: bool,
     kept: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How many tokens the state of each row has absorbed, how many it is to absorb, and how many are its prompt's, all
+    """Numbers of tokens that the state of each row has absorbed, that it is to absorb, and that are its prompt's, all
     int64 ``[B]``.
 
     Args:

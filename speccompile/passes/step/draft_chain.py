@@ -53,8 +53,9 @@ class DraftChain(Pass):
         return None
 
     def first_draft(self, graph: StepGraph) -> fx.Node | None:
-        """The first draft ``[B, 1]``, the target's id, where the step before chose it; asked for where nothing is
-        drawn."""
+        """The first draft ``[B, 1]``, the target's id, if the previous step chose it. Called only if no draft is drawn
+        with noise.
+        """
         return None
 
     @abstractmethod

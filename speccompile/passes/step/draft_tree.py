@@ -34,7 +34,7 @@ class ReadNodes(NamedTuple):
         parents: ``[B, n]``, the index of each one's parent, -1 in the first level.
         levels: of each, from 1 on.
         newest: how many are of the newest level, m.
-        newest_tokens: these alone, ``[B, m]``.
+        newest_tokens: the tokens of the newest level, ``[B, m]``.
         came_from: ``[B, m]``, of each of these the index of its parent among the nodes of the level before.
     """
 
@@ -100,7 +100,7 @@ class DraftTree(Pass):
                     paths.follow(nodes)
                 logits = forward.after_nodes(nodes)
             if logits.meta["val"].shape[-1] < expansion.branches:
-                raise InvalidTiers(tiers=(self.tree,), reason="it branches more often than the drafter has tokens")
+                raise InvalidTiers(tiers=(self.tree,), reason="use at most as many branches as the drafter has tokens")
             given = (logits,) if paths is None else (paths.process(logits), *paths.noise)
             options = {"count": expansion.branches, "level": level}
             tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)
@@ -121,8 +121,9 @@ class DraftTree(Pass):
         made_by: Expansion,
         expansion: Expansion,
     ) -> tuple[ReadNodes, tuple[fx.Node, ...]]:
-        """What the next forward reads, of the tokens of a ``level``; and the cumulative log-probabilities of its newest
-        nodes and their indices in the level."""
+        """The tokens of a ``level`` that the next forward reads; and the cumulative log-probabilities of its newest
+        nodes and their indices in the level.
+        """
         before, count = graph.anchors.start, expansion.count
         options = {"count": count, "fixed": expansion.fixed, "branches": made_by.branches}
         tokens, chances, index, came_from = graph.insert(choose_nodes, *level[:2], before=before, **options)
@@ -226,8 +227,9 @@ def next_level(
 def choose_nodes(
     tokens: torch.Tensor, chances: torch.Tensor, *, count: int, fixed: tuple[int, ...], branches: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Which of a level's tokens are read next: tokens, chances, indices in the level, and of each the index of its
-    parent among the nodes of the level before, ``[B, count]`` of ``[B, n]``."""
+    """Choose the tokens of a level that are read next: tokens, chances, indices in the level, and for each the index of
+    its parent among the nodes of the previous level, ``[B, count]`` of ``[B, n]``.
+    """
     if fixed:
         index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
     else:
@@ -279,7 +281,7 @@ def as_rows(logits: torch.Tensor) -> torch.Tensor:
 
 
 def as_nodes(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """And back."""
+    """Scores of all nodes, ``[B * m, 1, V]``, in the shape of ``logits``, ``[B, m, V]``."""
     return scores.reshape(logits.shape)
 
 
@@ -300,7 +302,7 @@ def fitting_tree(
     max_len: int,
     tree: Tree,
 ) -> tuple[torch.Tensor, ...]:
-    """What of all proposed tokens, their chances and parents ``[B, n]`` is the tree: see
+    """Fit all proposed tokens, their chances and parents ``[B, n]`` into the tree, see
     :func:`speccompile.ops.tree.fit_tree`.
 
     Args:

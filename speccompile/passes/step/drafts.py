@@ -1,4 +1,4 @@
-"""Where a step's draft tokens come from when no forward makes them: the state of a ready drafter, or nowhere."""
+"""Draft tokens of a step that no forward computes: those of a ready drafter's state, or none."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class NoDrafts(Pass):
     looks_for: ClassVar[str] = "a step"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
-    # Of none there is nothing to take away.
+    # No drafts are within every limit.
     provides: ClassVar[Facts] = facts("drafts", "drafts_limited")
 
     def run(self, graph: StepGraph) -> Changes:
@@ -31,7 +31,7 @@ class NoDrafts(Pass):
 
 @dataclass(frozen=True)
 class ReadDrafts(Pass):
-    """Takes the first ``draft_len`` tokens of what a ready drafter proposed at the end of the step before."""
+    """Reads the first ``draft_len`` tokens that a ready drafter proposed at the end of the previous step."""
 
     draft_len: int
 
@@ -56,7 +56,7 @@ class ReadDrafts(Pass):
 
 @dataclass(frozen=True)
 class LimitDrafts(Pass):
-    """Leaves each request as many drafts as it asked for at most."""
+    """Limits the drafts of each row to its request's own limit."""
 
     name: ClassVar[str] = "limit_drafts"
     named_values: ClassVar[tuple[str, ...]] = ("drafts", "row_draft_lens")
@@ -85,7 +85,7 @@ def limited_drafts(
 
 
 def set_drafts(graph: StepGraph, drafts: fx.Node, draft_lens: fx.Node) -> None:
-    """Make known a step's draft tokens ``[B, K]``, -1 after a row's own, and how many each row has, ``[B]``."""
+    """Name a step's draft tokens ``[B, K]``, -1 after a row's own, and how many each row has, ``[B]``."""
     graph.name_value("drafts", drafts)
     graph.name_value("row_draft_lens", draft_lens)
 

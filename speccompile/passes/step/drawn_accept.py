@@ -20,7 +20,7 @@ from speccompile.passes.step.use_filters import filter_state, uses_filters
 
 @dataclass(frozen=True)
 class DrawnAccept(Pass):
-    """As :class:`~speccompile.passes.step.sample.ExactAccept`, over logits that only these options change."""
+    """The rule of :class:`~speccompile.passes.step.sample.ExactAccept` over logits that only these options change."""
 
     name: ClassVar[str] = "drawn_accept"
     named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted")
@@ -38,8 +38,9 @@ class DrawnAccept(Pass):
 
 @dataclass(frozen=True)
 class TreeDrawnAccept(Pass):
-    """As :class:`~speccompile.passes.step.tree_accept.TreeExactAccept`, over logits that only these options change:
-    all nodes choose at once, those of one depth by the same noise."""
+    """The rule of :class:`~speccompile.passes.step.tree_accept.TreeExactAccept` over logits that only these options
+    change: all nodes choose at once, those of one depth by the same noise.
+    """
 
     tree: Tree
 
@@ -65,7 +66,7 @@ def noise_state(graph: StepGraph) -> list[fx.Node]:
 
 
 def own_filters(graph: StepGraph) -> list[fx.Node]:
-    """The state of top-k, top-p and min-p; none where steps have a temperature alone."""
+    """The state of top-k, top-p and min-p; empty for steps with only a temperature."""
     return filter_state(graph)[1:] if uses_filters(graph) else []
 
 

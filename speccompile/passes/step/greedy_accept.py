@@ -58,7 +58,7 @@ def greedy_accept(
 
 
 def count_agreeing(target: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor) -> torch.Tensor:
-    """How many ``drafts`` ``[B, K]`` in a row are ``target`` tokens ``[B, K+1]``: ``[B]``, at most ``draft_lens``."""
+    """Number of first ``drafts [B, K]`` that equal ``target [B, K+1]``: int64 ``[B]``, at most ``draft_lens``."""
     count = drafts.shape[1]
     offered = torch.arange(count, device=drafts.device) < draft_lens[:, None]
     agrees = (drafts == target[:, :count]) & offered

@@ -185,8 +185,9 @@ def store_tree(
     *state: torch.Tensor,
 ) -> None:
     """Write drafts ``[B, nodes]``, parents and depths ``[B, 1 + nodes]``, those of the root left out, and lengths
-    ``[B]`` to ``state`` ``[N, ...]``. The rest of the state is filled with empty children of the root (-1), so that a
-    tier of any width reads a valid tree."""
+    ``[B]`` to ``state`` ``[N, ...]``. The rest of the state is filled with empty children of the root (-1): a tier of
+    any width reads a valid tree.
+    """
     rest = (0, state[0].shape[1] - drafts.shape[1])
     parents, depths = pad(parents[:, 1:], rest), pad(depths[:, 1:], rest, value=1)
     store(slots, pad(drafts, rest, value=-1), parents, depths, lens, *state)

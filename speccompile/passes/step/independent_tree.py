@@ -1,7 +1,7 @@
 """Static trees of drafts that do not depend on one another: every token of a level may follow every token of the level
 before, so each node of the tree has a draft.
 
-The likeliest combinations, which are what a dynamic tree takes, lack many nodes of a static one.
+A dynamic tree holds the likeliest combinations. These lack many nodes of a static tree.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ def choice_state(levels: int, count: int) -> StateSpec:
 
 @dataclass(frozen=True)
 class ReadIndependentTree(Pass):
-    """Takes for each node of a static tree the choice of its level that its branch index names. Of more nodes than the
-    request wants those stay whose depth and branch indices have the smallest sums. Names what
-    :class:`~speccompile.passes.step.tree_drafts.ReadTree` names.
+    """Reads for each node of a static tree the choice of its level that its branch index names. If a request limits
+    drafts to fewer than these, the nodes whose depth and branch indices have the smallest sums stay. Names the values
+    that :class:`~speccompile.passes.step.tree_drafts.ReadTree` names.
 
     Args:
         count: choices of a level.
@@ -72,7 +72,7 @@ def chosen_nodes(
     """The tree in the form of :func:`speccompile.ops.tree.fit_tree`; state is ``[N, ...]``, and slots ``[B]``. Nodes
     that could not be emitted any more are left out."""
     own, none = choices[slots], torch.zeros_like(slots)
-    # Of no proposal the op returns the form alone.
+    # Without a proposal the op returns only the form.
     _, parents, depths, _ = fit(tree, own, torch.zeros_like(own), none, none)
     paths = tree.paths
     places = numbers([(len(path) - 1) * count + path[-1] for path in paths], own.device)

@@ -20,11 +20,11 @@ _PASSES = frozenset({NoDrafts.name, ReadDrafts.name, LimitDrafts.name, VerifyInp
 
 @dataclass(frozen=True)
 class JoinInputs(Pass):
-    """Replaces what :class:`VerifyInputs`, and before it :class:`NoDrafts`, :class:`ReadDrafts` and
+    """Replaces the ops that :class:`VerifyInputs`, and before it :class:`NoDrafts`, :class:`ReadDrafts` and
     :class:`LimitDrafts`, have inserted by a call of ``speccompile::step_inputs``.
 
-    It goes by the pass that each op is from, so it does not run where a user's pass may have changed one of them. Where
-    another pass has changed the drafts in between, the op takes these.
+    It finds the ops by the pass that inserted them, so it changes nothing where a user's pass may have changed one of
+    them. If another pass has changed the drafts in between, the op reads the changed drafts.
     """
 
     name: ClassVar[str] = "join_inputs"
@@ -72,7 +72,7 @@ class JoinInputs(Pass):
 
 
 def _computing(graph: StepGraph, results: list[fx.Node]) -> list[fx.Node]:
-    """What passes of :data:`_PASSES` compute ``results`` by, in order."""
+    """Nodes by which passes of :data:`_PASSES` compute ``results``, in order."""
     found: set[fx.Node] = set()
     stack = list(results)
     while stack:
@@ -84,7 +84,7 @@ def _computing(graph: StepGraph, results: list[fx.Node]) -> list[fx.Node]:
 
 
 def _is_closed(graph: StepGraph, replaced: list[fx.Node], results: list[fx.Node], first: fx.Node) -> bool:
-    """Whether nothing else is read of ``replaced`` than ``results``, and these only from ``first`` on."""
+    """Whether other nodes read only ``results`` of ``replaced``, and read them only from ``first`` on."""
     inside, before = set(replaced), set[fx.Node]()
     for node in graph.graph.nodes:
         if node is first:
@@ -95,8 +95,9 @@ def _is_closed(graph: StepGraph, replaced: list[fx.Node], results: list[fx.Node]
 
 
 def _given(graph: StepGraph, replaced: list[fx.Node]) -> dict[int, fx.Node]:
-    """What ``replaced`` read that another pass computed, by the number of dimensions: drafts ``[B, K]``, and how many
-    of them are valid, ``[B]``."""
+    """Nodes of other passes that ``replaced`` read, by the number of dimensions: drafts ``[B, K]``, and how many of
+    them are valid, ``[B]``.
+    """
     inside = {*replaced, graph.values["slots"], *graph.placeholders}
     return {node.meta["val"].ndim: node for item in replaced for node in item.all_input_nodes if node not in inside}
 

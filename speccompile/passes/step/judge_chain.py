@@ -1,5 +1,7 @@
-"""What became of a tree: how deep its drafts were, and what a chain would have had accepted beside it. The first choice
-at each depth is a part of the tree."""
+"""Outcome of a tree: the depth of its drafts, and the number of drafts that a chain would have had accepted.
+
+The chain of the first choice at each depth is a part of the tree.
+"""
 
 from __future__ import annotations
 
@@ -43,8 +45,9 @@ class JudgeChain(Pass):
 
 
 def other_branches(tree: Tree) -> tuple[int, ...]:
-    """The nodes of a static tree that are not the first branch of their parent, from 1 on; of a dynamic one none is
-    known."""
+    """The nodes of a static tree that are not the first branch of their parent, from 1 on; empty for a dynamic tree,
+    whose nodes are not known before a step.
+    """
     if tree.parents is None:
         return ()
     return tuple(node for node, path in enumerate(tree.paths, 1) if path[-1])
@@ -53,11 +56,11 @@ def other_branches(tree: Tree) -> tuple[int, ...]:
 def chain_in_tree(
     drafts: torch.Tensor, parents: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, *, others: tuple[int, ...]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """How many drafts of the chain are accepted, and how many were judged: one more where the tree has the next.
+    """Numbers of the chain's drafts that are accepted and that were judged: one more where the tree has the next.
 
     Args:
-        drafts: ``[B, nodes]``, -1 where there is none; parents: ``[B, 1 + nodes]``. Of siblings the first in number is
-            the likeliest.
+        drafts: ``[B, nodes]``, -1 for no draft; parents: ``[B, 1 + nodes]``. Of siblings the first in number is the
+            likeliest.
         path: ``[B, 1 + depth]``, accepted: ``[B]``, of :func:`speccompile.ops.tree.walk_tree`.
         others: see :func:`other_branches`.
 
@@ -82,7 +85,7 @@ def deepest_draft(drafts: torch.Tensor, depths: torch.Tensor) -> torch.Tensor:
     """The greatest depth of a node that has a draft, int64 ``[B]``; 0 where none has.
 
     Args:
-        drafts: ``[B, nodes]``, -1 where there is none; depths: ``[B, 1 + nodes]``.
+        drafts: ``[B, nodes]``, -1 for no draft; depths: ``[B, 1 + nodes]``.
     """
     return torch.where(drafts >= 0, depths[:, 1:], 0).amax(1)
 

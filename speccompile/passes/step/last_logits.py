@@ -14,9 +14,10 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 @dataclass(frozen=True)
 class LastLogits(Pass):
-    """The lm_head reads the hidden state at ``last_index`` alone: logits ``[B, T, V]`` become ``[B, 1, V]``.
+    """The lm_head reads only the hidden state at ``last_index``: logits ``[B, T, V]`` become ``[B, 1, V]``.
 
-    Leaves ``chunk_hidden`` ``[B, T, M]``, what it would have read."""
+    Names ``chunk_hidden`` ``[B, T, M]``, the hidden states of all positions.
+    """
 
     name: ClassVar[str] = "last_logits"
     named_values: ClassVar[tuple[str, ...]] = ("chunk_hidden",)
@@ -38,7 +39,7 @@ class LastLogits(Pass):
 
 
 def lm_head_readers(graph: StepGraph) -> list[fx.Node]:
-    """What reads the final norm's output on its way to the logits. Others, such as taps, need all positions."""
+    """Readers of the final norm's output on its way to the logits. Others, such as taps, need all positions."""
     hidden, on_the_way = graph.anchors.final_norm, set[fx.Node]()
     found = [graph.values["logits"]]
     while found:

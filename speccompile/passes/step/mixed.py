@@ -1,7 +1,7 @@
-"""Mixed steps: a prompt is read along with the rows of a decode step, so that both need one reading of the weights.
+"""Mixed steps: a prompt is read along with the rows of a decode step, and both share one reading of the weights.
 
-The prompt's tokens are further rows of the target, all of one slot, each one going on where the row before it
-ends. A layer writes the KV of all rows before any of them attends, and a token sees no place after its own, so they
+The prompt's tokens are further rows of the target, all of one slot; each row continues at the end of the row before it.
+A layer writes the KV of all rows before any of them attends, and a token sees no position after its own, so they
 compute what a prompt chunk computes. After Agrawal et al., "Sarathi-Serve" (2024), section 4.2, stall-free batching.
 """
 
@@ -21,10 +21,10 @@ from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
 
 @dataclass(frozen=True)
 class BindMixedRows(Pass):
-    """Row i of the first ``rows`` works on slot ``slots[i]``; after these, the target alone has ``prompt_rows`` rows
-    of ``width`` tokens each, on ``prefill_slot``.
+    """Row i of the first ``rows`` works on slot ``slots[i]``; after these, only the target has ``prompt_rows`` more
+    rows of ``width`` tokens each, on ``prefill_slot``.
 
-    Leaves ``slots`` ``[B]``, ``target_slots`` ``[B + prompt_rows]``, and ``prompt_starts`` ``[prompt_rows]``.
+    Names ``slots`` ``[B]``, ``target_slots`` ``[B + prompt_rows]``, and ``prompt_starts`` ``[prompt_rows]``.
     """
 
     rows: int

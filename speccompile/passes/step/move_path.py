@@ -1,4 +1,4 @@
-"""What an accepted path has left is where a chain would have left it."""
+"""Moving the values of an accepted path to the positions where a chain would have written them."""
 
 from __future__ import annotations
 
@@ -45,8 +45,9 @@ class MovePath(Pass):
 
 @dataclass(frozen=True)
 class FollowPath(Pass):
-    """What a drafter's network reads after the commit becomes that of the nodes on the path, ``[B, 1 + depth, ...]``:
-    marked hidden states, ``input_tokens`` and ``positions``."""
+    """Selects the nodes on the path for a drafter's network that runs after the commit, ``[B, 1 + depth, ...]`` of
+    marked hidden states, ``input_tokens`` and ``positions``.
+    """
 
     name: ClassVar[str] = "follow_path"
     looks_for: ClassVar[str] = "what the target has read"

@@ -24,9 +24,9 @@ class Propose(Pass):
     """Traces ``propose(tokens, length, *state, draft_len=Kmax)`` into the step and keeps the result for the next one.
 
     Args:
-        propose: takes the rows' ``tokens [B, S]`` and ``length [B]``, and, if the mode has state of its own, the
-            rows' ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them
-            count, ``[B]``.
+        propose: accepts the rows' ``tokens [B, S]`` and ``length [B]``, and, if the mode has its own state, the rows'
+            ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them are valid,
+            ``[B]``.
         state: names of the mode's own state tensors.
         whole: ``propose`` as one op, which is called instead: accepts ``tokens [N, S]``, ``length [N]`` and
             ``slots [B]``.
@@ -75,13 +75,13 @@ class Propose(Pass):
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
     def read(self, graph: StepGraph) -> list[fx.Node]:
-        """What ``propose`` receives of the step, besides its text: nothing."""
+        """Values of the step that ``propose`` receives in addition to tokens and length; none by default."""
         return []
 
 
 @contextlib.contextmanager
 def tracing(propose: ProposeFunction, drafter: str = "", advice: str = "") -> Iterator[None]:
-    """What goes wrong inside is the fault of ``propose``; ``drafter`` and ``advice`` as of :class:`Propose`.
+    """Report errors inside as errors of ``propose``; ``drafter`` and ``advice`` are those of :class:`Propose`.
 
     Raises:
         PassError: it cannot be traced.
@@ -93,7 +93,7 @@ def tracing(propose: ProposeFunction, drafter: str = "", advice: str = "") -> It
     except Exception as error:
         drafter = drafter or getattr(propose, "__qualname__", repr(propose))
         raise PassError(
-            f"the drafter {drafter} cannot be traced into the step: {error}. It has to be plain PyTorch without "
+            f"the drafter {drafter} cannot be traced into the step: {error}. It must be plain PyTorch without "
             f"decisions on values; constants come from torch.arange, torch.full or state{advice}",
             drafter=drafter,
             reason=error_line(error),
@@ -116,8 +116,8 @@ def propose_and_store(
     vocab_size: int | None,
     joined: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Keep in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, which does the
-    same in one op) says of the rows ``slots [B]``.
+    """Store in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, the same as one op)
+    returns for the rows ``slots [B]``.
 
     Args:
         others: ``draft_score [N, Kmax]`` if ``scored``, then what was read of the step, the mode's own state and
@@ -127,7 +127,7 @@ def propose_and_store(
         joined: they are stored by one op.
 
     Returns:
-        Draft tokens ``[B, Kmax]`` and how many of them count, ``[B]``.
+        Draft tokens ``[B, Kmax]`` and how many of them are valid, ``[B]``.
     """
     kept, own_state = others[: int(scored)], others[int(scored) :]
     own = (slots, *own_state) if stateful else own_state
@@ -155,7 +155,7 @@ def propose_and_store(
 
 @dataclass(frozen=True)
 class Part:
-    """What one of the tensors of a proposal has to be."""
+    """Required shape and dtype of one tensor of a proposal."""
 
     what: str
     shape: tuple[int, ...]
@@ -163,13 +163,13 @@ class Part:
 
 
 def checked(proposal: Any, parts: Sequence[Part]) -> tuple[torch.Tensor, ...]:
-    """What a drafter returned, if it is what it has to be.
+    """Return a drafter's ``proposal`` if its tensors are as ``parts`` require.
 
     Raises:
-        PassError: it returned something else.
+        PassError: the drafter returned something else.
     """
     names = " and ".join(f"{_kind(part.dtype)}{list(part.shape)} {part.what}" for part in parts)
-    form = f"it has to return {names}"
+    form = f"it must return {names}"
     if not (isinstance(proposal, tuple) and len(proposal) == len(parts)):
         seen = "one tensor" if isinstance(proposal, torch.Tensor) else repr(proposal)
         raise PassError(f"the drafter returned {seen}; {form}", returned=seen)

@@ -43,7 +43,7 @@ class ProposeTree(Pass):
         return Changes(1, f"up to {longest} draft tokens for the next step")
 
     def read(self, graph: StepGraph) -> list[fx.Node]:
-        """What ``propose`` receives of the step, besides its text: nothing."""
+        """Values of the step that ``propose`` receives in addition to tokens and length; none by default."""
         return []
 
 

@@ -1,4 +1,4 @@
-"""Log-probabilities of a prompt's own tokens, for requests that ask for them."""
+"""Log-probabilities of a prompt's own tokens, for requests with ``prompt_logprobs``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class RecordPrompt(Pass):
     What lies after the prompt's last token means nothing. ``chunk_best`` and ``chunk_best_logprobs``
     ``[W, PROMPT_TOP]`` are the likeliest tokens after each place, the likeliest first, and their log-probabilities.
 
-    A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position, so
-    that what is chosen does not depend on whether this is wanted.
+    A second lm_head reads the whole chunk. The one that chooses the first new token still reads one position: the
+    choice does not depend on whether log-probabilities are requested.
     """
 
     name: ClassVar[str] = "record_prompt"
@@ -45,8 +45,9 @@ def record_prompt(
     positions: torch.Tensor,
     slots: torch.Tensor,
 ) -> None:
-    """What ``logits`` ``[1, T, V]`` give to the tokens after ``positions`` ``[1, T]`` in ``tokens`` ``[N, S]``, into
-    the state ``[W]``, T <= W; also the likeliest tokens after each position."""
+    """Write the log-probabilities by ``logits`` ``[1, T, V]`` of the tokens after ``positions`` ``[1, T]`` in
+    ``tokens`` ``[N, S]`` to the state ``[W]``, T <= W; also the likeliest tokens after each position.
+    """
     following = tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
     width, (best, tokens_of_best) = logits.shape[1], logits.to(torch.float32).topk(chunk_best.shape[1])
     chunk_logprobs[:width] = logprobs_of(logits, following)[0]

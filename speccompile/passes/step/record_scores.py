@@ -1,4 +1,4 @@
-"""What a step chose from, written down for requests that ask for it: log-probabilities, logits, scores."""
+"""Recording of log-probabilities, logits and scores of a step, for requests that need them."""
 
 from __future__ import annotations
 
@@ -30,8 +30,9 @@ class RecordLogprobs(Pass):
 
 @dataclass(frozen=True)
 class RecordScores(Pass):
-    """Writes ``kept_logits`` and ``kept_scores`` ``[N, K+1, V]``: of each place the target's own logits, and what all
-    processors made of them, before any noise."""
+    """Writes ``kept_logits`` and ``kept_scores`` ``[N, K+1, V]``: the target's own logits at each position, and the
+    scores after all processors, before any noise.
+    """
 
     name: ClassVar[str] = "record_scores"
     looks_for: ClassVar[str] = "logits and scores"
@@ -48,7 +49,9 @@ class RecordScores(Pass):
 def record_logprobs(
     token_logprobs: torch.Tensor, logits: torch.Tensor, target_tokens: torch.Tensor, slots: torch.Tensor
 ) -> None:
-    """What ``logits`` ``[B, K+1, V]`` give to ``target_tokens`` ``[B, K+1]``, into the state ``[N, Kmax+1]``."""
+    """Write the log-probabilities of ``target_tokens`` ``[B, K+1]`` by ``logits`` ``[B, K+1, V]`` to the state ``[N,
+    Kmax+1]``.
+    """
     record(token_logprobs, logprobs_of(logits, target_tokens), slots)
 
 

@@ -1,4 +1,4 @@
-"""Which slots the rows of a step work on."""
+"""The slots that the rows of a step work on."""
 
 from __future__ import annotations
 
@@ -45,5 +45,5 @@ class BindRows(Pass):
 
 
 def first_rows(values: torch.Tensor, *, rows: int) -> torch.Tensor:
-    """Of the first rows, ``[rows, ...]``."""
+    """The values of the first rows, ``[rows, ...]``."""
     return values[:rows]

@@ -109,7 +109,7 @@ def process(
     ``[B, T, V]``.
 
     Args:
-        context: ``[B, S]``; row_length: ``[B]``; as :meth:`speccompile.sampling.base.Processor.apply` has them.
+        context: ``[B, S]``; row_length: ``[B]``; see :meth:`speccompile.sampling.base.Processor.apply`.
         drafted: how many of the ``row_length`` tokens are drafts.
         calls_host: these are the target's scores: processors on the host are called, once for each token.
         slots: ``[B]``, whose parameters hold; None is those of the step's rows.
@@ -123,7 +123,7 @@ def process(
     tensors = [graph.state(name) for name in names]
     for index, processor in enumerate(user):
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
-    # Traced as one: tracing each by itself takes several times as long.
+    # Traced as one: tracing each separately is several times slower.
     nodes = (logits, context, row_length, slots, *tensors)
     options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
     scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
@@ -214,8 +214,9 @@ def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Te
 
 
 def probabilities(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:
-    """Of ``scores`` ``[B, T, V]``; at temperature 0 (``[B]``) all of it is the greatest one's. NaN where nothing can be
-    chosen."""
+    """Probabilities by ``scores`` ``[B, T, V]``; at temperature 0 (``[B]``) the greatest score has the probability 1.
+    NaN where nothing can be chosen.
+    """
     drawn = scores.softmax(-1)
     certain = torch.zeros_like(scores).scatter(-1, scores.argmax(-1, keepdim=True), 1.0)
     undecided = scores.amax(-1, keepdim=True)

@@ -25,11 +25,11 @@ class MarkSaved(MarkTaps):
 
 @dataclass(frozen=True)
 class SaveHidden(Pass):
-    """What was marked is written to the state tensor ``state``, ``[N, S, taps * M]``, at the positions that the target
-    reads.
+    """Writes the marked hidden states to the state tensor ``state``, ``[N, S, taps * M]``, at the positions that the
+    target reads.
 
-    A position is read again as long as it is not committed. So what lies there once it is was computed from the text as
-    it stays: a rejected draft's row is overwritten by the row of the token that came in its place.
+    The target reads a position again as long as it is not committed. Hidden states of committed positions are therefore
+    those of the final sequence: the row of the token that replaces a rejected draft overwrites the draft's row.
     """
 
     state: str

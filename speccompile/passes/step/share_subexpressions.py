@@ -1,6 +1,6 @@
 """Common subexpressions: an op that was computed before from the same values is not computed again.
 
-Passes insert functions without knowledge of one another, so that many of them gather the same rows of state. Inductor
+Passes insert functions without knowledge of one another, so many of them gather the same rows of state. Inductor
 shares equal ops by itself; the printed step and the eager backend get it here.
 """
 

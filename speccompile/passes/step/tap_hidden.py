@@ -65,7 +65,7 @@ class MarkTaps(Pass):
 
 @dataclass(frozen=True)
 class LowerTaps(Pass):
-    """What was marked becomes one tensor, ``tapped`` ``[B, T, taps * M]``, in the order of the marks.
+    """Joins the marked hidden states to one tensor, ``tapped`` ``[B, T, taps * M]``, in the order of the marks.
 
     It runs after the commit, when no pass removes nodes without readers any more.
     """
@@ -90,12 +90,12 @@ def mark(index: int, prefix: str = MarkTaps.prefix) -> str:
 
 
 def marked(graph: StepGraph) -> list[fx.Node]:
-    """What was marked and has not been taken yet: a pass that removes dead code keeps it."""
+    """Marked nodes that no pass has used yet: a pass that removes dead code keeps them."""
     return [node for name, node in graph.values.items() if name.startswith(MARK)]
 
 
 def take_marks(graph: StepGraph, prefix: str = MarkTaps.prefix) -> list[fx.Node]:
-    """What was marked, in order; the marks are gone."""
+    """Remove the marks and return the marked nodes, in order."""
     taken: list[fx.Node] = []
     while mark(len(taken), prefix) in graph.values:
         taken.append(graph.values.pop(mark(len(taken), prefix)))
@@ -113,7 +113,7 @@ def _place(graph: StepGraph, tap: Tap) -> fx.Node:
     if index is None and not tap.before:
         return normed
     if index is None or (tap.before and tap.post_norm):
-        raise AnchorError(anchor=f"{tap}", reason="before= is of a decoder layer, and without post_norm=")
+        raise AnchorError(anchor=f"{tap}", reason="before= needs at= of a decoder layer, and no post_norm=")
     if not -len(layers) <= index < len(layers):
         raise AnchorError(anchor=f"decoder layer {index}", reason=f"the model has {len(layers)}")
     if tap.before:

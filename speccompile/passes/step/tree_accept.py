@@ -50,10 +50,11 @@ def greedy_path(
 
 @dataclass(frozen=True)
 class TreeExactAccept(Pass):
-    """The rule ``exact`` on a tree, for tokens that are drawn. Noise depends on the position alone, so all nodes of a
-    depth share it. Only nodes on the path are judged: the logits of one node go through the request's pipeline, with
-    the path as its text, and the drawn token decides which node is next. Also names ``path_scores_0``,
-    ``path_scores_1``, ..., what that pipeline made of the logits of each node on the path, float32 ``[B, 1, V]``."""
+    """The rule ``exact`` on a tree, for tokens that are drawn. Noise depends only on the position, so all nodes of a
+    depth share it. Only nodes on the path are judged: the request's processors change the logits of one node, with the
+    path as its sequence, and the drawn token decides which node is next. Also names ``path_scores_0``,
+    ``path_scores_1``, ..., the processed scores of each node on the path, float32 ``[B, 1, V]``.
+    """
 
     tree: Tree
 
@@ -116,7 +117,7 @@ def at_the_root(slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.
 
 
 def logits_of(logits: torch.Tensor, now: torch.Tensor) -> torch.Tensor:
-    """Of the nodes ``now`` ``[B]``, ``[B, 1, V]`` of ``[B, T, V]``."""
+    """Logits of the nodes ``now`` ``[B]``, ``[B, 1, V]`` of ``[B, T, V]``."""
     return logits[torch.arange(logits.shape[0], device=logits.device), now][:, None]
 
 

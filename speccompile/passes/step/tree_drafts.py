@@ -19,8 +19,9 @@ from speccompile.passes.step.tree_expansions import numbers, places_of_nodes
 
 @dataclass(frozen=True)
 class ReadTree(Pass):
-    """Takes of each row's proposal the nodes that fit into ``tree``, at most as many as the request wants. Names
-    ``drafts`` ``[B, nodes]``, ``parents`` and ``depths`` ``[B, 1 + nodes]``."""
+    """Reads the nodes of each row's proposal that fit into ``tree``, up to the request's limit on drafts. Names
+    ``drafts`` ``[B, nodes]``, ``parents`` and ``depths`` ``[B, 1 + nodes]``.
+    """
 
     tree: Tree
 
@@ -40,7 +41,7 @@ class ReadTree(Pass):
 
 
 def set_tree(graph: StepGraph, drafts: fx.Node, parents: fx.Node, depths: fx.Node, lens: fx.Node) -> None:
-    """Make known a step's tree, as :func:`fit` returns it."""
+    """Name a step's tree, in the form that :func:`fit` returns."""
     set_drafts(graph, drafts, lens)
     graph.name_value("parents", parents)
     graph.name_value("depths", depths)

@@ -1,4 +1,4 @@
-"""Which nodes of a tree a drafter reads, and which tokens it proposes for them: known before any step."""
+"""The nodes of a tree that a drafter reads, and the tokens that it proposes for them: known before any step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SINGLE_VALUES = 12
 
 @dataclass(frozen=True)
 class Expansion:
-    """What is read of one level, and into how many tokens each of it branches.
+    """Nodes of one level that are read, and the number of tokens into which each of them branches.
 
     Args:
         count: nodes that are read.
@@ -29,7 +29,7 @@ class Expansion:
 
 
 def expansions(tree: Tree) -> list[Expansion]:
-    """By level, the end of the text first. Of a dynamic tree no more nodes are read than it has."""
+    """Expansions by level, that of the root first. A dynamic tree's have together at most as many nodes as the tree."""
     if tree.parents is None:
         found, left = [Expansion(1, (), tree.branches)], int(tree)
         for level in range(1, tree.depth):
@@ -52,7 +52,7 @@ def expansions(tree: Tree) -> list[Expansion]:
 
 
 def places_of_nodes(tree: Tree) -> tuple[int, ...]:
-    """Of each node of a static tree, its index among all tokens that are proposed for it."""
+    """The index of each node of a static tree among all tokens that are proposed for the tree."""
     found: dict[tuple[int, ...], int] = {}
     first = 0
     read: list[tuple[int, ...]] = [()]

@@ -1,4 +1,4 @@
-"""What the target reads in a step of trees."""
+"""Inputs of the target in a step of trees."""
 
 from __future__ import annotations
 
@@ -56,8 +56,7 @@ def newest_and_nodes(
     """Tokens, positions and places of the KV ``[B, T]`` of a verify step, and the root's place ``[B]``.
 
     Args:
-        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, T - 1]``, -1 where there is none; depths:
-            ``[B, T]``.
+        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, T - 1]``, -1 for none; depths: ``[B, T]``.
     """
     width = depths.shape[1]
     read, places = newest_and_drafts(tokens, length, slots, drafts, width=width, vocab_size=vocab_size)

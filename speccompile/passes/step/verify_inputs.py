@@ -1,4 +1,4 @@
-"""What the target model reads in a step: tokens and positions, computed from state inside the graph."""
+"""Inputs of the target model in a step: tokens and positions, computed from state inside the graph."""
 
 from __future__ import annotations
 
@@ -107,12 +107,12 @@ def newest_and_drafts(
     """Tokens and positions ``[B, T]`` of a verify step.
 
     Args:
-        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, K]``, -1 where there is none.
+        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, K]``, -1 for no draft.
     """
     newest_at = (length[slots] - 1).clamp(min=0)
     newest = tokens[slots, newest_at]
-    # What is not a token (-1, padding, or a drafter's mistake) is read as the newest one: of that the logits are wanted
-    # anyway, while a NaN of another one would spoil the places before it. Acceptance looks at the drafts.
+    # Values that are not tokens (-1, padding, a drafter's mistake) are read as the newest token, whose logits the step
+    # computes anyway: a NaN of another token would spoil the positions before it. Acceptance reads the drafts.
     drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
     drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)
     read = torch.cat([newest[:, None], drafts], dim=1)

@@ -1,1 +1,1 @@
-"""Passes over the captured model alone: attention, linears, outlined layers."""
+"""Passes over only the captured model: attention, linears, outlined layers."""

@@ -23,16 +23,16 @@ Member = tuple[AdaptedLinear, fx.Node]
 
 @dataclass(frozen=True)
 class AddAdapters(Pass):
-    """After the linears that read one input stands one op that adds what the adapter of each row adds to each of them.
-    Names ``row_adapters`` ``[B]``, the place of each row's adapter.
+    """Inserts, after the linears that read one input, one op that adds the product of each row's adapter to each of
+    them. Names ``row_adapters`` ``[B]``, the index of each row's adapter.
 
-    It runs before linears are packed, joined or rounded: what they become makes no difference to it.
+    It runs before linears are packed, joined or rounded, and does not depend on their later form.
 
     Args:
         native: the C++ op; else its reference in PyTorch.
 
     Raises:
-        InvalidOption: a linear that was to have buffers is no linear of the step's tokens in the captured graph.
+        InvalidOption: a linear with buffers is not a linear over the step's tokens in the captured graph.
     """
 
     buffers: AdapterBuffers
@@ -62,7 +62,7 @@ class AddAdapters(Pass):
         graph.anchors.start = rows
         graph.name_value("row_adapters", rows)
         for (x, layer), members in groups.items():
-            # An op takes linears whose numbers in the layer follow one another.
+            # An op accepts linears whose numbers in the layer follow one another.
             for run in _runs(members):
                 self._add(graph, x, layer, run, rows)
         return Changes(len(self.buffers.linears), f"{len(self.buffers.linears)} linears, {self.buffers.count} adapters")
@@ -103,7 +103,7 @@ def _input(linear: fx.Node) -> fx.Node:
 
 
 def _only_linear(graph: StepGraph, weight: fx.Node | None) -> fx.Node | None:
-    """What reads ``weight``, if that is one linear over a value of each token, ``[B, T, K]`` or ``[B * T, K]``."""
+    """The reader of ``weight``, if it is one linear over a value of each token, ``[B, T, K]`` or ``[B * T, K]``."""
     if weight is None or len(weight.users) != 1:
         return None
     (user,) = weight.users
@@ -126,12 +126,12 @@ def _runs(members: list[Member]) -> list[list[Member]]:
 
 
 def _side_by_side(graph: StepGraph, linears: list[fx.Node]) -> fx.Node:
-    """Move ``linears`` after the first one of them, so that all are computed before any is read; returns the last."""
+    """Move ``linears`` after the first one of them: all are computed before any is read. Returns the last."""
     order = {node: place for place, node in enumerate(graph.graph.nodes)}
     first, *others = sorted(linears, key=order.__getitem__)
     last = first
     for node in others:
-        # Besides the input of all, they read weights and biases, which are placeholders.
+        # They read the input of all, and weights and biases, which are placeholders.
         last.append(node)
         last = node
     return last

@@ -19,10 +19,10 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class BoundPositions(Pass):
-    """Clamps what indexes a table (learned positions, stored sines) and is computed from positions alone.
+    """Clamps indices of a table (learned positions, stored sines) that are computed only from positions.
 
     Raises:
-        InvalidOption: a text of ``max_len`` tokens would look past the table's end.
+        InvalidOption: a sequence of ``max_len`` tokens would read past the table's end.
     """
 
     name: ClassVar[str] = "bound_positions"

@@ -1,4 +1,4 @@
-"""Which kernel the semantic attention op becomes."""
+"""Choice of the kernel for the semantic attention op."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ChooseAttention(Pass):
 
 @dataclass(frozen=True)
 class KeepAttention(Pass):
-    """A model captured with its own attention has no semantic op to choose a kernel for."""
+    """For a model that was captured with its own attention: it has no semantic op, and keeps its ops."""
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "the model's own attention"
@@ -54,7 +54,7 @@ class KeepAttention(Pass):
 
 @dataclass(frozen=True)
 class NoAttention(Pass):
-    """A model of recurrent layers alone has no attention."""
+    """For a model that has only recurrent layers, and no attention."""
 
     name: ClassVar[str] = "choose_attention"
     looks_for: ClassVar[str] = "attention"

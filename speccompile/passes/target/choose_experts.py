@@ -1,4 +1,4 @@
-"""Which kernel the linears of chosen experts become."""
+"""Choice of the kernel for the linears of chosen experts."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _read_by(graph: StepGraph, op: OpOverload) -> Iterable[Port]:
         weight: Any = node.args[2]
         while weight is not None and weight.op != "placeholder":
             weight = next(views_of(weight), None)
-        # What is computed from weights is none.
+        # A value that is computed from weights is not a weight.
         if weight is not None:
             found[weight.name] = graph.ports[weight.name]
     return found.values()

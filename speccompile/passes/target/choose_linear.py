@@ -1,4 +1,4 @@
-"""Which kernel linears become."""
+"""Choice of the kernel for linears."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _Ordered = dict[tuple[fx.Node, int], fx.Node]
 
 @dataclass(frozen=True)
 class KeepLinears(Pass):
-    """Linears run as torch has them."""
+    """Keeps torch's own linears."""
 
     name: ClassVar[str] = "choose_linear"
     looks_for: ClassVar[str] = "linears"
@@ -163,7 +163,7 @@ def _is_linear(user: fx.Node, weight: fx.Node) -> bool:
         fits = user.target is aten.addmm.default and user.args[2] is weight and len(user.args) == 3 and not user.kwargs
     if not fits:
         return False
-    # What is broadcast, or added row by row, is not a bias to the ops.
+    # The ops accept a bias ``[N]``, not an addend that is broadcast or differs by row.
     _, bias = _operands(user)
     return bias is None or bias.meta["val"].shape == user.meta["val"].shape[-1:]
 

@@ -1,4 +1,4 @@
-"""Which kernels the recurrences of a target become."""
+"""Choice of the kernels for the recurrences of a target."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RECURRENCES = ("causal_conv_", "gated_delta_rule_", "selective_scan_")
 
 @dataclass(frozen=True)
 class ChooseRecurrence(Pass):
-    """``native``: the C++ ops; else their references in PyTorch. Both go place by place."""
+    """Chooses the C++ ops if ``native``, else their references in PyTorch. Both compute position by position."""
 
     native: bool = False
 

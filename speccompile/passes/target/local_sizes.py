@@ -1,4 +1,4 @@
-"""Sizes computed where they are needed, so that a part of a graph can be outlined and equal parts stay equal."""
+"""Sizes computed where they are needed: a part of a graph can then be outlined, and equal parts stay equal."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ aten = torch.ops.aten
 
 
 def keep_sizes_local(graph: StepGraph) -> None:
-    """Let every layer, and what stands outside of the layers, compute the sizes it needs from its own inputs.
+    """Let every layer, and the nodes outside of the layers, compute the sizes they need from their own inputs.
 
-    Each size is made in the same way at the start of its region, however export came by it, so that equal layers
+    Each size is computed in the same way at the start of its region, however export has computed it. So equal layers
     stay equal.
     """
     regions: dict[int | None, list[fx.Node]] = {}
@@ -34,18 +34,18 @@ def keep_sizes_local(graph: StepGraph) -> None:
         local = _LocalSizes(graph, graph.placeholders if layer is None else outside, nodes[0])
         sizes = [x for x in read if _is_size(x)]
         if layer is None:
-            # What stands outside of the layers may be cut to fewer places later, and its sizes with it.
+            # A later pass may reduce the positions of the nodes outside of the layers, and with them their sizes.
             sizes = [x for x in sizes if x.meta.get("layer") is not None]
         for size in sizes:
             size.replace_all_uses_with(local.of(size), delete_user_cb=inside.__contains__)
-    # Passes put what feeds the inputs before ``start``, so that has to stay the first reader of one.
+    # Passes insert the nodes that feed the inputs before ``start``, so ``start`` must stay the first reader of one.
     graph.anchors.start = next(node for node in graph.graph.nodes if node.op == "call_function")
     graph.remove_dead_code()
 
 
 @dataclass
 class _LocalSizes:
-    """Nodes for sizes, put before ``before`` and computed from ``tensors`` alone."""
+    """Nodes for sizes, inserted before ``before`` and computed only from ``tensors``."""
 
     graph: StepGraph
     tensors: list[fx.Node]
@@ -67,7 +67,7 @@ class _LocalSizes:
         return None
 
     def _product(self, size: fx.Node) -> fx.Node:
-        """A dimension that no input has: of a tensor whose rows and tokens were made one, say."""
+        """A dimension that no input has, for example of a tensor whose rows and tokens were flattened."""
         value = size.meta["val"]
         names, rest = factors(value, self.graph.sizes)
         parts = [self._dimension(self.graph.sizes[name]) for name in names]

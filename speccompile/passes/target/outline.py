@@ -1,4 +1,4 @@
-"""Outlining: equal decoder layers become calls of one body, so that one compiled artifact serves them all."""
+"""Outlining: equal decoder layers become calls of one body, which one compiled artifact serves."""
 
 from __future__ import annotations
 
@@ -31,9 +31,8 @@ AHEAD, NORMED = "ahead", "normed"
 class OutlineLayers(Pass):
     """Groups decoder layers by structure and constants and replaces each by a call of its group's body.
 
-    Layers that differ in a constant (a window, a scale) get bodies of their own. A body takes the hidden state
-    first and keeps rows and width symbolic; sizes that the layer read from elsewhere are read from its own inputs
-    instead, so that no size crosses the boundary.
+    Layers that differ in a constant (a window, a scale) get separate bodies. The hidden state is a body's first input,
+    and rows and width stay symbolic. A body reads sizes from its own inputs: no size crosses the boundary.
     """
 
     name: ClassVar[str] = "outline"
@@ -107,7 +106,7 @@ class _Region:
         for node in self.nodes:
             args = cast(Any, fx.map_arg(node.args, node_map.__getitem__))
             kwargs = cast(Any, fx.map_arg(node.kwargs, node_map.__getitem__))
-            # Counted anew: the names of equal layers must not tell which of a model's layers they were.
+            # Counted anew: names in the bodies of equal layers must not depend on the layer's index.
             base = re.sub(r"_\d+$", "", node.name)
             node_map[node] = inner.create_node(node.op, node.target, args, kwargs, base)
         returned = tuple(node_map[node] for node in self.live_outs)
@@ -208,7 +207,7 @@ def _region(graph: StepGraph, index: int) -> tuple[list[fx.Node], list[fx.Node]]
 
 
 def _hidden_state(outside: list[fx.Node], graph: StepGraph, index: int) -> fx.Node:
-    """What the layer before left, or for the first layer the first floating ``[B, T, ...]`` that is read."""
+    """The previous layer's output, or for the first layer the first floating ``[B, T, ...]`` that is read."""
     if index > 0 and graph.anchors.layers[index - 1] in outside:
         return graph.anchors.layers[index - 1]
     normed = next((node for node in outside if node.name.startswith(f"{NORMED}_")), None)
@@ -233,7 +232,7 @@ def key_of(nodes: list[fx.Node], inputs: list[fx.Node], live_outs: list[fx.Node]
     number |= {node: f"n{i}" for i, node in enumerate(nodes)}
 
     def canonical(value: Any) -> str:
-        # A Ref stands for a node only while it is printed, so it need not be what fx takes for an argument.
+        # A Ref stands for a node only while it is printed, so it need not be a type that fx accepts as an argument.
         return repr(fx.map_arg(value, lambda node: cast(Any, _Ref(number[node]))))
 
     lines = [f"{x.meta['val'].dtype}{list(x.meta['val'].shape)}" for x in inputs]
@@ -282,12 +281,12 @@ def _product(size: int, sizes: Mapping[str, int]) -> int | str:
     return "*".join(names if rest == 1 else [str(rest), *names]) if names else size
 
 
-#: How the names of weights end, packed ones among them.
+#: Endings of the names of weights, packed ones among them.
 _OF_WEIGHTS = ("_weight", "_bias", *(f"_{form.tensors[0]}" for form in FORMS.values()))
 
 
 def _layer_prefix(inputs: list[fx.Node]) -> str:
-    """What the names of all weights of the layer start with, such as ``model_layers_0_``."""
+    """The common start of the names of all weights of the layer, such as ``model_layers_0_``."""
     names = [node.name for node in inputs if node.name.endswith(_OF_WEIGHTS)]
     if not names:
         return ""

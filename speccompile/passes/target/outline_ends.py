@@ -29,7 +29,7 @@ class OutlineEnds(Pass):
     """Moves what the model computes before its first layer (embedding, rotary tables, masks) into the body
     ``prologue``, and what it computes between its last layer and the lm_head (the final norm) into ``epilogue``.
 
-    Rows and width stay symbolic, as in the bodies of layers, so that one artifact serves all tiers and prompt chunks.
+    Rows and width stay symbolic, as in the bodies of layers: one artifact serves all tiers and prompt chunks.
     Sizes, views of a body's inputs, and named values, which a step may have from elsewhere, are computed outside of it.
     """
 
@@ -117,7 +117,7 @@ def _call(
 
 
 def _is_read(node: fx.Node, inside: set[fx.Node], stays: set[fx.Node]) -> bool:
-    """Whether a body without the nodes that stay outside of it has to return ``node``."""
+    """Whether a body without the nodes that stay outside of it must return ``node``."""
     return any(user not in inside or user in stays for user in node.users)
 
 

@@ -62,7 +62,7 @@ def of_trees(outlined: StepGraph) -> StepGraph:
 
 
 def tree_body(body: Body) -> Body:
-    """The same function of trees.
+    """A body that computes the function of ``body`` over trees.
 
     Raises:
         AnchorError: its layers do not attend by the attention op, or write their KV elsewhere than at its positions.

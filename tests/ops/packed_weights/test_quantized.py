@@ -244,7 +244,7 @@ def weight_like(model: PreTrainedModel, name: str, rows: int = 0) -> GroupedWeig
     [
         ("model.layers.0.mlp.up", 0, "the model has no parameter 'model.layers.0.mlp.up'"),
         ("model.norm.weight", 0, "model.norm.weight has the shape [64]"),
-        ("lm_head.weight", 1, "lm_head.weight is [129, 64], and the model's [128, 64]"),
+        ("lm_head.weight", 1, "lm_head.weight is [129, 64], and must be [128, 64], as in the model"),
     ],
 )
 def test_names_and_shapes_that_are_not_the_models_are_refused(name: str, rows: int, says: str) -> None:

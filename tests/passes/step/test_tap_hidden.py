@@ -148,7 +148,7 @@ def test_a_place_that_is_not_there(graph: StepGraph) -> None:
 @pytest.mark.parametrize("model", ["llama"], indirect=True)
 def test_before_is_of_a_layer_alone(graph: StepGraph) -> None:
     for tap in (Tap("model.norm", before=True), Tap(1, post_norm=True, before=True)):
-        with raises(AnchorError, reason=re.compile("before= is of a decoder layer")):
+        with raises(AnchorError, reason=re.compile("before= needs at= of a decoder layer")):
             tapped(graph, [tap], outlined=False)
 
 

@@ -13,12 +13,12 @@ from speccompile.utils.torch_private import OpOverload
 
 #: Outputs that lie side by side in a packed weight.
 COLUMNS = 32
-#: Outputs that are rounded at a time, so that what is computed on the way stays in a cache.
+#: Outputs that are rounded at a time: few enough that intermediate results stay in a cache.
 ROWS = 512
 
 
 class Form(ABC):
-    """How the weight of a linear lies in memory, and the ops that read it.
+    """Layout of a linear's weight in memory, and the ops that read it.
 
     The ops accept, in this order: ``linear(x, *tensors, bias, features)``; ``linears(x, *lists of tensors, biases,
     features)`` for several weights and one ``x``; ``embedding(*tensors, ids, *embedding_sizes)``. They are defined in
@@ -43,8 +43,9 @@ class Form(ABC):
         """The tensors that stand for ``weight``, ``[N, K]``, a float dtype."""
 
     def pack_for_inputs(self, weight: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """As :meth:`pack`, where errors count by ``importance``, float32 ``[K]``: the mean square of each input. Forms
-        whose rounding has no choice ignore it (:attr:`calibrated`)."""
+        """Pack with errors weighted by ``importance``, float32 ``[K]``: the mean square of each input. Forms whose
+        rounding has no choice ignore it (:attr:`calibrated`).
+        """
         return self.pack(weight)
 
     @abstractmethod
@@ -57,10 +58,10 @@ class Form(ABC):
 
     @abstractmethod
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
-        """Bytes of a packed weight ``[features, depth]`` whose values took ``itemsize`` bytes each."""
+        """Bytes of a packed weight ``[features, depth]`` whose values had ``itemsize`` bytes each."""
 
     def embedding_sizes(self, weight: torch.Tensor) -> tuple[int, ...]:
-        """What the op ``embedding`` needs to know besides tensors and ids."""
+        """Sizes that the op ``embedding`` receives after tensors and ids."""
         return (weight.shape[1],) if self.rounds else ()
 
 

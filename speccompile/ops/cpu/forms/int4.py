@@ -16,10 +16,10 @@ ops = torch.ops.speccompile
 GROUP = 32
 #: What is added to a number, which then has no sign.
 OFFSET = 8
-#: Scales that :func:`search_int4` begins with, as multiples of the one that makes a group's greatest value -8. Those
-#: below zero make it 7 or 8.
+#: Scales that :func:`search_int4` begins with, as multiples of the scale that maps a group's greatest value to -8.
+#: Those below zero map it to 7 or 8.
 SHARES = (1.0, 0.92, 0.85, -1.0, -1.12)
-#: Rows of a weight that are searched at a time, so that what is computed stays in a core's cache.
+#: Rows of a weight that are searched at a time: few enough that intermediate results stay in a core's cache.
 ROWS = 64
 
 
@@ -34,7 +34,7 @@ def quantise_int4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def search_int4(values: torch.Tensor, importance: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """As :func:`quantise_int4`, with the scale of each group that loses least, of those that are tried.
+    """:func:`quantise_int4` with the scale of each group that loses least, among those that are tried.
 
     What a group loses is the sum over its inputs of ``importance`` times the squared error: the mean square error of
     its part of the product, if inputs are independent. From each of :data:`SHARES` of the usual scale, numbers are
@@ -45,7 +45,7 @@ def search_int4(values: torch.Tensor, importance: torch.Tensor) -> tuple[torch.T
 
     Source: llama.cpp's ``make_qx_quants`` and ``imatrix``.
     """
-    # Of an input that was always zero the texts say nothing.
+    # An input that was always zero has no measured importance; its weights must not lose all precision.
     importance = importance.float().clamp_min(max(1e-6 * float(importance.mean()), 1e-30))
     costs = _in_groups(importance[None])
     numbers, scales = zip(*(_search(_in_groups(rows), costs) for rows in values.split(ROWS)), strict=True)
@@ -88,7 +88,7 @@ def _as_scales(values: torch.Tensor) -> torch.Tensor:
 def _rounded(groups: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """The numbers of -8 to 7, as floats."""
     factor = 1 / scales
-    # Of zeros, of what float16 takes for zero, and of what is not a number.
+    # The factor is not finite for a scale of 0 (also by underflow in float16) or NaN.
     factor = torch.where(factor.isfinite(), factor, 0)
     return (groups * factor[..., None]).round_().clamp_(-OFFSET, OFFSET - 1)
 

@@ -17,7 +17,7 @@ def pack(weight: torch.Tensor) -> torch.Tensor:
 
 
 def unpack(packed: torch.Tensor, features: int) -> torch.Tensor:
-    """What :func:`pack` was given."""
+    """The weight ``[features, K]`` that :func:`pack` received."""
     return packed.transpose(1, 2).reshape(-1, packed.shape[1])[:features]
 
 

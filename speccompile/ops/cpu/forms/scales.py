@@ -21,9 +21,12 @@ def pack_scales(scales: torch.Tensor, minimums: torch.Tensor | None = None) -> t
 
 
 def pack_steps(scales: torch.Tensor, minimums: torch.Tensor | None, shared_by: int) -> torch.Tensor | None:
-    """The same where each ``shared_by`` scales of a row are whole numbers of eight bits times one float16, exactly, and
-    so are minimums: uint8 ``[N / 32, R / shared_by, 64 + 32 * shared_by]``, with minimums ``[..., 2, ...]``. None
-    elsewhere."""
+    """Pack scales as integers of eight bits times one float16 for each ``shared_by`` scales of a row; minimums alike.
+
+    Returns:
+        uint8 ``[N / 32, R / shared_by, 64 + 32 * shared_by]``, with minimums ``[..., 2, ...]``. None if the scales or
+        the minimums are not exactly such products.
+    """
     if scales.shape[1] % shared_by:
         return None
     planes = []

@@ -282,7 +282,7 @@ def test_what_the_ops_are_on_cuda(fixed_order: bool) -> None:
 
 def test_other_dtypes_are_refused() -> None:
     case = make(dtype=torch.float32)
-    with pytest.raises(RuntimeError, match="takes queries, keys and values of one dtype"):
+    with pytest.raises(RuntimeError, match="accepts queries, keys and values of one dtype"):
         attention(case.q.double(), case.k_cache, case.v_cache, case.slots, case.positions, case.scale)
     with pytest.raises(RuntimeError, match="last dimension is contiguous"):
         attention(case.q, case.k_cache[..., ::2], case.v_cache, case.slots, case.positions, case.scale)
