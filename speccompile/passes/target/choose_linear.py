@@ -53,7 +53,7 @@ class PackLinears(Pass):
     region: ClassVar[PassRegion] = "model"
     requires: ClassVar[Facts] = facts("captured")
     provides: ClassVar[Facts] = facts("linears_packed")
-    # A model may have all of its weights in other forms (experts, say).
+    # A model may have all of its weights in other forms (such as experts).
     optional: ClassVar[bool] = True
 
     def run(self, graph: StepGraph) -> Changes:
