@@ -56,6 +56,9 @@ def careless(model: LlamaForCausalLM, tmp_path_factory: pytest.TempPathFactory) 
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(greedy_accept, "greedy_accept", accepts)
+        # Else the commit would count the agreeing drafts itself.
+        provides = greedy_accept.GreedyAccept.provides - {"agreement"}
+        patch.setattr(greedy_accept.GreedyAccept, "provides", provides)
         # Stored steps are those of the sources, which are right.
         folder = tmp_path_factory.mktemp("careless")
         patch.setattr("speccompile.utils.storage.cache_dir", lambda: folder)
