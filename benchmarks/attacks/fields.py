@@ -83,7 +83,7 @@ async def prompt_that_does_not_fit(target: Target) -> Outcome:
 
 @attack(400)
 async def text_that_does_not_fit(target: Target) -> Outcome:
-    return await _complete(target, prompt=target.rng.choice(["\u200d", "a", " ", "\U0001f9a5"]) * target.max_len * 20)
+    return await _complete(target, prompt=target.rng.choice(["\u200d", "a", "\U0001f9a5"]) * target.max_len * 20)
 
 
 @attack(*REFUSED)
@@ -146,7 +146,7 @@ async def all_options_together(target: Target) -> Outcome:
     return await _complete(target, **options, logit_bias=bias, stop=stops, max_tokens=32, n=4, min_tokens=8)
 
 
-@attack(400)
+@attack(400, 429)
 async def many_stops(target: Target) -> Outcome:
     return await _complete(target, stop=[str(number) for number in range(20_000)])
 

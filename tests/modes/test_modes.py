@@ -21,6 +21,7 @@ from speccompile.modes.early_exit import EarlyExit
 from speccompile.modes.ngram import NGram
 from speccompile.modes.none import NoSpeculation
 from speccompile.modes.ready_mode import ReadyMode
+from speccompile.utils import mode_names
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -141,7 +142,7 @@ def test_entry_points_of_installed_packages(monkeypatch: pytest.MonkeyPatch) -> 
         asked.append(group)
         return [EntryPoint("Echo", Echo), EntryPoint("ngram", Echo)]
 
-    monkeypatch.setattr(registry, "entry_points", entry_points)
+    monkeypatch.setattr(mode_names, "entry_points", entry_points)
     assert "echo" in modes.available()
     assert modes.create("echo", {"times": 1}) == Echo(1)
     # What is known already stays what it is.
