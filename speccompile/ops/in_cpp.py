@@ -17,7 +17,7 @@ import torch
 from torch import fx
 
 from speccompile.ops.cpu.library import BASE, when_loaded
-from speccompile.utils.torch_private import OpOverload
+from speccompile.utils.torch_private import OpOverload, is_explicit_composite
 
 _kernels = torch.library.Library("speccompile", "IMPL", "CPU")
 
@@ -52,4 +52,4 @@ def libraries_of(graphs: Iterable[fx.Graph]) -> tuple[str, ...]:
 
 def has_reference(op: OpOverload) -> bool:
     """Whether ``op`` has a reference in PyTorch, which runs on any device."""
-    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd))
+    return is_explicit_composite(op)

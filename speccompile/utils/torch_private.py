@@ -107,6 +107,7 @@ __all__ = [
     "inductor_config",
     "invalid_vec_isa",
     "is_composite",
+    "is_explicit_composite",
     "is_traceable_wrapper_subclass",
     "op_schemas",
     "parse_to",
@@ -150,6 +151,11 @@ def run_kernel(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
 def is_composite(op: OpOverload) -> bool:
     """Whether an op has a kernel that calls other ops, for all backends."""
     return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))
+
+
+def is_explicit_composite(op: OpOverload) -> bool:
+    """Whether an op has a kernel for all backends that autograd does not enter: a reference in PyTorch."""
+    return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeExplicitAutograd))
 
 
 def end_pool(device: torch.device, pool: torch.cuda.MemPool) -> None:

@@ -76,6 +76,8 @@ def speculator(wrapped: LlamaForCausalLM, **options: Any) -> Speculator:
             "max_waiting": WAITING,
             "tiers": (0, 3),
             "scores": True,
+            # A busy machine must not change how much is drafted.
+            "policy": f"fixed:{max(options.get('tiers', (0, 3)))}",
             **options,
         },
     )
