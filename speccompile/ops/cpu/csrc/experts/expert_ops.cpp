@@ -26,7 +26,7 @@ Grouped by_expert(const Tensor& experts, int64_t count) {
   const auto* expert_of = static_cast<const int64_t*>(experts.data_ptr());
   Grouped grouped{std::vector<int64_t>(count + 1), std::vector<int64_t>(pairs)};
   for (int64_t pair = 0; pair < pairs; ++pair) {
-    STD_TORCH_CHECK(expert_of[pair] >= 0, "speccompile::expert_linear: a token has the expert ", expert_of[pair]);
+    STD_TORCH_CHECK(expert_of[pair] >= 0, "speccompile::expert_linear: experts must be >= 0, got ", expert_of[pair]);
     if (expert_of[pair] < count) {
       ++grouped.begin[expert_of[pair] + 1];
     }
