@@ -46,7 +46,7 @@ std::vector<RowPlaces> places_of(
     STD_TORCH_CHECK(
         std::max<int64_t>(0, first - kept) <= stands && stands <= first && first <= end && end <= first + width,
         "speccompile::recurrence: row ", row, " at position ", first, ": its state has absorbed ", stands,
-        " tokens and is to absorb ", end, ", with ", kept, " places kept and ", width, " read");
+        " tokens and is to absorb ", end, ", with ", kept, " positions kept and ", width, " read");
     found[row] = {static_cast<const int64_t*>(own_slots.data_ptr())[row], first, stands, end};
   }
   return found;
