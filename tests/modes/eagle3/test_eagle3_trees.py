@@ -323,5 +323,5 @@ def test_policies_that_name_trees_are_refused_before_anything_is_built(model: Ll
 
 def test_more_branches_than_tokens(model: LlamaForCausalLM) -> None:
     head = Eagle3Head.random(model, taps=TAPS, draft_vocab_size=2)
-    with raises(InvalidTiers, reason=re.compile("more often than the drafter has tokens")):
+    with raises(InvalidTiers, reason=re.compile("at most as many branches as the drafter has tokens")):
         with_trees(model, head, tiers=(0, WIDE))
