@@ -63,7 +63,7 @@ test-wheel:
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/pip wheel -q --no-deps -w $(WHEEL)/dist .
 	$(WHEEL)/bin/pip install -q -c constraints.txt "$$(echo $(WHEEL)/dist/*.whl)[demo]"
-	cd $(WHEEL) && bin/speccompile demo --tiers 0,3 --new-tokens 16 $(ARGS)
+	cd $(WHEEL) && bin/speccompile demo --tiers 0,3 --new-tokens 8 $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
