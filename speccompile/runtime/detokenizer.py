@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 _REPLACEMENT = "\ufffd"
 #: Least number of prompt tokens that are decoded with the new ones.
 _CONTEXT = 8
-#: Most tokens of an incomplete character: it has at most 4 bytes, and each token has at least one.
+#: Most tokens of an incomplete character: it has at most 4 bytes, and each token with a text has at least one.
 _MOST_INCOMPLETE = 3
 #: Most tokens that may wait for the rest of a character. More of them are bytes that form no character.
 _MOST_WAITING = 16
@@ -48,7 +48,7 @@ class Detokenizer:
             return ""
         settled = text
         if text.endswith(_REPLACEMENT):
-            end = self._second if waits else end - _MOST_INCOMPLETE
+            end = self._second if waits else self._settled_end(text)
             settled = self._text_up_to(end)
         complete = max(text.rstrip(_REPLACEMENT), settled, key=len)
         piece, self._returned = complete[self._returned :], max(self._returned, len(complete))
@@ -60,6 +60,16 @@ class Detokenizer:
     def end(self) -> str:
         """Return the text that was held back."""
         return self._text_up_to(len(self._ids))[self._returned :]
+
+    def _settled_end(self, text: str) -> int:
+        """The end of the tokens whose part of ``text`` further tokens do not change. Tokens without a text, such as
+        special ones, may stand within a character."""
+        with_text = [
+            index for index in range(self._second, len(self._ids)) if self._decode(self._ids[index : index + 1])
+        ]
+        last = with_text[-_MOST_INCOMPLETE] if len(with_text) >= _MOST_INCOMPLETE else self._second
+        ends = range(last, self._second, -1)
+        return next((end for end in ends if text.startswith(self._text_up_to(end))), self._second)
 
     def _text_up_to(self, end: int) -> str:
         """Text of the tokens ``[second, end)``."""

@@ -85,3 +85,14 @@ def test_tokens_that_never_become_text_are_not_decoded_again_and_again(endless: 
     tokens = [byte if endless == "byte" else special] * 200
     text = "".join(detokenizer.add([token]) for token in tokens) + detokenizer.end()
     assert text == made.decode(tokens, skip_special_tokens=True) and max(decoded) < 50
+
+
+def test_tokens_without_a_text_may_stand_within_a_character() -> None:
+    """Ids that the tokenizer does not have, between bytes of characters and bytes that form none."""
+    known, rng = tokenizer(), random.Random(0)
+    nothing, *some = 277, 131, 119, 124, 116, 250, 187, 84, 21, 303
+    assert known.decode([nothing]) == ""
+    prompt = known("the end")["input_ids"]
+    for _ in range(300):
+        tokens = [rng.choice([nothing, nothing, *some]) for _ in range(rng.randint(5, 40))]
+        assert joined(Detokenizer(known, prompt), tokens, rng) == known.decode(tokens), tokens
