@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 import pytest
@@ -93,6 +94,34 @@ def test_tokens_without_a_text_may_stand_within_a_character() -> None:
     nothing, *some = 277, 131, 119, 124, 116, 250, 187, 84, 21, 303
     assert known.decode([nothing]) == ""
     prompt = known("the end")["input_ids"]
+    ids = [
+        21,
+        277,
+        250,
+        187,
+        83,
+        184,
+        216,
+        303,
+        99,
+        212,
+        131,
+        277,
+        277,
+        277,
+        277,
+        277,
+        119,
+        124,
+        116,
+        277,
+        277,
+        277,
+        119,
+    ]
+    detokenizer, parts = Detokenizer(known, prompt), (3, 4, 6, 9, 11, 14, 18, 19, 20, 22, 23)
+    text = "".join(detokenizer.add(ids[start:end]) for start, end in itertools.pairwise((0, *parts)))
+    assert text + detokenizer.end() == known.decode(ids)
     for _ in range(300):
         tokens = [rng.choice([nothing, nothing, *some]) for _ in range(rng.randint(5, 40))]
         assert joined(Detokenizer(known, prompt), tokens, rng) == known.decode(tokens), tokens
