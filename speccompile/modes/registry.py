@@ -62,7 +62,7 @@ def check_options(name: str, options: Collection[str]) -> None:
     """Check names of options of one mode before it is created.
 
     Raises:
-        UnknownMode: there is no mode of that name.
+        UnknownMode: no mode has that name.
         UnknownOption: the mode does not accept one of the options.
     """
     known = Auto.options if name.lower() == Auto.name else _type(name).options()
@@ -81,7 +81,7 @@ def create(
         others: further arguments of the caller, for messages.
 
     Raises:
-        UnknownMode: there is no mode of that name.
+        UnknownMode: no mode has that name.
         UnknownOption: the mode does not accept one of the options.
         InvalidOption: a value is not valid, or modes do not compose.
     """

@@ -37,7 +37,7 @@ def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = N
 
 
 def library_of(op: OpOverload) -> str | None:
-    """The library that has a C++ kernel of ``op``, None if there is no such kernel."""
+    """The library with the C++ kernel of ``op``; None without a C++ kernel."""
     namespace, _, name = op._schema.name.partition("::")
     if namespace != "speccompile":
         return None
