@@ -35,7 +35,7 @@ async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tu
             head = await anext(parts)
             assert isinstance(head, Head)
             # A stream's head arrives before its first token. Until that token another replica may still answer.
-            first = await (anext(parts, b"") if head.is_stream else _whole_body(head, parts))
+            first = await (anext(parts, b"") if head.is_stream else _whole_body(head, parts, lost))
         except lost as error:
             log.warning(
                 "a replica died before it answered (%s): attempt %d of %d", error_line(error), attempt + 1, ATTEMPTS
@@ -49,7 +49,6 @@ async def relay(call: ReplicaCall, ask: Callable[[ReplicaCall], Parts], lost: tu
         assert isinstance(first, bytes)
         if head.is_stream:
             return _Relayed(head, first, parts, lost)
-        await parts.aclose()
         response = Response(first, head.status)
         response.raw_headers = _headers(head)
         return response
@@ -61,14 +60,16 @@ def _headers(head: Head) -> Headers:
     return [item for item in head.headers if item[0] != b"x-request-id"]
 
 
-async def _whole_body(head: Head, parts: Parts) -> bytes:
-    """Read a body to its announced length: a replica that dies after its last byte has answered."""
+async def _whole_body(head: Head, parts: Parts, lost: tuple[type[Exception], ...]) -> bytes:
+    """Read a body to its end. A replica that dies after the last announced byte has answered."""
     body = b""
-    async for part in parts:
-        assert isinstance(part, bytes)
-        body += part
-        if len(body) == head.length:
-            break
+    try:
+        async for part in parts:
+            assert isinstance(part, bytes)
+            body += part
+    except lost:
+        if len(body) != head.length:
+            raise
     return body
 
 
