@@ -94,7 +94,10 @@ def test_replays_in_random_order_are_what_was_captured(
                 ]
             )
         assert texts[0] == texts[1]
-    assert plain.engine.idle and graphs.engine.idle
+    for engine in (plain.engine, graphs.engine):
+        # The step after a request's last one is in flight.
+        engine.run()
+        assert engine.idle
 
 
 class _Dice:
@@ -163,7 +166,8 @@ def test_swaps_allocate_nothing(specs: tuple[Speculator, Speculator]) -> None:
 def test_a_tier_more_is_small(specs: tuple[Speculator, Speculator]) -> None:
     assert specs[1]._build is not None and specs[1]._build.captures is not None
     _, *others = specs[1]._build.captures.footprints.values()
-    assert max(footprint.device for footprint in others) <= 64 << 20
+    # Not what the device has less of: other tests use it at the same time.
+    assert max(footprint.pool for footprint in others) <= 64 << 20
 
 
 @pytest.fixture

@@ -130,7 +130,7 @@ def test_filters_add_no_floats_in_an_order_of_chance(tree: bool) -> None:
 @pytest.mark.parametrize("form", ["int8", "int4"])
 def test_rounded_weights_are_multiplied_as_integers(form: str) -> None:
     _, multiply, _ = map(compile_launch, of.rounded(form, 8))
-    assert "mma" in multiply.ptx and ".s32.s8.s8.s32" in multiply.ptx
+    assert "dp4a.s32.s32" in multiply.ptx and "mma" not in multiply.ptx
 
 
 # --- one machine code for all shapes: the order of reduction and where it rounds are then the same too ------
