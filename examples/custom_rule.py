@@ -25,7 +25,7 @@ class AmongTop(Rule):
         return keep_passes(partial(among_top, k=self.k), kind)
 
     def explain(self):
-        return f"lossy: a draft token stays if it is among the {self.k} most likely ones"
+        return f"a draft token stays if it is among the {self.k} most likely ones"
 
 
 def among_top(scores, drafts, text, length, *, k):

@@ -89,7 +89,7 @@ class Relaxed(Rule):
 
     def explain(self) -> str:
         return (
-            f"lossy: between the tokens {self.begin} and {self.end} a draft token stays if it is among the "
+            f"between the tokens {self.begin} and {self.end} a draft token stays if it is among the "
             f"{self.top_k} most likely and at most {self.delta:g} below the first"
             f"{', as in TensorRT-LLM' * self.trtllm_compat}"
         )

@@ -46,7 +46,7 @@ class Typical(Rule):
         return keep_passes(partial(likely_enough, threshold=self.threshold, alpha=self.alpha), kind)
 
     def explain(self) -> str:
-        return f"lossy: a draft token stays while p > min({self.threshold:g}, {self.alpha:g} exp(-H))"
+        return f"a draft token stays while p > min({self.threshold:g}, {self.alpha:g} exp(-H))"
 
 
 def likely_enough(

@@ -26,7 +26,7 @@ from speccompile.errors import CannotBeTiny, InvalidOption, UnsupportedModel
 from speccompile.lowering.backends import Eager, choose_backend
 from speccompile.ops.cpu.library import LIBRARIES, cpu_ops, missing_tools
 from speccompile.tools.families.family import Family, causal_lm_families, find_families
-from speccompile.tools.families.survey import Row, Verdict, survey
+from speccompile.tools.families.survey import FamilyRow, Verdict, survey
 from speccompile.utils.progress import listening
 
 # Width for output that is not a terminal: a reason fits beside the names.
@@ -41,7 +41,7 @@ def run(names: Sequence[str] | None, backend: str, device: str, only: str | None
         families = find_families(dict.fromkeys(names)) if names else causal_lm_families()
         chosen = choose_device(device, backend)
         choose_backend(backend, chosen)
-        rows: list[Row] = []
+        rows: list[FamilyRow] = []
         _write(json_path, rows)
         with _captures_apart(backend):
             for row in _survey(families, backend, chosen):
@@ -56,7 +56,7 @@ def run(names: Sequence[str] | None, backend: str, device: str, only: str | None
             raise typer.Exit(1)
 
 
-def _write(path: Path | None, rows: Sequence[Row]) -> None:
+def _write(path: Path | None, rows: Sequence[FamilyRow]) -> None:
     """Write the rows so far. An interrupted survey, which lasts minutes, then loses nothing."""
     if path is None:
         return
@@ -87,7 +87,7 @@ def _captures_apart(backend: str) -> Iterator[None]:
                 os.environ["SPECCOMPILE_CACHE"] = before
 
 
-def _survey(families: Sequence[Family], backend: str, device: torch.device) -> Iterator[Row]:
+def _survey(families: Sequence[Family], backend: str, device: torch.device) -> Iterator[FamilyRow]:
     """Rows, one per family. Each is also printed as a line on stderr when it is done."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -107,14 +107,14 @@ def _describe(progress: Progress, bar: TaskID, name: str, description: str, begi
     progress.update(bar, description=f"{name}: {description}" if begins else name)
 
 
-def _line(row: Row) -> str:
+def _line(row: FamilyRow) -> str:
     details = [f"{row.seconds:.1f} s"]
     if row.acceptance_length is not None:
         details.insert(0, f"acceptance length {row.acceptance_length:.2f}")
     return f"{row.family}: {row.verdict}, {', '.join(details)}"
 
 
-def _table(rows: Sequence[Row]) -> Table:
+def _table(rows: Sequence[FamilyRow]) -> Table:
     title = f"Families of transformers {transformers.__version__}, torch {torch.__version__}"
     table = Table(
         title=title, title_justify="left", box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0)
@@ -140,7 +140,7 @@ def _table(rows: Sequence[Row]) -> Table:
     return table
 
 
-def _reason(row: Row) -> str:
+def _reason(row: FamilyRow) -> str:
     """Reason of a row, without what other columns show."""
     for error in (UnsupportedModel, CannotBeTiny):
         start = error.template.partition("{reason}")[0].format(model=row.model_class, family=row.family)
@@ -149,7 +149,7 @@ def _reason(row: Row) -> str:
     return row.reason
 
 
-def _summary(rows: Sequence[Row]) -> str:
+def _summary(rows: Sequence[FamilyRow]) -> str:
     counts = ", ".join(f"{sum(row.verdict == verdict for row in rows)} {verdict}" for verdict in Verdict)
     families = "1 family" if len(rows) == 1 else f"{len(rows)} families"
     return f"{families} in {sum(row.seconds for row in rows):.0f} s: {counts}"

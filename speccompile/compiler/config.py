@@ -120,7 +120,7 @@ class BuildConfig:
         return self.deterministic is True and not self.row_fixed
 
     @property
-    def reads_dead_places(self) -> bool:
+    def reads_dead_positions(self) -> bool:
         """Whether attention also reads positions of a slot after the end of its sequence, and masks them."""
         routes = [self.route, *([] if self.network is None else [self.network.route])]
         return self.one_shape or "eager" in routes

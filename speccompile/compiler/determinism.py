@@ -207,7 +207,7 @@ def _first_op(captured: StepGraph, probe: _Probe, one: Placement, other: Placeme
 
     It is searched at the first position where a value differs: the values of earlier positions that it reads are equal.
     """
-    first, second = _Recorder(captured, one.row), _Recorder(captured, other.row)
+    first, second = _ValueRecorder(captured, one.row), _ValueRecorder(captured, other.row)
     for recorder, at in ((first, one), (second, other)):
         probe.logits(recorder.run, captured, at)
     for place in sorted(first.seen.keys() & second.seen.keys()):
@@ -216,7 +216,7 @@ def _first_op(captured: StepGraph, probe: _Probe, one: Placement, other: Placeme
     return "an op inside a compiled decoder layer (none in eager mode)"
 
 
-class _Recorder(fx.Interpreter):
+class _ValueRecorder(fx.Interpreter):
     """Keeps the value of every op for one row at each position. Where a position is computed again, the newest."""
 
     def __init__(self, graph: StepGraph, row: int) -> None:

@@ -129,7 +129,7 @@ def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
         _rows(config, form),
         *_filters(config, form),
         *config.mode.drafting(form),
-        StoreDrafts(form.begin or 0),
+        StoreDrafts(form.begin or 0, config.mode.name),
         DropTarget(),
         ShareSubexpressions(),
     ]

@@ -51,6 +51,16 @@ class UnknownValue(PassError):
     template = "the graph has no value {name!r} here. Values here: {available}."
 
 
+class UndeclaredDraftProbs(PassError):
+    """The drafting of a split mode names ``draft_probs``, and the arena has no state for them."""
+
+    template = (
+        "mode {mode!r} names draft_probs in its split form, and no state stores them: the mode has draft_probs = "
+        "False, or the acceptance rule does not use them. Set draft_probs = True in the mode, and name draft_probs "
+        "only if form.probabilities is True."
+    )
+
+
 class PassFailed(PassError):
     """A pass of the user raised; ``reason`` is its error."""
 

@@ -125,7 +125,7 @@ class Arena(Mapping[str, torch.Tensor]):
             if tensor.follows_text:
                 self._tensors[name][target, :count] = self._tensors[name][source, :count]
 
-    def recurrent_place(self, slot: int) -> int | None:
+    def absorbed_tokens(self, slot: int) -> int | None:
         """The number of tokens of its sequence that the recurrent state of ``slot`` has absorbed. None if the target
         has no recurrent state."""
         return int(self._tensors[ABSORBED][slot]) if ABSORBED in self._tensors else None

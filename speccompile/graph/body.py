@@ -27,7 +27,7 @@ Part = Literal["layers", "prologue", "epilogue"]
 
 
 @dataclass(frozen=True)
-class Result:
+class BodyResult:
     """One result of a body. ``dims`` are its sizes, as in :attr:`Body.dims`, or None if it is not contiguous."""
 
     dims: tuple[int | str, ...] | None
@@ -58,7 +58,7 @@ class Body:
     module: fx.GraphModule
     dims: tuple[tuple[int | str, ...], ...]
     dtypes: tuple[torch.dtype, ...]
-    results: tuple[Result, ...]
+    results: tuple[BodyResult, ...]
     captured: Mapping[str, int]
     mutates: frozenset[int]
     layers: tuple[int, ...]

@@ -89,8 +89,8 @@ def check_capture(
 
 
 @dataclass(frozen=True)
-class Piece:
-    """One run of the check.
+class ProbePiece:
+    """A piece of the probe's sequence: one run of the check.
 
     Args:
         rows: rows of the sequence.
@@ -153,7 +153,7 @@ class Probe:
         """Number of tokens that only fill the cache."""
         return self.text.shape[1] - self.expected.shape[1]
 
-    def pieces(self, graph: StepGraph) -> Iterator[Piece]:
+    def pieces(self, graph: StepGraph) -> Iterator[ProbePiece]:
         """Yield the sequence in pieces. The first piece only has the first row, so rows have different positions."""
         absorbed = [0, 0]
         for rows, starts, width in self._cuts():
@@ -165,12 +165,12 @@ class Probe:
                         yield self._piece([row], [0], start, absorbed)
             yield self._piece(rows, starts, width, absorbed)
 
-    def _piece(self, rows: list[int], starts: list[int], width: int, absorbed: list[int]) -> Piece:
+    def _piece(self, rows: list[int], starts: list[int], width: int, absorbed: list[int]) -> ProbePiece:
         """Return a piece that starts at ``absorbed``, and advance ``absorbed`` past its tokens, as a prompt's chunk."""
         before = [absorbed[row] for row in rows]
         for row, start in zip(rows, starts, strict=True):
             absorbed[row] = start + width
-        return Piece(rows, starts, width, before, [absorbed[row] for row in rows])
+        return ProbePiece(rows, starts, width, before, [absorbed[row] for row in rows])
 
     def _cuts(self) -> Iterator[tuple[list[int], list[int], int]]:
         """Yield (rows, start of each row, width) of each piece."""
@@ -186,7 +186,7 @@ class Probe:
             for row in rows:
                 starts[row] += width
 
-    def inputs(self, graph: StepGraph, piece: Piece) -> list[torch.Tensor]:
+    def inputs(self, graph: StepGraph, piece: ProbePiece) -> list[torch.Tensor]:
         """Return the values of the graph's ports for one piece, in their order."""
         device = self.text.device
         positions = torch.stack([torch.arange(start, start + piece.width) for start in piece.starts]).to(device)

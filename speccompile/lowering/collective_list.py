@@ -38,7 +38,7 @@ def collectives_called(graph: StepGraph) -> tuple[CollectiveCall, ...]:
     for node in graph.graph.nodes:
         if node.op == "call_module":
             name = str(node.target)
-            runner = _Runner(graph.bodies[name].module)
+            runner = _CollectiveRecorder(graph.bodies[name].module)
             with faking():
                 runner.run(*fx.map_arg(node.args, lambda item: item.meta["val"]))
             found.update((name, *call) for call in runner.found)
@@ -60,7 +60,7 @@ def _called(target: Any, args: Any) -> Iterator[tuple[str, tuple[int, ...], torc
         yield name, tuple(map(int, args[0].shape)), args[0].dtype
 
 
-class _Runner(fx.Interpreter):
+class _CollectiveRecorder(fx.Interpreter):
     """Interpreter that runs a body on fakes, and records its collectives."""
 
     def __init__(self, module: fx.GraphModule) -> None:

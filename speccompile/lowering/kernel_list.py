@@ -95,7 +95,7 @@ def _called_by_body(graph: StepGraph, call: fx.Node, device_type: str, code: str
         # Inductor may have decomposed an op of the package.
         kept = {name: kernels for name, kernels in found.ours.items() if f"torch.ops.{name}." in code}
         return Dispatched(Counter(_written(code)), kept).all
-    runner = _Runner(body.module)
+    runner = _KernelRecorder(body.module)
     with faking():
         runner.run(*args)
     if code is None:
@@ -104,7 +104,7 @@ def _called_by_body(graph: StepGraph, call: fx.Node, device_type: str, code: str
     return ours + Counter(_written(code))
 
 
-class _Runner(fx.Interpreter):
+class _KernelRecorder(fx.Interpreter):
     """Interpreter that runs a body on fakes, and records the kernels that each of its calls starts on a CPU."""
 
     def __init__(self, module: fx.GraphModule) -> None:

@@ -23,7 +23,7 @@ Change = tuple[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
-class Message:
+class RankMessage:
     """The next action of the followers.
 
     Args:
@@ -56,7 +56,7 @@ class Channel:
         self.ranks = len(ranks)
         self.rank = ranks.index(dist.get_rank())
 
-    def send(self, message: Message) -> None:
+    def send(self, message: RankMessage) -> None:
         """Send a message from rank 0 to all others.
 
         Raises:
@@ -70,7 +70,7 @@ class Channel:
         if len(packed) > FIRST_PART:
             self._broadcast(packed[FIRST_PART:].clone())
 
-    def receive(self) -> Message:
+    def receive(self) -> RankMessage:
         """Return the next message of rank 0.
 
         Raises:
@@ -85,7 +85,7 @@ class Channel:
             self._broadcast(rest)
             data += bytes(rest.numpy())
         message = pickle.loads(data[8 : 8 + size])
-        assert isinstance(message, Message)
+        assert isinstance(message, RankMessage)
         return message
 
     def exchange(self, values: list[int]) -> list[list[int]]:

@@ -17,7 +17,7 @@ from speccompile.errors import FollowerRank, RankError, RankLost, RanksDiffer
 from speccompile.graph.arena import Arena
 from speccompile.lowering.tier import Tier
 from speccompile.ops import collective
-from speccompile.ranks.channel import CALL_TIMEOUT, Change, Channel, Message
+from speccompile.ranks.channel import CALL_TIMEOUT, Change, Channel, RankMessage
 from speccompile.ranks.state_digest import slot_digests
 from speccompile.utils.devices import traits_of
 
@@ -105,7 +105,7 @@ class Ranks:
                 compare = self._runs % COMPARE_EVERY == 0
                 changes = tuple(self._changes)
                 self._changes.clear()
-                self._channel.send(Message("run", tier.name, changes=changes, compare=compare))
+                self._channel.send(RankMessage("run", tier.name, changes=changes, compare=compare))
                 own.executable(*arguments)
                 if compare:
                     self._compare()
@@ -124,7 +124,7 @@ class Ranks:
 
         def on_all_ranks(argument: A) -> T:
             with self._together():
-                self._channel.send(Message("call", what, argument))
+                self._channel.send(RankMessage("call", what, argument))
                 return self._called(what, function, argument)
 
         return on_all_ranks
@@ -179,7 +179,7 @@ class Ranks:
                 return
             if self.leads and self._failed is None:
                 with contextlib.suppress(RankLost):
-                    self._channel.send(Message("end"))
+                    self._channel.send(RankMessage("end"))
             self.abandon()
 
     def after_fork(self) -> None:
@@ -274,7 +274,7 @@ class Ranks:
             self._spoke.clear()
             return
         with self._together():
-            self._channel.send(Message("wait"))
+            self._channel.send(RankMessage("wait"))
 
 
 def _keep_in_touch(ranks: weakref.ref[Ranks], ended: threading.Event, interval: float) -> None:

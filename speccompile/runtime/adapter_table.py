@@ -59,7 +59,7 @@ class AdapterTable:
     def pairs(self, adapter: Adapter) -> dict[str, LoraPair]:
         """Return the LoRA pair of each linear, as views of the buffers."""
         assert self.buffers is not None
-        return self.buffers.pairs_at(self._arena, adapter.place)
+        return self.buffers.pairs_at(self._arena, adapter.position)
 
     def check_name(self, name: str) -> AdapterBuffers:
         """Check that an adapter with that name can be added.
@@ -90,12 +90,12 @@ class AdapterTable:
         packed = self.check_name(name).packed(pairs)
         with self._loop.exclusive():
             # Another thread may have added an adapter meanwhile.
-            place = self._free_place(name, self.check_name(name).count)
-            write_adapter(self._arena, place, packed)
-            if place in self._at:
-                self._at[place].replaced = True
-            adapter = Adapter(name, place, max(pair.a.shape[0] for pair in pairs.values()), len(pairs))
-            self._loaded[name] = self._at[place] = adapter
+            position = self._free_position(name, self.check_name(name).count)
+            write_adapter(self._arena, position, packed)
+            if position in self._at:
+                self._at[position].replaced = True
+            adapter = Adapter(name, position, max(pair.a.shape[0] for pair in pairs.values()), len(pairs))
+            self._loaded[name] = self._at[position] = adapter
 
     def remove(self, name: str) -> None:
         """Remove an adapter, so no further request can have it. Requests that wait or run keep it.
@@ -110,17 +110,17 @@ class AdapterTable:
             self._check_enabled("remove_adapter", name)
             del self._loaded[self._named(name).name]
 
-    def _free_place(self, name: str, count: int) -> int:
+    def _free_position(self, name: str, count: int) -> int:
         taken = self._taken()
-        place = next((place for place in range(count) if place not in taken), None)
-        if place is None:
+        position = next((position for position in range(count) if position not in taken), None)
+        if position is None:
             raise AdaptersFull(name=name, count=count, loaded=len(self._loaded), more=count + 1)
-        return place
+        return position
 
     def _taken(self) -> Collection[int]:
         requests: list[Request] = [*self._slots.owned, *self._waiting.requests]
-        held = {request.params.adapter.place for request in requests if request.params.adapter is not None}
-        return held | {adapter.place for adapter in self._loaded.values()}
+        held = {request.params.adapter.position for request in requests if request.params.adapter is not None}
+        return held | {adapter.position for adapter in self._loaded.values()}
 
     def _check_enabled(self, where: str, name: Any) -> None:
         if self.buffers is None:

@@ -123,7 +123,7 @@ class Engine:
             arena,
             target.state_of_weights,
             reuse=self.prefix_reuse,
-            clear=traits.reads_dead_places,
+            clear=traits.reads_dead_positions,
             state_checkpoints=options.state_checkpoints,
             prompts_differ=traits.prompts_differ,
         )
@@ -162,7 +162,7 @@ class Engine:
         # Results are read one step late only if the device runs beside the host, and if the next step does not depend
         # on them: on a draft of the host, on whether a network drafts, on its confidence, or on positions to clear.
         asks = traits.network_on_demand or "draft_confidence" in arena or host_draft is not None
-        waits = asks or traits.reads_dead_places
+        waits = asks or traits.reads_dead_positions
         self.scheduler = scheduler = Scheduler(
             arena,
             table,
@@ -178,7 +178,7 @@ class Engine:
             stats,
             clock,
             late=device.asynchronous and not waits,
-            clears_rejected=traits.reads_dead_places,
+            clears_rejected=traits.reads_dead_positions,
             drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
         )
         self.loop = loop = EngineLoop(scheduler, waiting, slots, retirement, arena.device, saves=saver is not None)

@@ -44,7 +44,7 @@ def prometheus_text(stats: Stats, *, running: int, waiting: int) -> str:
         reason = "it needs the library prometheus_client: pip install 'speccompile[metrics]'"
         raise InvalidOption(where="spec", name="prometheus", value="text", reason=reason) from error
 
-    class Collector:
+    class EngineCollector:
         def collect(self) -> Iterator[Any]:
             yield from _families(core.CounterMetricFamily, stats)
             yield from _gauges(core.GaugeMetricFamily, running, waiting)
@@ -52,7 +52,7 @@ def prometheus_text(stats: Stats, *, running: int, waiting: int) -> str:
             yield from _latencies(core.HistogramMetricFamily, stats)
 
     registry = CollectorRegistry()
-    registry.register(Collector())  # type: ignore[arg-type, unused-ignore]
+    registry.register(EngineCollector())  # type: ignore[arg-type, unused-ignore]
     return str(generate_latest(registry).decode())
 
 

@@ -30,7 +30,7 @@ class StepTraits:
     Args:
         ready: the drafter's proposals are in the arena when a step ends, so the smallest tier that serves them runs.
         one_shape: all steps and chunks have one shape, so no bit of a sequence depends on other requests.
-        reads_dead_places: attention also reads positions of a slot after the end of its sequence, and masks them.
+        reads_dead_positions: attention also reads positions of a slot after the end of its sequence, and masks them.
         captured: executables run once over the arena when they are built (CUDA graphs), so no step may run meanwhile.
         reach: most tokens of a sequence that the mode's network reads; None means no limit.
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
@@ -41,7 +41,7 @@ class StepTraits:
 
     ready: bool = False
     one_shape: bool = False
-    reads_dead_places: bool = False
+    reads_dead_positions: bool = False
     captured: bool = False
     reach: int | None = None
     segments: bool = False

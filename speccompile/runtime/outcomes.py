@@ -100,7 +100,7 @@ class Columns:
         return Proposal(length, nodes, source, scores)
 
 
-class Buffer(Protocol):
+class OutcomeBuffer(Protocol):
     """Copies one packed outcome at a time to the host."""
 
     def fill(self, packed: torch.Tensor) -> None:
@@ -152,7 +152,7 @@ class PinnedBuffer:
 class Outcome:
     """The outcome of one run. It can be read once, at any time."""
 
-    def __init__(self, buffer: Buffer, free: list[Buffer]) -> None:
+    def __init__(self, buffer: OutcomeBuffer, free: list[OutcomeBuffer]) -> None:
         self._buffer = buffer
         self._free = free
 
@@ -174,10 +174,10 @@ class Outcomes:
         create: creates a buffer.
     """
 
-    def __init__(self, pack: Callable[[], torch.Tensor], create: Callable[[], Buffer]) -> None:
+    def __init__(self, pack: Callable[[], torch.Tensor], create: Callable[[], OutcomeBuffer]) -> None:
         self._pack = pack
         self._create = create
-        self._free: list[Buffer] = []
+        self._free: list[OutcomeBuffer] = []
 
     def take(self) -> Outcome:
         """Return the outcome of the newest run, before that run has ended."""

@@ -129,7 +129,7 @@ class Slots:
         arena.write("prompt_length", slot, len(prompt))
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
         if adapter is not None:
-            arena.write(OF_SLOT, slot, adapter.place)
+            arena.write(OF_SLOT, slot, adapter.position)
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
         if request.params.prediction:
@@ -214,7 +214,7 @@ class Slots:
         """Return the prefix that ``slot`` knows of a prompt with which it shares the KV of ``shared`` tokens. The
         slot's own recurrent state can be used from its position on, since the slot also holds the inputs of all later
         tokens of the sequence."""
-        position = self._arena.recurrent_place(slot)
+        position = self._arena.absorbed_tokens(slot)
         if position is None or 0 < position <= shared:
             return KnownPrefix(shared)
         return KnownPrefix(self._checkpoints.latest(slot, shared), from_checkpoint=True)

@@ -27,7 +27,7 @@ class StateCheckpoints:
         """Copy the state of ``slot``, if it is the first in its interval. Called after each step and prompt chunk."""
         if self._interval is None:
             return
-        position = self._arena.recurrent_place(slot)
+        position = self._arena.absorbed_tokens(slot)
         assert position is not None
         index = position // self._interval - 1
         if index >= 0 and index not in self._positions[slot]:

@@ -80,4 +80,6 @@ def _rendered(
     try:
         return str(tokenizer.apply_chat_template(conversation, tools=tools, tokenize=False))  # type: ignore[arg-type]
     except Exception:
+        # A template is a program of the model, and mistral-common checks messages with its own errors: any class can be
+        # raised. The request's own rendering (prompts.py) reports the failure.
         return ""

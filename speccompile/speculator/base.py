@@ -74,7 +74,7 @@ class SpeculatorBase:
             traits=StepTraits(
                 ready=config.mode.ready and not config.rule.fills_drafts,
                 one_shape=config.one_shape,
-                reads_dead_places=config.reads_dead_places,
+                reads_dead_positions=config.reads_dead_positions,
                 captured=build.captures is not None,
                 segments=config.drafts_in_segments,
                 reach=None if config.network is None else config.network.max_len,

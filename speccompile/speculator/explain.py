@@ -57,6 +57,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **_recurrent(config, build, engine),
         "policy": _policy(config, engine),
         "acceptance": f"{config.rule.name}: {config.rule.explain()}",
+        "lossless": _lossless(config),
         **_saved(config, engine),
         **_processors(config),
         "on the host": _on_host(config, build),
@@ -218,6 +219,12 @@ def _policy(config: BuildConfig, engine: Engine) -> str:
     if len(engine.draft_lens) > 1 and not config.rule.text_invariant:
         notes.append(f"by {config.rule.name!r} text depends on the draft length, so the largest tier is the default")
     return "; ".join([str(engine.policy), *notes])
+
+
+def _lossless(config: BuildConfig) -> str:
+    if config.rule.lossless:
+        return "yes: emitted tokens have the distribution of the model's own tokens"
+    return f"no: {config.rule.name!r} changes the distribution of emitted tokens"
 
 
 def _trees(config: BuildConfig) -> str:

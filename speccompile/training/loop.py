@@ -130,7 +130,7 @@ def train(
     if minutes is not None:
         trainer.add_callback(Slice(minutes))
     if progress:
-        trainer.add_callback(Progress())
+        trainer.add_callback(ProgressBar())
     trainer.remove_callback(PrinterCallback)
     try:
         trainer.train(resume_from_checkpoint=None if newest is None else str(newest))
@@ -207,7 +207,7 @@ class Slice(TrainerCallback):
         return control
 
 
-class Progress(TrainerCallback):
+class ProgressBar(TrainerCallback):
     """A bar on stderr, and a line for each evaluation."""
 
     def __init__(self) -> None:

@@ -15,7 +15,7 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import modes, wrap
 from speccompile.acceptance import RULES, Block
-from speccompile.errors import InvalidOption, PassError
+from speccompile.errors import InvalidOption, PassError, UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
@@ -95,10 +95,30 @@ class Forgetful(Certain):
     draft_probs: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class SplitEvenly(Evenly):
+    """It names them in every form."""
+
+    name: ClassVar[str] = "split_evenly"
+
+    @property
+    def split(self) -> bool:
+        return True
+
+    def drafting(self, form: StepForm) -> list[Pass]:
+        return [DraftEvenly(form.drafts, True)]
+
+
+@dataclass(frozen=True)
+class Undeclared(SplitEvenly):
+    name: ClassVar[str] = "undeclared"
+    draft_probs: ClassVar[bool] = False
+
+
 @pytest.fixture(autouse=True)
 def modes_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "_modes", dict(registry._modes))
-    for mode in (Evenly, Certain, Forgetful):
+    for mode in (Evenly, Certain, Forgetful, SplitEvenly, Undeclared):
         speccompile.register_mode(mode.name, mode)
 
 
@@ -139,6 +159,17 @@ def test_a_drafter_with_them_is_taken(model: LlamaForCausalLM, mode: str) -> Non
 def test_a_mode_has_to_leave_what_it_says(model: LlamaForCausalLM) -> None:
     with raises(PassError, name="coin_accept", missing="draft_probs"):
         wrap(model, "forgetful", acceptance="block", **SIZES)
+
+
+@pytest.mark.parametrize(("mode", "rule"), [("undeclared", "rejection"), ("split_evenly", "exact")])
+def test_a_split_mode_that_names_draft_probs_without_state_for_them_is_refused(
+    model: LlamaForCausalLM, mode: str, rule: str
+) -> None:
+    with raises(UndeclaredDraftProbs, mode=mode):
+        wrap(model, mode, acceptance=rule, **SIZES)
+    with wrap(model, "split_evenly", acceptance="rejection", **SIZES) as spec:
+        spec.engine.submit([1, 2, 3], max_new_tokens=30, do_sample=True, seed=1).result()
+        assert 0 < spec.stats.accepted_tokens < spec.stats.draft_tokens
 
 
 def no_drafts(tokens: list[int], draft_len: int) -> None:

@@ -85,6 +85,19 @@ def test_texts_of_many_seeds_are_distributed_as_the_targets(
     assert abs(distance_of_texts(texts, text_law(model, prompt, 2, temperature=2.0, top_k=8))) < 3.9
 
 
+@pytest.mark.parametrize(
+    ("rule", "line"),
+    [
+        ("rejection", "yes: emitted tokens have the distribution of the model's own tokens"),
+        ("typical", "no: 'typical' changes the distribution of emitted tokens"),
+    ],
+)
+def test_explain_states_whether_the_rule_is_lossless(model: LlamaForCausalLM, rule: str, line: str) -> None:
+    with make(model, rule, max_batch=1) as spec:
+        lines = dict(part.split(maxsplit=1) for part in spec.explain().splitlines())
+    assert lines["lossless"] == line
+
+
 def test_relaxed_in_the_thinking_phase_alone(model: LlamaForCausalLM) -> None:
     """A prompt with the begin token keeps drafts that greedy decoding refuses; without it, or after the end token, the
     text is greedy. A slot that is taken again knows nothing of the phase of its former owner."""

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from speccompile.graph import body as body_module
-from speccompile.graph.body import Body, Result, size_of
+from speccompile.graph.body import Body, BodyResult, size_of
 from speccompile.graph.fakes import fake
 
 CPU = torch.device("cpu")
@@ -35,7 +35,7 @@ def body_of(build: Callable[[fx.Graph, fx.Node, fx.Node], Any], key: str = "a", 
         "module": fx.GraphModule(torch.nn.Module(), graph),
         "dims": (("B", "T", 3), (3, 3)),
         "dtypes": (torch.float32, torch.float32),
-        "results": (Result(("B", "T", 3), torch.float32),),
+        "results": (BodyResult(("B", "T", 3), torch.float32),),
         "captured": {"B": 5, "T": 7},
         "mutates": frozenset(),
         "layers": (0,),
@@ -67,7 +67,7 @@ def test_its_result_has_the_sizes_of_its_inputs() -> None:
     for rows, width in ((5, 7), (1, 1), (2, 4)):
         result = body.fake(inputs(rows, width))
         assert (tuple(result.shape), result.dtype) == ((rows, width, 3), torch.float32)
-    halves = body_of(product, key="b", results=(Result(("2*B", 3), torch.float16),))
+    halves = body_of(product, key="b", results=(BodyResult(("2*B", 3), torch.float16),))
     with pytest.raises(RuntimeError, match=r"must return .*float16\[4, 3\], got .*float32\[2, 4, 3\]"):
         halves.fake(inputs(2, 4))
 
@@ -88,11 +88,11 @@ def test_of_several_results_all_are_remembered() -> None:
         made = product(graph, hidden, weight)
         return made, graph.call_function(aten.sum.dim_IntList, (made, [-1]))
 
-    results = Result(("B", "T", 3), torch.float32), Result(("B", "T"), torch.float32)
+    results = BodyResult(("B", "T", 3), torch.float32), BodyResult(("B", "T"), torch.float32)
     body = body_of(both, results=results)
     ran = [body.fake(inputs(rows, 2)) for rows in (5, 4, 4)]
     assert [[tuple(item.shape) for item in made] for made in ran] == [[(n, 2, 3), (n, 2)] for n in (5, 4, 4)]
-    wrong = body_of(both, key="c", results=(results[0], Result(("B", 7), torch.float32)))
+    wrong = body_of(both, key="c", results=(results[0], BodyResult(("B", 7), torch.float32)))
     with pytest.raises(RuntimeError, match=r"decoder_layer must return .*, got torch.float32\[4, 2\]"):
         wrong.fake(inputs(4, 2))
 
@@ -109,7 +109,7 @@ def test_one_laid_out_in_another_order_keeps_it() -> None:
     def across(graph: fx.Graph, hidden: fx.Node, weight: fx.Node) -> fx.Node:
         return graph.call_function(aten.transpose.int, (product(graph, hidden, weight), 0, 1))
 
-    body = body_of(across, results=(Result(None, torch.float32),))
+    body = body_of(across, results=(BodyResult(None, torch.float32),))
     for rows, width in ((2, 4), (3, 2)):
         assert body.fake(inputs(rows, width)).stride() == (3, 3 * width, 1)
 

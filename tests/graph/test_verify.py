@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import VerifierError
-from speccompile.graph.body import Body, Result
+from speccompile.graph.body import Body, BodyResult
 from speccompile.graph.port import Port
 from speccompile.graph.state import N, StateSpec, resolve_layout
 from speccompile.graph.step_graph import Anchors, StepGraph, Values
@@ -242,7 +242,7 @@ def body_graph(mutates: frozenset[int]) -> tuple[StepGraph, fx.Node]:
         module=fx.GraphModule(torch.nn.Module(), inner),
         dims=(("B", 3), (3, 3)),
         dtypes=(torch.float32, torch.float32),
-        results=(Result(("B", 3), torch.float32),),
+        results=(BodyResult(("B", 3), torch.float32),),
         captured={"B": 2},
         mutates=mutates,
         layers=(0,),

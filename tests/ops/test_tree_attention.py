@@ -148,7 +148,7 @@ def test_a_chain_written_as_a_tree_has_its_bits(root: int) -> None:
 
 
 @pytest.mark.parametrize("garbage", [float("nan"), float("inf")])
-def test_siblings_and_dead_places_are_not_read(garbage: float) -> None:
+def test_siblings_and_dead_positions_are_not_read(garbage: float) -> None:
     case = Trees((0, 0, 1), BLOCK - 2, rows=1)
     expected, slot, root = case.through(NATIVE)[0, 3], int(case.slots[0]), case.roots[0]
     for cache in (case.k_cache, case.v_cache):

@@ -6,8 +6,10 @@ import functools
 from collections.abc import Iterator
 
 import pytest
-from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import GenerationConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+import speccompile
+from speccompile import Speculator
 from speccompile.runtime.engine import Engine
 from support.engines import VOCAB, Bench, Make, time_limit
 from support.letters import tokenizer
@@ -54,3 +56,18 @@ def engine(make: Make) -> Engine:
 @pytest.fixture(scope="module")
 def letters() -> PreTrainedTokenizerFast:
     return tokenizer()
+
+
+@pytest.fixture(scope="module")
+def shared(model: LlamaForCausalLM) -> Speculator:
+    """The wrap that ``spec`` returns."""
+    return speccompile.wrap(model, "ngram", tiers=(0, 3), max_batch=2, max_len=64, backend="eager")
+
+
+@pytest.fixture
+def spec(shared: Speculator, model: LlamaForCausalLM) -> Iterator[Speculator]:
+    """A wrap of two slots; its model's ``generation_config`` is empty. Some files define their own ``spec``."""
+    before = model.generation_config
+    model.generation_config = GenerationConfig()
+    yield shared
+    model.generation_config = before

@@ -113,7 +113,7 @@ def test_a_row_that_emits_nothing_and_lives_goes_on_without_drafts() -> None:
 
 @pytest.mark.parametrize("clears", [False, True])
 def test_what_its_drafts_left_is_cleared_where_attention_reads_it(clears: bool) -> None:
-    parts = Parts(Fixed(3), KV, traits=StepTraits(reads_dead_places=clears))
+    parts = Parts(Fixed(3), KV, traits=StepTraits(reads_dead_positions=clears))
     request = parts.running([1, 2], new=9)
     parts.arena["kv"][request.slot] = 1
     parts.silent.add(request.slot)

@@ -270,6 +270,7 @@ def test_explain_mentions_the_facts(spec: Speculator) -> None:
     # Behind it the costs of steps, if a test has measured them.
     assert text["policy"].startswith(str(spec.policy))
     assert text["acceptance"].startswith("exact")
+    assert text["lossless"].startswith("yes: ")
     assert text["deterministic"].startswith("no")
     assert text["backend"].startswith("eager: requested")
     assert text["bodies"] == "decoder_layer x2"

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from speccompile.graph.printing import load_python
-from speccompile.lowering.cuda.device import Graph, Memory
+from speccompile.lowering.cuda.device import DeviceMemory, Graph
 from speccompile.lowering.tier import Tier
 
 REFUSED = "CUDA error: operation not permitted when stream is capturing"
@@ -63,9 +63,9 @@ class StandIn:
         self.graphs.append(Replays(run))
         return self.graphs[-1]
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         taken = self.size * len(self.graphs)
-        return Memory(pool=taken, free=(1 << 36) - 2 * taken)
+        return DeviceMemory(pool=taken, free=(1 << 36) - 2 * taken)
 
     def pool_ranges(self) -> list[range]:
         return self.pool

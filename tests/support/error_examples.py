@@ -107,6 +107,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "MissingFact": {"consumer": "commit", "fact": "tokens", "provided": "logits"},
     "InvalidatedFact": {"consumer": "pass 'propose'", "fact": "committed", "by": "count"},
     "UnknownValue": {"name": "accepted_rows", "available": "logits, slots"},
+    "UndeclaredDraftProbs": {"mode": "evenly"},
     "PassFailed": {"name": "count", "reason": "ArithmeticError: no entropy today"},
     "PassOrderError": {"consumer": "reads", "fact": "a", "producer": "makes", "cycle": "reads -> makes -> reads"},
     "NothingMatched": {"name": "tap_hidden", "looked_for": "layers 0, 1"},

@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 from speccompile import Speculator
 from speccompile.errors import RankError, RequestFailed
 from speccompile.lowering.tier import Tier
-from speccompile.ranks.channel import Message
+from speccompile.ranks.channel import RankMessage
 from support.rank_cases import PROMPTS, Case, texts, together, wrapped
 
 #: Of one row alone, which is less to build.
@@ -44,7 +44,7 @@ def slow(model: PreTrainedModel, rank: int, folder: Path) -> Any:
     assert ranks is not None
     send = ranks._channel.send
 
-    def noted(message: Message) -> None:
+    def noted(message: RankMessage) -> None:
         if message.action == "run":
             ran.append(message.name)
         send(message)

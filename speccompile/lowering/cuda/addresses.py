@@ -62,7 +62,7 @@ def _stale(tier: Tier, port: Port, name: str, before: int, tensor: torch.Tensor)
     return StaleGraph(tier=tier.name, role=port.role, name=name, then=then, now=now)
 
 
-class Reads(TorchDispatchMode):
+class StorageReads(TorchDispatchMode):
     """Records the first op that is called with each storage on a kind of device, also inside of compiled bodies.
 
     It does not see kernels that are launched without torch's dispatcher, such as Inductor's own. Their arguments are
@@ -83,7 +83,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def check_reads(tier: Tier, reads: Reads, pool: Sequence[range]) -> None:
+def check_reads(tier: Tier, reads: StorageReads, pool: Sequence[range]) -> None:
     """Check that the step only reads weights, the arena and the pool.
 
     Raises:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from speccompile.graph.arena import Arena
-from speccompile.lowering.cuda.addresses import Reads, address_of, check_addresses, check_reads
+from speccompile.lowering.cuda.addresses import StorageReads, address_of, check_addresses, check_reads
 from speccompile.lowering.cuda.device import Graph, GraphDevice
 from speccompile.lowering.cuda.uncapturable import cannot_capture
 from speccompile.lowering.tier import Executables, Tier
@@ -139,7 +139,7 @@ class Captures:
         return replace(tier, executable=Captured(graph, kept, self._checker(tier) if self._check else None))
 
     def _checker(self, tier: Tier) -> Callable[[], None]:
-        reads = Reads(tier.arena.device.type)
+        reads = StorageReads(tier.arena.device.type)
         with reads:
             self._device.rehearse(tier.run)
         check_reads(tier, reads, self._device.pool_ranges())

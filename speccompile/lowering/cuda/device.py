@@ -14,7 +14,7 @@ from speccompile.utils.torch_private import end_pool
 
 
 @dataclass(frozen=True)
-class Memory:
+class DeviceMemory:
     """Bytes that the pool has reserved, and bytes that are free on the whole device."""
 
     pool: int
@@ -40,7 +40,7 @@ class GraphDevice(Protocol):
     def capture(self, run: Callable[[], Any]) -> Graph:
         """Capture the launches of ``run`` without executing them. Errors of ``run`` are raised unchanged."""
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         """Return the memory of the graphs' pool, and the free memory of the device, in bytes."""
 
     def pool_ranges(self) -> list[range]:
@@ -94,10 +94,10 @@ class CudaDevice:
                 raise
         return graph
 
-    def memory(self) -> Memory:
+    def memory(self) -> DeviceMemory:
         self._make_room()
         free, _ = torch.cuda.mem_get_info(self._device)
-        return Memory(sum(map(len, self.pool_ranges())), free)
+        return DeviceMemory(sum(map(len, self.pool_ranges())), free)
 
     def pool_ranges(self) -> list[range]:
         segments = [segment for segment in self._pool.snapshot() if segment["device"] == self._device.index]

@@ -32,7 +32,7 @@ from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rms_norm, rot
 SOURCE = "of DFlash"
 
 
-class Attention(nn.Module):
+class DFlashAttention(nn.Module):
     """Attention of a block to the context and to itself."""
 
     def __init__(self, config: DFlashConfig, layer: int) -> None:
@@ -71,14 +71,14 @@ class Attention(nn.Module):
         return x.unflatten(-1, (-1, self.head_dim))
 
 
-class Layer(nn.Module):
+class DFlashLayer(nn.Module):
     """A decoder layer of the block."""
 
     def __init__(self, config: DFlashConfig, layer: int) -> None:
         super().__init__()
         size, eps = config.hidden_size, config.rms_norm_eps
         self.input_layernorm = RMSNorm(size, eps)
-        self.self_attn = Attention(config, layer)
+        self.self_attn = DFlashAttention(config, layer)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(config)
 
@@ -106,7 +106,7 @@ class DFlashHead(DraftHead):
         size = config.hidden_size
         self.fc = nn.Linear(len(config.taps) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
-        self.layers = nn.ModuleList([Layer(config, index) for index in range(config.num_hidden_layers)])
+        self.layers = nn.ModuleList([DFlashLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.rotary = Rotary(config, SOURCE)
         for own in self.own:
@@ -157,7 +157,7 @@ class DFlashHead(DraftHead):
         head.config = replace(self.config, **fields)
         layers = [copy.copy(layer) for layer in self.layers]
         for index, layer in enumerate(layers):
-            attention = copy.copy(cast(Layer, layer).self_attn)
+            attention = copy.copy(cast(DFlashLayer, layer).self_attn)
             attention.window = head.config.window(index)
             layer._modules = {**layer._modules, "self_attn": attention}
         head.layers = nn.ModuleList(layers)
@@ -223,7 +223,7 @@ class DFlashHead(DraftHead):
     def context_kv(self, context: torch.Tensor, position_ids: torch.Tensor) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """The context's key and value ``[B, T, G, D]`` of each layer."""
         cos, sin = self.rotary(position_ids, context.dtype)
-        return [cast(Layer, layer).self_attn.of_context(context, cos, sin) for layer in self.layers]
+        return [cast(DFlashLayer, layer).self_attn.of_context(context, cos, sin) for layer in self.layers]
 
     def embed(self, input_ids: torch.Tensor) -> torch.Tensor:
         """Embeddings ``[B, T, M]``: rows of the target's embedding weight, times this head's own scale."""

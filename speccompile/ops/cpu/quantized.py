@@ -64,7 +64,7 @@ def is_quantized(model: nn.Module) -> bool:
 
 
 @dataclass(frozen=True)
-class _Taken:
+class _Original:
     """A parameter as it was before the wrap.
 
     Args:
@@ -95,7 +95,7 @@ class QuantizedPacks(QuantizedForms):
         #: By the address of the element that stands for all of a parameter. Packs hold it, so it stays theirs.
         self._by_address: dict[int, Pack] = {}
         self._orders: dict[bytes, torch.Tensor] = {}
-        self._taken: dict[str, _Taken] = {}
+        self._taken: dict[str, _Original] = {}
         self._handles: list[Any] = []
 
     def __repr__(self) -> str:
@@ -183,7 +183,7 @@ class QuantizedPacks(QuantizedForms):
                 del parameter.pack, parameter.transposed, pack  # type: ignore[attr-defined]
         self._taken.clear()
 
-    def _packed(self, name: str, taken: _Taken) -> Pack:
+    def _packed(self, name: str, taken: _Original) -> Pack:
         assert self._weights is not None
         weight: GroupedWeight = self._weights[name]
         wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
@@ -223,20 +223,20 @@ def quantizing(model: nn.Module, packs: QuantizedPacks | None) -> Iterator[None]
     packs.seal()
 
 
-def _take(parameter: nn.Parameter, owners: Owners) -> _Taken:
+def _take(parameter: nn.Parameter, owners: Owners) -> _Original:
     """``parameter``, as one that can be captured."""
     if isinstance(parameter, QuantizedParameter):
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
-        return _Taken(owners, parameter, parameter.data, getattr(parameter, "pack", None))
+        return _Original(owners, parameter, parameter.data, getattr(parameter, "pack", None))
     if not parameter.is_meta:
-        return _Taken(owners, parameter, None, None)
+        return _Original(owners, parameter, None, None)
     element = torch.full((1, 1), torch.nan, dtype=parameter.dtype).expand(parameter.shape)
     new = nn.Parameter(element, requires_grad=False)
     put_parameter(owners, new)
-    return _Taken(owners, new, parameter, None)
+    return _Original(owners, new, parameter, None)
 
 
-def _is_transposed(taken: _Taken) -> bool:
+def _is_transposed(taken: _Original) -> bool:
     return any(isinstance(module, Conv1D) for module, _ in taken.owners)
 
 

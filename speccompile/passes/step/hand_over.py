@@ -9,6 +9,7 @@ from typing import ClassVar
 import torch
 from torch.nn.functional import one_hot, pad
 
+from speccompile.errors import UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
@@ -46,9 +47,11 @@ class StoreDrafts(Pass):
 
     Args:
         begin: drafts that are stored already.
+        mode: the name of the mode, for an error.
     """
 
     begin: int = 0
+    mode: str = ""
 
     name: ClassVar[str] = "store_drafts"
     looks_for: ClassVar[str] = "drafts"
@@ -65,7 +68,10 @@ class StoreDrafts(Pass):
             graph.insert(store_tree, *given, *state, before=start)
             return Changes(len(state))
         kept = {"drafts": drafts, "row_draft_lens": lens}
-        kept |= {"draft_probs": graph.state(PROBABILITIES)} if "draft_probs" in values else {}
+        if "draft_probs" in values:
+            if PROBABILITIES not in graph.layout.tensors:
+                raise UndeclaredDraftProbs(mode=self.mode)
+            kept["draft_probs"] = graph.state(PROBABILITIES)
         nodes = (values["slots"], *(values[name] for name in kept), *kept.values())
         graph.insert(store, *nodes, before=start, begin=self.begin)
         return Changes(len(kept))

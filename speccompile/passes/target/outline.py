@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import AnchorError
-from speccompile.graph.body import Body, Result
+from speccompile.graph.body import Body, BodyResult
 from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import written
@@ -242,11 +242,11 @@ def key_of(nodes: list[fx.Node], inputs: list[fx.Node], live_outs: list[fx.Node]
     return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
 
-def result_of(live_out: fx.Node, graph: StepGraph) -> Result:
+def result_of(live_out: fx.Node, graph: StepGraph) -> BodyResult:
     """The sizes of a body's result, with names for those that differ between steps."""
     value = live_out.meta["val"]
     dims = tuple(_product(size, graph.sizes) for size in value.shape) if value.is_contiguous() else None
-    return Result(dims, value.dtype)
+    return BodyResult(dims, value.dtype)
 
 
 def dims_of(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, ...], ...]:

@@ -55,7 +55,7 @@ class Verdict(enum.StrEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Row:
+class FamilyRow:
     """One line of the table.
 
     Args:
@@ -78,7 +78,7 @@ class Row:
     seconds: float = 0.0
 
 
-def survey(family: Family, *, backend: str = "eager", device: torch.device = _CPU) -> Row:
+def survey(family: Family, *, backend: str = "eager", device: torch.device = _CPU) -> FamilyRow:
     """Compare the text of the family's tiny model on ``device`` with that of transformers' ``generate``.
 
     Batches are ragged, drafts are n-grams, and tiers alternate at random. Errors are caught and reported in the row.
@@ -89,10 +89,10 @@ def survey(family: Family, *, backend: str = "eager", device: torch.device = _CP
     return dataclasses.replace(row, seconds=time.perf_counter() - started)
 
 
-def _surveyed(family: Family, backend: str, device: torch.device) -> Row:
-    row = Row(family.name, family.model_class.__name__, Verdict.EXACT)
+def _surveyed(family: Family, backend: str, device: torch.device) -> FamilyRow:
+    row = FamilyRow(family.name, family.model_class.__name__, Verdict.EXACT)
 
-    def ended(verdict: Verdict, reason: str, error: Exception | None = None) -> Row:
+    def ended(verdict: Verdict, reason: str, error: Exception | None = None) -> FamilyRow:
         name = None if error is None else type(error).__name__
         return dataclasses.replace(row, verdict=verdict, reason=reason, error=name)
 

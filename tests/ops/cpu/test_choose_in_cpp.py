@@ -14,12 +14,13 @@ import speccompile.ops.native  # noqa: F401  defines the ops
 from speccompile.ops import choose, noise
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.greatest import mask_below
+from support.choice_cases import INF, ChoiceCase, choice_cases, random_keys, random_scores
 
 ops = torch.ops.speccompile
-INF = float("inf")
 
 # Around the sizes of vectors, blocks (16 to 256 scores) and of what one thread takes (16,384).
-vocabularies = st.sampled_from([1, 2, 15, 64, 65, 100, 1000, 4097, 16384, 16385, 40000])
+VOCABULARIES = [1, 2, 15, 64, 65, 100, 1000, 4097, 16384, 16385, 40000]
+any_vocabulary = st.sampled_from(VOCABULARIES)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,59 +28,14 @@ def loaded() -> None:
     assert load_cpu_ops() is None
 
 
-def places(rows: int, width: int, vocab: int, kept: float, seed: int, coarse: bool = False) -> torch.Tensor:
-    """Random scores of which ``kept`` are not -inf; ``coarse`` ones are often equal."""
-    rng = torch.Generator().manual_seed(seed)
-    scores = 3 * torch.randn(rows, width + 1, vocab, generator=rng)
-    scores = scores.round() if coarse else scores
-    scores[torch.rand(scores.shape, generator=rng) >= kept] = -INF
-    # After the places that are looked at stand others.
-    return scores[:, :width]
-
-
-def keys(
-    rows: int, width: int, seed: int, started: bool
-) -> tuple[torch.Tensor, torch.Tensor, int, torch.Tensor | None]:
-    rng = torch.Generator().manual_seed(seed)
-    positions = torch.randint(10**5, (rows, width), generator=rng)
-    start = positions[:, 0].clone() if started else None
-    return torch.randint(noise.SEEDS - 1, (rows,), generator=rng), positions, noise.DRAFTS, start
-
-
 @settings(max_examples=150, deadline=None)
-@given(
-    rows=st.integers(1, 3),
-    width=st.integers(1, 4),
-    vocab=vocabularies,
-    heat=st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=3, max_size=3),
-    started=st.booleans(),
-    forbids=st.booleans(),
-    kept=st.sampled_from([0.0, 0.001, 0.1, 1.0]),
-    coarse=st.booleans(),
-    broken=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
-def test_tokens_are_the_defined_ones(
-    rows: int,
-    width: int,
-    vocab: int,
-    heat: list[float],
-    started: bool,
-    forbids: bool,
-    kept: float,
-    coarse: bool,
-    broken: bool,
-    seed: int,
-) -> None:
-    """``broken`` puts a NaN into one place."""
-    scores = places(rows, width, vocab, kept, seed, coarse)
-    if broken:
-        scores[rows - 1, 0, vocab // 2] = float("nan")
+@given(choice_cases(VOCABULARIES))
+def test_tokens_are_the_defined_ones(case: ChoiceCase) -> None:
+    scores, arguments, forbids = case.scores(), case.draws(noise.DRAFTS), case.forbids
     before = scores.clone()
-    arguments = torch.tensor(heat[:rows]), *keys(rows, width, seed, started)
     wanted = choose.reference(scores, *arguments, forbids)
     assert torch.equal(ops.choose(scores, *arguments, forbids), wanted)
-    last = scores[..., vocab // 3 :], *arguments, forbids, vocab // 3
+    last = scores[..., case.first :], *arguments, forbids, case.first
     assert torch.equal(ops.choose(*last), choose.reference(*last))
     assert torch.equal(ops.choose(scores, forbids=forbids), choose.reference(scores, forbids=forbids))
     assert torch.equal(scores.view(torch.int32), before.view(torch.int32)), "scores are read only"
@@ -88,8 +44,8 @@ def test_tokens_are_the_defined_ones(
 @pytest.mark.parametrize("vocab", [3, 50, 5000])
 def test_many_draws(vocab: int) -> None:
     """Flat scores: any of the tokens may win, by how little ever."""
-    scores = places(1, 4000 if vocab < 100 else 400, vocab, 1.0, vocab) / 10
-    arguments = torch.ones(1), *keys(1, scores.shape[1], 3, started=False)
+    scores = random_scores(1, 4000 if vocab < 100 else 400, vocab, 1.0, vocab) / 10
+    arguments = torch.ones(1), *random_keys(1, scores.shape[1], 3, started=False)
     assert torch.equal(ops.choose(scores, *arguments, True), choose.reference(scores, *arguments, True))
 
 
@@ -122,7 +78,7 @@ def test_other_places_are_sure() -> None:
     equal = torch.zeros(1, 2, 40)
     tokens, close = ops.choose_nearly(equal, None, None, None, 0, None, False)
     assert not close.any() and not tokens.any()
-    cold = (torch.zeros(1), *keys(1, 2, 0, started=False))
+    cold = (torch.zeros(1), *random_keys(1, 2, 0, started=False))
     assert not ops.choose_nearly(equal, *cold, False)[1].any()
 
 
@@ -154,7 +110,7 @@ def test_without_noise_the_first_of_the_greatest_in_any_dtype(dtype: torch.dtype
 
 @settings(max_examples=150, deadline=None)
 @given(
-    vocab=vocabularies,
+    vocab=any_vocabulary,
     share=st.floats(0, 1),
     kept=st.sampled_from([0.0, 0.01, 1.0]),
     coarse=st.booleans(),
@@ -164,7 +120,7 @@ def test_without_noise_the_first_of_the_greatest_in_any_dtype(dtype: torch.dtype
 def test_greatest_are_those_of_topk(
     vocab: int, share: float, kept: float, coarse: bool, broken: bool, seed: int
 ) -> None:
-    scores = places(2, 2, vocab, kept, seed, coarse)
+    scores = random_scores(2, 2, vocab, kept, seed, coarse)
     if broken:
         scores[1, 1, [vocab // 3, vocab - 1]] = float("nan")
     for count in {1, min(vocab, 256), max(1, int(share * vocab))}:
@@ -173,9 +129,9 @@ def test_greatest_are_those_of_topk(
 
 
 @settings(max_examples=60, deadline=None)
-@given(vocab=vocabularies, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans(), seed=st.integers(0, 10**6))
+@given(vocab=any_vocabulary, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans(), seed=st.integers(0, 10**6))
 def test_what_is_below_the_threshold_is_masked(vocab: int, kept: float, coarse: bool, seed: int) -> None:
-    scores = places(2, 3, vocab, kept, seed, coarse).contiguous()
+    scores = random_scores(2, 3, vocab, kept, seed, coarse).contiguous()
     scores[0, 1, vocab // 2] = float("nan")
     threshold = torch.tensor([-INF, 0.0, 1.5, float("nan"), INF, -2.0]).view(2, 3, 1)
     masked, wanted = scores.clone(), scores.clone()
@@ -185,9 +141,9 @@ def test_what_is_below_the_threshold_is_masked(vocab: int, kept: float, coarse: 
 
 
 @settings(deadline=None)
-@given(vocab=vocabularies, kept=st.sampled_from([0.0, 0.01, 1.0]), seed=st.integers(0, 10**6))
+@given(vocab=any_vocabulary, kept=st.sampled_from([0.0, 0.01, 1.0]), seed=st.integers(0, 10**6))
 def test_share_is_the_softmax_of_the_greatest(vocab: int, kept: float, seed: int) -> None:
-    scores = places(2, 3, vocab, kept, seed, coarse=False)
+    scores = random_scores(2, 3, vocab, kept, seed, coarse=False)
     scores[0, 1, vocab // 2] = float("nan")
     share = ops.greatest_share(scores)
     wanted = scores.double().softmax(-1).amax(-1, keepdim=True).float()
@@ -197,8 +153,8 @@ def test_share_is_the_softmax_of_the_greatest(vocab: int, kept: float, seed: int
 
 
 def test_threads_change_nothing() -> None:
-    scores = places(2, 3, 40000, 1.0, 0).contiguous()
-    arguments = torch.ones(2), *keys(2, 3, 0, started=True)
+    scores = random_scores(2, 3, 40000, 1.0, 0).contiguous()
+    arguments = torch.ones(2), *random_keys(2, 3, 0, started=True)
     results = []
     threads = torch.get_num_threads()
     for count in (1, 2, 3):

@@ -90,7 +90,7 @@ def test_a_slot_holds_the_longest_known_beginning_and_nothing_wrong(data: st.Dat
 
 
 def test_reset_keeps_kv_and_clearing_takes_what_is_behind_the_text() -> None:
-    """A new owner that reads dead places finds none of a former one's."""
+    """A new owner that reads dead positions finds none of a former one's."""
     for clear in (False, True):
         arena = small_arena()
         slots = Slots(arena, lambda: 0, reuse=True, clear=clear)

@@ -22,7 +22,7 @@ from speccompile.cli import app
 from speccompile.errors import CannotBeTiny, InvalidInput, UnknownFamily, UnsupportedModel
 from speccompile.runtime.stats import Stats
 from speccompile.tools.families import causal_lm_families, find_families, tiny_model
-from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, RandomTier, Row, Verdict, survey
+from speccompile.tools.families.survey import NEW_TOKENS, PERIODS, ROWS, TIERS, FamilyRow, RandomTier, Verdict, survey
 from speccompile.utils.progress import listening
 from support.errors import raises
 
@@ -37,7 +37,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["families", *arguments], catch_exceptions=False)
 
 
-def surveyed(name: str = "llama") -> Row:
+def surveyed(name: str = "llama") -> FamilyRow:
     return survey(find_families([name])[0])
 
 
@@ -115,9 +115,9 @@ def test_progress_goes_to_stderr_and_nothing_else_does(called: Called) -> None:
 
 
 def fake(monkeypatch: pytest.MonkeyPatch, verdict: Verdict, reason: str = "because") -> None:
-    def row(family: Any, backend: str, device: torch.device) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> FamilyRow:
         ended = Verdict.EXACT if family.name == "llama" else verdict
-        return Row(family.name, family.model_class.__name__, ended, reason=reason, seconds=1.0)
+        return FamilyRow(family.name, family.model_class.__name__, ended, reason=reason, seconds=1.0)
 
     monkeypatch.setattr(command_module, "survey", row)
 
@@ -152,10 +152,10 @@ def test_rows_so_far_outlive_an_interruption(monkeypatch: pytest.MonkeyPatch, tm
     fake(monkeypatch, Verdict.REFUSED)
     first = command_module.survey
 
-    def row(family: Any, backend: str, device: torch.device) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> FamilyRow:
         if family.name == "gemma2":
             raise KeyboardInterrupt
-        result: Row = first(family, backend, device)
+        result: FamilyRow = first(family, backend, device)
         return result
 
     monkeypatch.setattr(command_module, "survey", row)
@@ -168,10 +168,10 @@ def test_captures_are_not_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) 
     monkeypatch.setenv("SPECCOMPILE_CACHE", str(tmp_path))
     seen: list[Path] = []
 
-    def row(family: Any, backend: str, device: torch.device) -> Row:
+    def row(family: Any, backend: str, device: torch.device) -> FamilyRow:
         seen.append(Path(os.environ["SPECCOMPILE_CACHE"]))
         assert seen[-1].is_dir()
-        return Row(family.name, "", Verdict.EXACT)
+        return FamilyRow(family.name, "", Verdict.EXACT)
 
     monkeypatch.setattr(command_module, "survey", row)
     assert call("llama").exit_code == 0

@@ -14,6 +14,7 @@ from speccompile.ops.choose import reference
 from speccompile.ops.triton import choose as module
 from speccompile.ops.triton.choose import BLOCK, SPAN, bits_of, choose, gumbel_of, key_of
 from support import triton_interpreter  # noqa: F401
+from support.choice_cases import ChoiceCase, choice_cases
 
 
 @triton.jit
@@ -71,44 +72,11 @@ def test_gumbels_at_both_ends() -> None:
 
 
 @settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.generate])
-@given(
-    rows=st.integers(1, 3),
-    width=st.integers(1, 4),
-    vocab=st.sampled_from([1, 2, 100, BLOCK, BLOCK + 1, SPAN, SPAN + 3, 3 * SPAN - 1]),
-    temperature=st.lists(st.sampled_from([0.0, 0.7, 1.0]), min_size=3, max_size=3),
-    started=st.booleans(),
-    forbids=st.booleans(),
-    kept=st.sampled_from([0.0, 0.01, 1.0]),
-    broken=st.booleans(),
-    seed=st.integers(0, 10**6),
-)
-def test_tokens_are_the_defined_ones(
-    rows: int,
-    width: int,
-    vocab: int,
-    temperature: list[float],
-    started: bool,
-    forbids: bool,
-    kept: float,
-    broken: bool,
-    seed: int,
-) -> None:
-    """``kept`` of the ids can come at all; ``broken`` puts a NaN into one place."""
-    generator = torch.Generator().manual_seed(seed)
-    # After the places that are looked at stand others.
-    scores = torch.randn(rows, width + 1, vocab, generator=generator)
-    scores[torch.rand(scores.shape, generator=generator) >= kept] = float("-inf")
-    if broken:
-        scores[rows - 1, 0, vocab // 2] = float("nan")
-    scores = scores[:, :width]
-    temperatures = torch.tensor(temperature[:rows])
-    seeds = torch.randint(noise.SEEDS - 1, (rows,), generator=generator)
-    positions = torch.randint(10**5, (rows, width), generator=generator)
-    start = positions[:, 0].clone() if started else None
-    arguments = temperatures, seeds, positions, noise.RESIDUAL, start
-    last = seed % vocab
-    for first in (0, last):
-        own = scores[..., first:], *arguments, forbids, first
+@given(choice_cases([1, 2, 100, BLOCK, BLOCK + 1, SPAN, SPAN + 3, 3 * SPAN - 1]))
+def test_tokens_are_the_defined_ones(case: ChoiceCase) -> None:
+    scores, arguments = case.scores(), case.draws(noise.RESIDUAL)
+    for first in (0, case.first):
+        own = scores[..., first:], *arguments, case.forbids, first
         assert torch.equal(choose(*own), reference(*own))
 
 
