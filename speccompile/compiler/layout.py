@@ -6,6 +6,7 @@ from collections.abc import Set
 from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.pipelines import step_pipelines
 from speccompile.errors import InvalidOption
 from speccompile.graph.layer_state import checkpoint_state, index_state, kv_state, recurrent_state
 from speccompile.graph.state import Layout, StateSpec, core_state, recorded_state, resolve_layout
@@ -15,7 +16,6 @@ from speccompile.modes.network.draft_network import with_drafter
 from speccompile.modes.network.draft_segments import segment_state
 from speccompile.passes.base import Pass
 from speccompile.passes.step.hand_over import hand_over_state
-from speccompile.passes.step.judge_chain import tree_outcome_state
 from speccompile.passes.user_pass import state_specs_of
 from speccompile.sampling.pipeline import sampling_state
 
@@ -44,13 +44,20 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *sampling_state(),
         *recorded_state(vocab_size, prefill_widths(config.max_len)[-1], scores=config.scores),
         *config.mode.state(config.tiers),
-        *(tree_outcome_state() if config.trees else []),
+        *_state_of_steps(config),
         *split_state(config),
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),
         *([] if config.saved is None else config.saved.state()),
         *([] if config.adapters is None else config.adapters.state()),
     ]
+
+
+def _state_of_steps(config: BuildConfig) -> list[StateSpec]:
+    """State that the package's own passes of steps declare."""
+    pipelines = step_pipelines(replace(config, passes=()), PREFILL_WIDTHS[0])
+    passes = (item for pipeline in pipelines for item in pipeline.passes)
+    return list({spec.name: spec for item in passes for spec in item.state_specs()}.values())
 
 
 def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> Layout:

@@ -5,7 +5,8 @@ Modes and acceptance rules provide parts of the lists. The user's own passes are
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 from speccompile.acceptance.forced import FillDrafts
 from speccompile.compiler.config import BuildConfig
@@ -135,6 +136,21 @@ def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
     ]
     goals = facts("drafts_stored", "target_dropped", "subexpressions_shared")
     return _pipeline(config, passes, goals, f"drafter of {form.name}")
+
+
+def step_pipelines(config: BuildConfig, chunk_width: int) -> Iterator[Pipeline]:
+    """A pipeline of each form of a step that a wrap may build, for one row and one width of prompt chunks."""
+    for kind in config.kinds:
+        for shape in (*config.trees, *{0, config.chains[-1]}):
+            form = config.form(shape, 1, kind)
+            yield step_pipeline(config, form)
+            if (own := drafter_pipeline(config, form)) is not None:
+                yield own
+            if form.tree is None:
+                yield step_pipeline(config, replace(form, prompt_rows=config.prompt_rows(shape)))
+    chunks: tuple[ChunkKind, ...] = (*config.kinds, "inner", "prompt_scored")
+    for chunk in chunks:
+        yield step_pipeline(config, config.form(kind=chunk, chunk=chunk_width))
 
 
 # --- parts of the lists --------------------------------------------------------------------------

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths, state_specs
-from speccompile.compiler.pipelines import drafter_pipeline, model_pipeline, step_pipeline
+from speccompile.compiler.pipelines import model_pipeline, step_pipelines
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import ChunkKind
 from speccompile.graph.stage import CAPTURE
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Pass
@@ -58,15 +57,4 @@ def check_anchors(config: BuildConfig, vocab_size: int) -> None:
 def _pipelines(config: BuildConfig) -> Iterator[Pipeline]:
     """A pipeline of each form that this wrap may build."""
     yield model_pipeline(config, WeightPacks(config.weights))
-    width = prefill_widths(config.max_len)[0]
-    for kind in config.kinds:
-        for shape in (*config.trees, *{0, config.chains[-1]}):
-            form = config.form(shape, 1, kind)
-            yield step_pipeline(config, form)
-            if (own := drafter_pipeline(config, form)) is not None:
-                yield own
-            if form.tree is None:
-                yield step_pipeline(config, replace(form, prompt_rows=config.prompt_rows(shape)))
-    chunks: tuple[ChunkKind, ...] = (*config.kinds, "inner", "prompt_scored")
-    for chunk in chunks:
-        yield step_pipeline(config, config.form(kind=chunk, chunk=width))
+    yield from step_pipelines(config, prefill_widths(config.max_len)[0])

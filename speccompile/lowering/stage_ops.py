@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import speccompile.ops
-import speccompile.ops.suffix
 import speccompile.sampling
 import speccompile.sampling.automata  # noqa: F401
 from speccompile.errors import LoweringError

@@ -58,7 +58,7 @@ class Pass(ABC):
     writes: ClassVar[frozenset[str]] = frozenset()
 
     def state_specs(self) -> list[StateSpec]:
-        """State tensors of the pass's own: they lie in the arena under their names."""
+        """The pass's own state tensors. The arena of a wrap that runs the pass has them, under their names."""
         return []
 
     @property

@@ -5,12 +5,14 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 from torch import fx
 
-import speccompile.lowering.stage_ops  # noqa: F401  defines all ops
+import speccompile.lowering.stage_ops  # defines all ops
+import speccompile.ops
 from speccompile.ops.cpu.library import BASE, LIBRARIES, SOURCES, load_cpu_ops
 from speccompile.ops.in_cpp import libraries_of, library_of
 
@@ -44,6 +46,14 @@ def test_ops_say_the_library_that_their_sources_are_in(library: str) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_library_is_built_and_loaded(library: str) -> None:
     assert load_cpu_ops(library) is None
+
+
+def test_the_package_imports_every_file_of_ops() -> None:
+    program = "import sys, speccompile.ops; print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    loaded, folder = set(ran.stdout.split()), Path(speccompile.ops.__file__).parent
+    assert {f"speccompile.ops.{path.stem}" for path in folder.glob("[!_]*.py")} <= loaded
+    assert "speccompile.ops.triton" not in loaded
 
 
 def test_other_ops_are_in_none() -> None:

@@ -35,11 +35,14 @@ class JudgeChain(Pass):
     requires: ClassVar[Facts] = facts("drafts", "tree", "accepted", "path")
     provides: ClassVar[Facts] = facts("chain_judged")
 
+    def state_specs(self) -> list[StateSpec]:
+        return tree_outcome_state()
+
     def run(self, graph: StepGraph) -> Changes:
         values = [graph.values[name] for name in ("drafts", "parents", "path", "row_accepted")]
         found = graph.insert(chain_in_tree, *values, others=other_branches(self.tree))
         deepest = graph.insert(deepest_draft, graph.values["drafts"], graph.values["depths"])
-        state = [graph.state(spec.name) for spec in tree_outcome_state()]
+        state = [graph.state(spec.name) for spec in self.state_specs()]
         graph.insert(store, graph.values["slots"], *found, deepest, *state)
         return Changes(1)
 
