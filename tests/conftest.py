@@ -41,6 +41,8 @@ LONGEST = (
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Tiny tensors gain nothing from a second thread, and tests may share their cores with others.
     torch.set_num_threads(2 if item.get_closest_marker("real") else 1)
+    # Random inputs and weights must not depend on the tests that ran before. No test gives a model this seed.
+    torch.manual_seed(271_828)
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -185,9 +185,10 @@ def test_objects_that_lead_out_of_the_model_are_not_followed(followed: tuple[Any
         del steered.speculator
 
 
-@pytest.fixture(scope="module")
+# Built for each test: the changes of one would change the sequence of the next.
+@pytest.fixture
 def followed() -> Iterator[tuple[LlamaForCausalLM, Steered, Speculator]]:
-    """Of a capture that was stored."""
+    """A steered model, and its speculator from a stored capture."""
     model, steered = steered_model()
     wrapped(model).close()
     with wrapped(model) as spec:

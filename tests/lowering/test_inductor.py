@@ -79,6 +79,14 @@ def built(own_cache: None) -> Iterator[Built]:
         yield Built(model, spec, compiled)
 
 
+@pytest.fixture(autouse=True)
+def compiled_is_restored(built: Built) -> Iterator[None]:
+    """Remove the bodies that a test compiles from ``built.compiled``: tests may run in any order."""
+    before = list(built.compiled)
+    yield
+    built.compiled[:] = before
+
+
 def wrapped(model: LlamaForCausalLM, mode: str, backend: str = "inductor", **options: Any) -> Speculator:
     return speccompile.wrap(
         model,
@@ -124,7 +132,6 @@ def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
 def test_a_body_is_called_in_cpp_and_makes_no_team_of_one_thread(built: Built) -> None:
     artifact = inductor._compile(built.body, CPU)
     function, written = compiled_function(artifact)
-    del built.compiled[1:]
     # What ``direct_call`` looks for, and the functions of ``ops/cpu/openmp.py``.
     assert callable(function.__globals__["inductor_entry"])
     assert "void GOMP_parallel(" in written and "void GOMP_barrier(" in written
@@ -298,12 +305,10 @@ def test_a_step_writes_the_arena_itself(built: Built) -> None:
 def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     if not pick_vec_isa():
         pytest.skip("this CPU has no vectors that Inductor knows")
-    before = list(built.compiled)
     for capability in ("", "default", ""):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
         _, written = compiled_function(inductor._compile(built.body, CPU))
         assert ("at::vec::" in written) == (capability == "")
-    built.compiled[:] = before
 
 
 def test_independent_kernels_are_one_launch_on_cuda() -> None:

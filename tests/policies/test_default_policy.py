@@ -17,7 +17,8 @@ from support.clocks import SimulatedClock
 from support.tiny import greedy, random_prompt
 
 
-@pytest.fixture(scope="module")
+# Built for each test: its tiers are timed once, and a test fixes one.
+@pytest.fixture
 def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
     with speccompile.wrap(model, "ngram", tiers=(0, 1, 3), max_batch=4, max_len=96, backend="eager") as spec:
         yield spec

@@ -115,10 +115,13 @@ def test_rows_of_every_kind_take_a_prompt_along(model: LlamaForCausalLM) -> None
 
 
 def test_a_mixed_step_that_fails_ends_its_rows_and_the_prompt(spec: Speculator, model: LlamaForCausalLM) -> None:
-    engine, tiers = spec.engine, dict(spec.engine.mixed_tiers)
+    engine = spec.engine
     running = admitted(engine, random_prompt(6, seed=81), max_new_tokens=30)
     half_read = engine.submit(random_prompt(60, seed=82), max_new_tokens=9)
     engine.step()
+    # The first mixed step builds the tiers.
+    tiers = dict(engine.mixed_tiers)
+    assert tiers
     along, *waiting = [engine.submit(random_prompt(20, seed), max_new_tokens=9) for seed in (83, 84, 85)]
     breaking(engine, engine.mixed_tiers, RuntimeError("a kernel failed"), lambda _: True)
     engine.step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import runpy
 from collections.abc import Iterator
@@ -47,11 +48,12 @@ def before(model: LlamaForCausalLM) -> Iterator[Speculator]:
         yield spec
 
 
-@pytest.fixture(scope="module")
-def registered(before: Speculator) -> Iterator[None]:
+@contextlib.contextmanager
+def registry(known: dict[str, list[Processor]]) -> Iterator[None]:
+    """Register processors beside ``known`` ones, and forget them at the end."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "REGISTERED", own := {})
-        patch.setattr("speccompile.sampling.register.REGISTERED", own)
+        patch.setattr(pipeline, "REGISTERED", known)
+        patch.setattr("speccompile.sampling.register.REGISTERED", known)
         patch.setattr(pipeline, "OPTIONS", options := dict(pipeline.OPTIONS))
         for module in (
             "speccompile.sampling.request",
@@ -61,7 +63,20 @@ def registered(before: Speculator) -> Iterator[None]:
         ):
             patch.setattr(f"{module}.OPTIONS", options)
         patch.setattr("speccompile.runtime.generate.OPTIONS", options)
+        yield
+
+
+@pytest.fixture(scope="module")
+def registered(before: Speculator) -> Iterator[None]:
+    with registry({}):
         runpy.run_path(str(EXAMPLE))
+        yield
+
+
+@pytest.fixture
+def own_registry(registered: None) -> Iterator[None]:
+    """What a test registers beside the example's processor is forgotten after it."""
+    with registry({name: list(items) for name, items in pipeline.REGISTERED.items()}):
         yield
 
 
@@ -152,7 +167,8 @@ class Always(Never):
         scores[torch.arange(len(scores)), :, state[0]] = 1e9
 
 
-def test_a_processor_takes_the_place_of_one_of_its_name(registered: None, model: LlamaForCausalLM) -> None:
+@pytest.mark.usefixtures("own_registry")
+def test_a_processor_takes_the_place_of_one_of_its_name(model: LlamaForCausalLM) -> None:
     sampling.register_processor(Never(), after="max_count")
     with raises(InvalidOption, where="register_processor", name="processor"):
         sampling.register_processor(Always(), after="max_count")

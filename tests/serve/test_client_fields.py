@@ -145,10 +145,12 @@ def test_typical_p_reaches_the_engine(client: Client) -> None:
 
 
 @pytest.mark.parametrize("count", [0, 1, 5, 20])
-def test_an_echo_has_the_likeliest_tokens_of_each_place(client: Client, target: LlamaForCausalLM, count: int) -> None:
+def test_an_echo_has_the_likeliest_tokens_of_each_place(
+    exact_client: Client, target: LlamaForCausalLM, count: int
+) -> None:
     ids = list(tokenizer()(PROMPT)["input_ids"])
     fields = {"prompt": ids, "echo": True, "logprobs": count, "max_tokens": 3}
-    logprobs = client.complete(**fields)["choices"][0]["logprobs"]
+    logprobs = exact_client.complete(**fields)["choices"][0]["logprobs"]
     with torch.no_grad():
         reference = target(torch.tensor([ids])).logits[0, :-1].log_softmax(-1)
     if not count:
@@ -157,10 +159,10 @@ def test_an_echo_has_the_likeliest_tokens_of_each_place(client: Client, target: 
     assert logprobs["top_logprobs"][0] is None and len(logprobs["top_logprobs"]) == len(ids) + 3
     for row, token, found in zip(reference, ids[1:], logprobs["top_logprobs"][1:], strict=False):
         likeliest = [*row.topk(count).indices.tolist(), token]
-        wanted = {client.service.vocabulary.text_of(item): float(row[item]) for item in likeliest}
+        wanted = {exact_client.service.vocabulary.text_of(item): float(row[item]) for item in likeliest}
         # Ids above the tokenizer's have no text, so several share one entry.
         assert {**found, "": 0.0} == pytest.approx({**wanted, "": 0.0}, abs=1e-4)
-    chunks = [chunk["choices"][0]["logprobs"] for chunk in client.stream(COMPLETIONS, fields)]
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in exact_client.stream(COMPLETIONS, fields)]
     assert [top for chunk in chunks if chunk for top in chunk["top_logprobs"]] == logprobs["top_logprobs"]
 
 

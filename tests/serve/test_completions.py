@@ -256,10 +256,14 @@ def test_scoring_a_prompt_as_lm_eval_does(client: Client, target: LlamaForCausal
     assert alone["usage"]["completion_tokens"] == 0 and text_of(alone) == tokenizer().decode(ids)
 
 
-def test_streamed_logprobs_are_those_of_the_whole(client: Client) -> None:
+def test_streamed_logprobs_are_those_of_the_whole(exact_client: Client) -> None:
+    """The stream reuses KV that the whole computed in steps of other widths."""
     fields = {"prompt": PROMPT, "max_tokens": 12, "logprobs": 2, "echo": False}
-    whole = client.complete(**fields)["choices"][0]["logprobs"]
-    chunks = [chunk["choices"][0]["logprobs"] for chunk in client.stream(PATH, fields)]
+    whole = exact_client.complete(**fields)["choices"][0]["logprobs"]
+    stats = exact_client.service.spec.stats
+    before = stats.reused_tokens
+    chunks = [chunk["choices"][0]["logprobs"] for chunk in exact_client.stream(PATH, fields)]
+    assert stats.reused_tokens > before
     for name, values in whole.items():
         assert [item for chunk in chunks if chunk for item in chunk[name]] == values
 

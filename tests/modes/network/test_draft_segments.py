@@ -91,7 +91,9 @@ def pair(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Iterator[tu
 
 def test_segments_draft_what_one_executable_drafts(pair: tuple[Speculator, Speculator]) -> None:
     segments, _ = pair
-    assert [len(tier.segments) for tier in segments.engine.tiers.values() if tier.key.rows == 1] == [0, 1, 2, 3]
+    # Another test may have built steps for sampled requests, too.
+    tiers = [tier for (_, rows, kind), tier in segments.engine.tiers.items() if (rows, kind) == (1, "greedy")]
+    assert [len(tier.segments) for tier in tiers] == [0, 1, 2, 3]
     drafts = []
     for spec in pair:
         request = admitted(spec.engine, random_prompt(21), max_new_tokens=30)
