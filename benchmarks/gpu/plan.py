@@ -60,7 +60,7 @@ def _first(settings: Settings, device: torch.device) -> list[Part]:
 
     return [
         Part("copy bandwidth", 1, 20, bandwidth),
-        Part("linears", 2, 20, linears),
+        Part("linears", 2, 60, linears),
         *_named(large, ("wrap", 10, 150, large.wrap), ("steps", 5, 30, partial(_steps, large, (1,)))),
         *_named(
             large,

@@ -91,10 +91,10 @@ def _kernels(name: str, figures: Figures) -> Table:
 
 
 def _linears(name: str, figures: Figures) -> Table:
-    table = _table(name, "product", "rows", "us", "of the copy bandwidth")
+    table = _table(name, "product", "kernel", "rows", "us", "of the copy bandwidth")
     for case in figures.get("cases", []):
         times = (f"{case['microseconds']:.1f}", f"{100 * case['share']:.0f} %")
-        table.add_row(case["product"], str(case["rows"]), *times)
+        table.add_row(case["product"], case["kernel"], str(case["rows"]), *times)
     return table
 
 
