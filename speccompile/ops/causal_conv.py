@@ -6,8 +6,6 @@ models (``models/qwen3_next/modeling_qwen3_next.py``).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from speccompile.ops.in_cpp import in_cpp
@@ -58,15 +56,9 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.causal_conv import causal_conv
-
-    return causal_conv(*arguments)
-
-
 for _name in ("causal_conv_", "native_causal_conv_"):
     _library.define(_name + _SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
 _library.impl("causal_conv_", reference, "CPU")
-register_on_cuda(_library, "causal_conv_", _on_cuda)
+register_on_cuda(_library, "causal_conv_", "causal_conv.causal_conv")
 in_cpp("native_causal_conv_", "recurrence")

@@ -79,18 +79,11 @@ def choose_in_cpp(
     return tokens
 
 
-def _on_cuda(scores, temperature=None, seed=None, positions=None, stream=0, start=None, forbids=False, first_id=0):  # type: ignore[no-untyped-def]
-    # triton is there where CUDA is in use, and slow to import where it is not.
-    from speccompile.ops.triton.choose import choose
-
-    return choose(scores, temperature, seed, positions, stream, start, forbids=forbids, first_id=first_id)
-
-
 def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)
 
 
 _library.impl("choose", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "choose", _on_cuda)
+register_on_cuda(_library, "choose", "choose.choose")
 in_cpp("choose", kernel=choose_in_cpp)
 torch.library.register_fake("speccompile::choose", _fake, lib=_library)

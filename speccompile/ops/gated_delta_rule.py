@@ -7,8 +7,6 @@ that of ``torch_recurrent_gated_delta_rule`` (transformers, ``models/qwen3_next/
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from speccompile.ops.in_cpp import in_cpp
@@ -71,15 +69,9 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.gated_delta_rule import gated_delta_rule
-
-    return gated_delta_rule(*arguments)
-
-
 for _name in ("gated_delta_rule_", "native_gated_delta_rule_"):
     _library.define(_name + _SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", lambda q, k, v, *_: v.new_empty(v.shape), lib=_library)
 _library.impl("gated_delta_rule_", reference, "CPU")
-register_on_cuda(_library, "gated_delta_rule_", _on_cuda)
+register_on_cuda(_library, "gated_delta_rule_", "gated_delta_rule.gated_delta_rule")
 in_cpp("native_gated_delta_rule_", "recurrence")

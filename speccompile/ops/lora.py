@@ -6,8 +6,6 @@ al., "LoRA" (2021), section 4.1; rows of several adapters in one call: Chen et a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
@@ -86,15 +84,9 @@ def _fake(x, outputs, *rest):  # type: ignore[no-untyped-def]
     return [output.new_empty(output.shape) for output in outputs]
 
 
-def _on_cuda(*arguments: Any) -> list[torch.Tensor]:
-    from speccompile.ops.triton.lora import lora
-
-    return lora(*arguments)
-
-
 for _name in ("lora", "native_lora"):
     _library.define(_name + SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
 _library.impl("lora", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "lora", _on_cuda)
+register_on_cuda(_library, "lora", "lora.lora")
 in_cpp("native_lora", "lora")

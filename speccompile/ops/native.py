@@ -94,25 +94,7 @@ for _name, _fake in _FAKES.items():
     in_cpp(_name, "rounded" if _name.startswith(ROUNDED) else "base")
 
 
-def _linear_on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.rounded_linear import rounded_linear
-
-    return rounded_linear(*arguments)
-
-
-def _linears_on_cuda(*arguments: Any) -> list[torch.Tensor]:
-    from speccompile.ops.triton.rounded_linear import rounded_linears
-
-    return rounded_linears(*arguments)
-
-
-def _embedding_on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.rounded_linear import rounded_embedding
-
-    return rounded_embedding(*arguments)
-
-
 for _form in ROUNDED:
-    register_on_cuda(_library, f"{_form}_linear", _linear_on_cuda)
-    register_on_cuda(_library, f"{_form}_linears", _linears_on_cuda)
-    register_on_cuda(_library, f"{_form}_embedding", _embedding_on_cuda)
+    register_on_cuda(_library, f"{_form}_linear", "rounded_linear.rounded_linear")
+    register_on_cuda(_library, f"{_form}_linears", "rounded_linear.rounded_linears")
+    register_on_cuda(_library, f"{_form}_embedding", "rounded_linear.rounded_embedding")

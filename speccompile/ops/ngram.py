@@ -116,12 +116,6 @@ def _continuations(text: list[int], max_ngram: int, min_ngram: int, nodes: int) 
         yield [newest + 1 - distance + i % distance for i in range(nodes)], 0.5**rank
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.ngram import match
-
-    return match(*arguments)
-
-
 def _tree_fake(tokens, length, max_ngram, min_ngram, nodes):  # type: ignore[no-untyped-def]
     wide = tokens.new_empty((tokens.shape[0], nodes))
     return wide, wide.clone(), torch.empty_like(length)
@@ -138,4 +132,4 @@ torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
 for _name, _function in (("match_ngram", reference), (TREE, tree)):
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     in_cpp(_name)
-register_on_cuda(_library, "match_ngram", _on_cuda)
+register_on_cuda(_library, "match_ngram", "ngram.match")

@@ -6,8 +6,6 @@ algorithm 2; Dao and Gu, "Transformers are SSMs" (2024), equation 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
 from speccompile.ops.in_cpp import in_cpp
@@ -66,15 +64,9 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.selective_scan import selective_scan
-
-    return selective_scan(*arguments)
-
-
 for _name in ("selective_scan_", "native_selective_scan_"):
     _library.define(_name + _SCHEMA)
     torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
 _library.impl("selective_scan_", reference, "CPU")
-register_on_cuda(_library, "selective_scan_", _on_cuda)
+register_on_cuda(_library, "selective_scan_", "selective_scan.selective_scan")
 in_cpp("native_selective_scan_", "recurrence")

@@ -23,12 +23,6 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     return F.linear(x, weight, bias)
 
 
-def _on_cuda(x, weight, bias=None):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.skinny_linear import skinny_linear
-
-    return skinny_linear(x, weight, bias)
-
-
 def _fake(x, weight, bias=None):  # type: ignore[no-untyped-def]
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
@@ -36,4 +30,4 @@ def _fake(x, weight, bias=None):  # type: ignore[no-untyped-def]
 _library.define(_SCHEMA)
 torch.library.register_fake("speccompile::skinny_linear", _fake, lib=_library)
 _library.impl("skinny_linear", reference, "CPU")
-register_on_cuda(_library, "skinny_linear", _on_cuda)
+register_on_cuda(_library, "skinny_linear", "skinny_linear.skinny_linear")

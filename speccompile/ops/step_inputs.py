@@ -57,12 +57,6 @@ def reference(
     return own, lens.clone(), read, newest_at[:, None] + torch.arange(width, device=tokens.device)
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.step_inputs import step_inputs
-
-    return step_inputs(*arguments)
-
-
 def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_len, width, vocab_size):  # type: ignore[no-untyped-def]
     rows = slots.shape[0]
     sizes = ((rows, draft_len), (rows,), (rows, width), (rows, width))
@@ -72,4 +66,4 @@ def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_l
 _library.define(_SCHEMA)
 torch.library.register_fake("speccompile::step_inputs", _fake, lib=_library)
 _library.impl("step_inputs", reference, "CPU")
-register_on_cuda(_library, "step_inputs", _on_cuda)
+register_on_cuda(_library, "step_inputs", "step_inputs.step_inputs")

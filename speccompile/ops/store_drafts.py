@@ -34,13 +34,7 @@ def reference(
     draft_lens.index_put_((slots,), useful)
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.store_drafts import store_drafts
-
-    store_drafts(*arguments)
-
-
 _library.define(_SCHEMA)
 torch.library.register_fake("speccompile::store_drafts_", lambda *_: None, lib=_library)
 _library.impl("store_drafts_", reference, "CPU")
-register_on_cuda(_library, "store_drafts_", _on_cuda)
+register_on_cuda(_library, "store_drafts_", "store_drafts.store_drafts")

@@ -208,24 +208,6 @@ def _walk_fake(target, drafts, parents, depth):  # type: ignore[no-untyped-def]
     return target.new_empty((target.shape[0], depth + 1)), target.new_empty((target.shape[0],))
 
 
-def _fit_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import fit_tree
-
-    return fit_tree(*arguments)
-
-
-def _walk_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import walk_tree
-
-    return walk_tree(*arguments)
-
-
-def _move_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import move_path
-
-    move_path(*arguments)
-
-
 _FAKES: dict[str, Callable[..., Any]] = {
     "fit_tree": _fit_fake,
     "walk_tree": _walk_fake,
@@ -236,5 +218,6 @@ for _name, _function in (("fit_tree", fit_tree), ("walk_tree", walk_tree), ("mov
     torch.library.register_fake(f"speccompile::{_name}", _FAKES[_name], lib=_library)
     _library.impl(_name, _function, "CompositeExplicitAutograd")
     in_cpp(_name)
-for _name, _kernel in (("fit_tree", _fit_on_cuda), ("walk_tree", _walk_on_cuda), ("move_path_", _move_on_cuda)):
-    register_on_cuda(_library, _name, _kernel)
+register_on_cuda(_library, "fit_tree", "tree.fit_tree")
+register_on_cuda(_library, "walk_tree", "tree.walk_tree")
+register_on_cuda(_library, "move_path_", "tree.move_path")

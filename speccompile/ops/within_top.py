@@ -31,16 +31,10 @@ def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor,
     return within & (ahead.sum(-1) < top_k) & (drafts >= 0) & (drafts < vocab)
 
 
-def _on_cuda(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    from speccompile.ops.triton.within_top import is_within_top
-
-    return is_within_top(scores, drafts, allowed, top_k)
-
-
 def _fake(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
     return drafts.new_empty(drafts.shape, dtype=torch.bool)
 
 
 _library.impl("is_within_top", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "is_within_top", _on_cuda)
+register_on_cuda(_library, "is_within_top", "within_top.is_within_top")
 torch.library.register_fake("speccompile::is_within_top", _fake, lib=_library)
