@@ -11,7 +11,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
+from speccompile.ops.on_cuda import in_triton
 
 # Keys are read in multiples of this by attention_fixed_order: the key block of torch's CPU flash attention
 # (kvSplitSize, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). A masked key contributes exactly 0.
@@ -27,10 +28,6 @@ SCHEMA = (
 )
 # The C++ kernel does not have ALiBi.
 SCHEMA_WITH_ALIBI = SCHEMA.replace(") ->", ", bool alibi=False) ->")
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("attention" + SCHEMA_WITH_ALIBI)
-_library.define("attention_fixed_order" + SCHEMA_WITH_ALIBI)
 
 
 def reference(
@@ -331,8 +328,6 @@ def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
 
-# Library.impl, not torch.library.custom_op: the latter costs tens of microseconds more on every call.
 for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):
-    _library.impl(_name, _kernel, "CPU")
-    register_on_cuda(_library, _name, "attention.attention", fixed_order=_kernel is _attention_fixed_order)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+    _on_cuda = in_triton("attention.attention", fixed_order=_kernel is _attention_fixed_order)
+    define(_name + SCHEMA_WITH_ALIBI, _fake, _kernel, key="CPU", cuda=_on_cuda)

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 from speccompile.ops.recurrence import keep, rows_of
 
 _SCHEMA = (
     "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) kept, Tensor slots, Tensor positions, Tensor settled) -> Tensor"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -56,9 +53,11 @@ def reference(
     return out
 
 
-for _name in ("causal_conv_", "native_causal_conv_"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
-_library.impl("causal_conv_", reference, "CPU")
-register_on_cuda(_library, "causal_conv_", "causal_conv.causal_conv")
-in_cpp("native_causal_conv_", "recurrence")
+define(
+    "causal_conv_" + _SCHEMA,
+    lambda x, *_: x.new_empty(x.shape),
+    reference,
+    key="CPU",
+    native="recurrence",
+    cuda="causal_conv.causal_conv",
+)

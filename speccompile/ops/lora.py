@@ -9,8 +9,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
 #: Ranks that a buffer has a multiple of: what a row of ``a`` is read by.
 RANKS = 16
@@ -25,8 +24,6 @@ SCHEMA = (
     "(Tensor x, Tensor[] outputs, Tensor[] a, Tensor[] b, Tensor ranks, Tensor scales, int first, Tensor places) "
     "-> Tensor[]"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -84,9 +81,4 @@ def _fake(x, outputs, *rest):  # type: ignore[no-untyped-def]
     return [output.new_empty(output.shape) for output in outputs]
 
 
-for _name in ("lora", "native_lora"):
-    _library.define(_name + SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-_library.impl("lora", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "lora", "lora.lora")
-in_cpp("native_lora", "lora")
+define("lora" + SCHEMA, _fake, reference, native="lora", cuda="lora.lora")

@@ -14,16 +14,13 @@ from speccompile.utils.torch_private import OpOverload
 _kernels: dict[str, Callable[..., Any]] = {}
 
 
-def register_on_cuda(
-    library: torch.library.Library, name: str, kernel: str | Callable[..., Any], **options: Any
-) -> None:
+def register_on_cuda(library: torch.library.Library, name: str, kernel: str | Callable[..., Any]) -> None:
     """Register ``kernel``, which only launches Triton kernels, for ``speccompile::name`` on CUDA.
 
     Args:
         kernel: accepts the arguments of the op; a string is one of :func:`in_triton`.
-        options: keyword arguments that every call of a kernel named by a string receives.
     """
-    function = in_triton(kernel, **options) if isinstance(kernel, str) else kernel
+    function = in_triton(kernel) if isinstance(kernel, str) else kernel
     library.impl(name, function, "CUDA")
     _kernels[f"speccompile::{name}"] = function
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "step_inputs(Tensor tokens, Tensor length, Tensor slots, Tensor? drafts, Tensor? draft_lens, Tensor? limit, "
     "Tensor? draft_limit, int draft_len, int width, int vocab_size) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -63,7 +62,4 @@ def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_l
     return tuple(tokens.new_empty(size) for size in sizes)
 
 
-_library.define(_SCHEMA)
-torch.library.register_fake("speccompile::step_inputs", _fake, lib=_library)
-_library.impl("step_inputs", reference, "CPU")
-register_on_cuda(_library, "step_inputs", "step_inputs.step_inputs")
+define(_SCHEMA, _fake, reference, key="CPU", cuda="step_inputs.step_inputs")

@@ -10,9 +10,12 @@ int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` t
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, expected
 
 _ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
@@ -30,7 +33,6 @@ SCHEMAS = {
 TREE = "suffix_tree"
 _TREE_SCHEMA = "(Tensor nodes, Tensor which, Tensor suffixes, int longest) -> (Tensor, Tensor, Tensor, Tensor)"
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -192,7 +194,7 @@ def _empty(slots: torch.Tensor, longest: int) -> Drafts:
     )
 
 
-def _define(name: str) -> None:
+def _define(name: str, definition: Callable[..., Drafts]) -> None:
     front, count = SCHEMAS[name]
 
     def fake(*arguments: object) -> Drafts:
@@ -200,8 +202,7 @@ def _define(name: str) -> None:
         assert isinstance(slots, torch.Tensor) and isinstance(longest, int)
         return _empty(slots, longest)
 
-    _library.define(name + front + _ROWS + ")" + _OUT)
-    torch.library.register_fake(f"speccompile::{name}", fake, lib=_library)
+    define(name + front + _ROWS + ")" + _OUT, fake, definition, cpp=BASE)
 
 
 def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
@@ -210,10 +211,5 @@ def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
 
 
 for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
-    _define(_name)
-    _library.impl(_name, _definition, "CompositeExplicitAutograd")
-    in_cpp(_name)
-_library.define(TREE + _TREE_SCHEMA)
-torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
-_library.impl(TREE, tree, "CompositeExplicitAutograd")
-in_cpp(TREE)
+    _define(_name, _definition)
+define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)

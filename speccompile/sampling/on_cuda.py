@@ -1,4 +1,4 @@
-"""CUDA implementations of the ops of processors and guides, which ``speccompile.sampling`` defines.
+"""CUDA implementations of the ops of processors, which ``speccompile.sampling`` defines.
 
 No step may wait for the host. The kernels return at once for rows that do not use the processor.
 """
@@ -76,6 +76,3 @@ _KERNELS: dict[str, Kernel] = {
 }
 for _name, _kernel in _KERNELS.items():
     register_on_cuda(_library, f"{_name}_", _kernel)
-# On CUDA no drafter proposes trees at the end of a step, so no kernel truncates trees.
-register_on_cuda(_library, "advance_guide_", "automata.advance_guide")
-register_on_cuda(_library, "truncate_drafts_", "automata.truncate_drafts")
