@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.in_cpp import IN_BODIES, in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 #: Dispatch key of a reference that runs on any device until a kernel is registered for the device.
@@ -24,6 +24,7 @@ def define(
     key: str = ANY_DEVICE,
     cpp: str | None = None,
     native: str | None = None,
+    in_bodies: bool = False,
     cuda: str | Callable[..., Any] | None = None,
 ) -> None:
     """Define ``speccompile::NAME`` of ``schema``, ``"NAME(Tensor x) -> Tensor"``.
@@ -36,6 +37,7 @@ def define(
         key: the dispatch key of ``reference``.
         cpp: the library of the op's C++ kernel, which returns the values of the reference.
         native: the library of a C++ kernel that rounds in another way. It is the op ``native_NAME``.
+        in_bodies: whether compiled bodies call the op of ``cpp`` or ``native``: the library also has its C function.
         cuda: the op's kernel, as :func:`~speccompile.ops.on_cuda.register_on_cuda` accepts it.
     """
     name = schema.partition("(")[0]
@@ -45,8 +47,9 @@ def define(
         _library.impl(name, reference, key)
     if cpp is not None:
         in_cpp(name, cpp)
+        IN_BODIES.extend([name] * in_bodies)
     if native is not None:
-        define(f"native_{schema}", fake, cpp=native)
+        define(f"native_{schema}", fake, cpp=native, in_bodies=in_bodies)
     if cuda is not None:
         register_on_cuda(_library, name, cuda)
 

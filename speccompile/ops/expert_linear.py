@@ -52,4 +52,6 @@ def _fake(x, experts, weight, bias, transposed):  # type: ignore[no-untyped-def]
     return x.new_empty((*experts.shape, weight.shape[2 if transposed else 1]))
 
 
-define("expert_linear" + _SCHEMA, _fake, reference, native="experts", cuda="expert_linear.expert_linear")
+define(
+    "expert_linear" + _SCHEMA, _fake, reference, native="experts", in_bodies=True, cuda="expert_linear.expert_linear"
+)

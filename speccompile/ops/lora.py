@@ -81,4 +81,4 @@ def _fake(x, outputs, *rest):  # type: ignore[no-untyped-def]
     return [output.new_empty(output.shape) for output in outputs]
 
 
-define("lora" + SCHEMA, _fake, reference, native="lora", cuda="lora.lora")
+define("lora" + SCHEMA, _fake, reference, native="lora", in_bodies=True, cuda="lora.lora")

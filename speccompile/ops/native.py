@@ -60,22 +60,32 @@ def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
 
 
-define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor", _packed_linear, cpp=BASE)
+define(
+    "packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor",
+    _packed_linear,
+    cpp=BASE,
+    in_bodies=True,
+)
 define("packed_embedding(Tensor packed, Tensor ids) -> Tensor", _packed_embedding, cpp=BASE)
 define(
-    "packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]", _packed_linears, cpp=BASE
+    "packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]",
+    _packed_linears,
+    cpp=BASE,
+    in_bodies=True,
 )
 for _form in ROUNDED:
     define(
         f"{_form}_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor",
         _rounded_linear,
         cpp="rounded",
+        in_bodies=True,
         cuda="rounded_linear.rounded_linear",
     )
     define(
         f"{_form}_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]",
         _rounded_linears,
         cpp="rounded",
+        in_bodies=True,
         cuda="rounded_linear.rounded_linears",
     )
     define(
@@ -84,7 +94,7 @@ for _form in ROUNDED:
         cpp="rounded",
         cuda="rounded_linear.rounded_embedding",
     )
-define("native_attention" + SCHEMA, _native_attention, cpp=BASE)
+define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True)
 define(
     "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
     "bool forbids, int first_id=0) -> (Tensor, Tensor)",
