@@ -16,6 +16,7 @@ from speccompile.utils.hub import ADAPTER_CONFIG, check_reachable, unavailable
 from speccompile.utils.mode_names import AUTO, CLASSES, installed_modes
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
+from speccompile.utils.weight_forms import WEIGHT_FORMS
 
 # Backends. `speccompile.lowering.backends` defines them, but imports torch.
 _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
@@ -23,7 +24,7 @@ _BACKENDS = ("auto", "eager", "inductor", "cudagraph")
 #: Value of ``--weights`` for the integers of a quantised checkpoint.
 STORED = "stored"
 #: Values of ``--weights``.
-_FORMS = ("same", "int8", "int4", STORED)
+_FORMS = (*WEIGHT_FORMS, STORED)
 
 #: Contents of the files of ``--prompts``.
 PROMPT_LINES = (

@@ -8,12 +8,11 @@ that it reads. Their keys and values must be finite, because 0 times NaN is NaN.
 
 from __future__ import annotations
 
-from functools import partial
-
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
+from speccompile.ops.on_cuda import in_triton
 
 # Keys are read in multiples of this by attention_fixed_order: the key block of torch's CPU flash attention
 # (kvSplitSize, aten/src/ATen/native/cpu/FlashAttentionKernel.cpp). A masked key contributes exactly 0.
@@ -29,10 +28,6 @@ SCHEMA = (
 )
 # The C++ kernel does not have ALiBi.
 SCHEMA_WITH_ALIBI = SCHEMA.replace(") ->", ", bool alibi=False) ->")
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("attention" + SCHEMA_WITH_ALIBI)
-_library.define("attention_fixed_order" + SCHEMA_WITH_ALIBI)
 
 
 def reference(
@@ -329,19 +324,10 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=True)
 
 
-def _on_cuda(*arguments, fixed_order, **options):  # type: ignore[no-untyped-def]
-    # triton is there where CUDA is in use, and slow to import where it is not.
-    from speccompile.ops.triton.attention import attention
-
-    return attention(*arguments, fixed_order=fixed_order, **options)
-
-
 def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
 
-# Library.impl, not torch.library.custom_op: the latter costs tens of microseconds more on every call.
 for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):
-    _library.impl(_name, _kernel, "CPU")
-    register_on_cuda(_library, _name, partial(_on_cuda, fixed_order=_kernel is _attention_fixed_order))
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+    _on_cuda = in_triton("attention.attention", fixed_order=_kernel is _attention_fixed_order)
+    define(_name + SCHEMA_WITH_ALIBI, _fake, _kernel, key="CPU", cuda=_on_cuda)

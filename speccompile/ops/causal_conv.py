@@ -6,19 +6,14 @@ models (``models/qwen3_next/modeling_qwen3_next.py``).
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 from speccompile.ops.recurrence import keep, rows_of
 
 _SCHEMA = (
     "(Tensor x, Tensor weight, Tensor? bias, Tensor(a!) kept, Tensor slots, Tensor positions, Tensor settled) -> Tensor"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -58,15 +53,11 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.causal_conv import causal_conv
-
-    return causal_conv(*arguments)
-
-
-for _name in ("causal_conv_", "native_causal_conv_"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
-_library.impl("causal_conv_", reference, "CPU")
-register_on_cuda(_library, "causal_conv_", _on_cuda)
-in_cpp("native_causal_conv_", "recurrence")
+define(
+    "causal_conv_" + _SCHEMA,
+    lambda x, *_: x.new_empty(x.shape),
+    reference,
+    key="CPU",
+    native="recurrence",
+    cuda="causal_conv.causal_conv",
+)

@@ -5,16 +5,13 @@ from __future__ import annotations
 import torch
 
 from speccompile.ops import noise
+from speccompile.ops.define import define
 from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
 
 SCHEMA = (
     "(Tensor scores, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None, int stream=0, "
     "Tensor? start=None, bool forbids=False, int first_id=0) -> Tensor"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("choose" + SCHEMA)
 
 
 def reference(
@@ -79,18 +76,9 @@ def choose_in_cpp(
     return tokens
 
 
-def _on_cuda(scores, temperature=None, seed=None, positions=None, stream=0, start=None, forbids=False, first_id=0):  # type: ignore[no-untyped-def]
-    # triton is there where CUDA is in use, and slow to import where it is not.
-    from speccompile.ops.triton.choose import choose
-
-    return choose(scores, temperature, seed, positions, stream, start, forbids=forbids, first_id=first_id)
-
-
 def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)
 
 
-_library.impl("choose", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "choose", _on_cuda)
+define("choose" + SCHEMA, _fake, reference, cuda="choose.choose")
 in_cpp("choose", kernel=choose_in_cpp)
-torch.library.register_fake("speccompile::choose", _fake, lib=_library)

@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
 #: Tensors of the op, in the order of its schema.
 NAMES = (
@@ -18,7 +18,6 @@ NAMES = (
     *("slots", "target_tokens", "row_draft_lens", "row_accepted", "drafts", "ready"),
 )
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "(Tensor(a!) tokens, Tensor(b!) length, Tensor limit, Tensor(c!) alive, Tensor eos, "
     "Tensor(d!) emitted, Tensor(e!) accepted, Tensor(f!) proposed, Tensor slots, Tensor target_tokens, "
@@ -105,8 +104,4 @@ def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
     accept_commit(named(*arguments, **options))
 
 
-_library.define("accept_commit_" + _SCHEMA)
-torch.library.register_fake("speccompile::accept_commit_", lambda *_, **__: None, lib=_library)
-_library.impl("accept_commit_", reference, "CompositeExplicitAutograd")
-in_cpp("accept_commit_")
-register_on_cuda(_library, "accept_commit_", _on_cuda)
+define("accept_commit_" + _SCHEMA, None, reference, cpp=BASE, cuda=_on_cuda)

@@ -7,16 +7,11 @@ transformers (``integrations/moe.py``), without its copies of weights.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
 _SCHEMA = "(Tensor x, Tensor experts, Tensor weight, Tensor? bias, bool transposed) -> Tensor"
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -57,15 +52,6 @@ def _fake(x, experts, weight, bias, transposed):  # type: ignore[no-untyped-def]
     return x.new_empty((*experts.shape, weight.shape[2 if transposed else 1]))
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.expert_linear import expert_linear
-
-    return expert_linear(*arguments)
-
-
-for _name in ("expert_linear", "native_expert_linear"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-_library.impl("expert_linear", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "expert_linear", _on_cuda)
-in_cpp("native_expert_linear", "experts")
+define(
+    "expert_linear" + _SCHEMA, _fake, reference, native="experts", in_bodies=True, cuda="expert_linear.expert_linear"
+)

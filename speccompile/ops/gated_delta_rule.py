@@ -7,20 +7,15 @@ that of ``torch_recurrent_gated_delta_rule`` (transformers, ``models/qwen3_next/
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 from speccompile.ops.recurrence import CURSOR_SCHEMA, rows_of, scan
 
 _SCHEMA = (
     "(Tensor q, Tensor k, Tensor v, Tensor gate, Tensor beta, Tensor(a!) state, Tensor(b!) kept, "
     f"{CURSOR_SCHEMA}) -> Tensor"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -71,15 +66,11 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.gated_delta_rule import gated_delta_rule
-
-    return gated_delta_rule(*arguments)
-
-
-for _name in ("gated_delta_rule_", "native_gated_delta_rule_"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", lambda q, k, v, *_: v.new_empty(v.shape), lib=_library)
-_library.impl("gated_delta_rule_", reference, "CPU")
-register_on_cuda(_library, "gated_delta_rule_", _on_cuda)
-in_cpp("native_gated_delta_rule_", "recurrence")
+define(
+    "gated_delta_rule_" + _SCHEMA,
+    lambda q, k, v, *_: v.new_empty(v.shape),
+    reference,
+    key="CPU",
+    native="recurrence",
+    cuda="gated_delta_rule.gated_delta_rule",
+)

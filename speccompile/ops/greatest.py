@@ -7,19 +7,10 @@ differ from torch's; :data:`speccompile.ops.tolerances.ROUNDING` covers that.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_SCHEMAS = {
-    "greatest": "(Tensor scores, int count) -> Tensor",
-    "greatest_share": "(Tensor scores) -> Tensor",
-    "mask_below_": "(Tensor(a!) scores, Tensor threshold) -> ()",
-}
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
 
 def greatest(scores: torch.Tensor, count: int) -> torch.Tensor:
@@ -42,14 +33,10 @@ def mask_below(scores: torch.Tensor, threshold: torch.Tensor) -> None:
     scores.masked_fill_(scores < threshold, float("-inf"))
 
 
-_FUNCTIONS = {"greatest": greatest, "greatest_share": greatest_share, "mask_below_": mask_below}
-_FAKES: dict[str, Callable[..., Any]] = {
-    "greatest": lambda scores, count: scores.new_empty((*scores.shape[:2], count)),
-    "greatest_share": lambda scores: scores.new_empty((*scores.shape[:2], 1)),
-    "mask_below_": lambda scores, threshold: None,
-}
-for _name, _schema in _SCHEMAS.items():
-    _library.define(_name + _schema)
-    torch.library.register_fake(f"speccompile::{_name}", _FAKES[_name], lib=_library)
-    _library.impl(_name, _FUNCTIONS[_name], "CompositeExplicitAutograd")
-    in_cpp(_name)
+def _fake(scores, count=1):  # type: ignore[no-untyped-def]
+    return scores.new_empty((*scores.shape[:2], count))
+
+
+define("greatest(Tensor scores, int count) -> Tensor", _fake, greatest, cpp=BASE)
+define("greatest_share(Tensor scores) -> Tensor", _fake, greatest_share, cpp=BASE)
+define("mask_below_(Tensor(a!) scores, Tensor threshold) -> ()", None, mask_below, cpp=BASE)

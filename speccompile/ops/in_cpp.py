@@ -22,6 +22,8 @@ from speccompile.utils.torch_private import OpOverload, is_explicit_composite
 _kernels = torch.library.Library("speccompile", "IMPL", "CPU")
 
 _libraries: dict[str, str] = {}
+#: Names of the ops that bodies call: their libraries also have a C function of each (:mod:`speccompile.ops.cpu.shims`).
+IN_BODIES: list[str] = []
 
 
 def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = None) -> None:

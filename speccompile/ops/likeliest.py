@@ -9,14 +9,13 @@ from __future__ import annotations
 import torch
 
 from speccompile.ops import noise
-from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
 SCHEMA = (
     "(Tensor scores, int count, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None) -> "
     "(Tensor, Tensor)"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def likeliest(
@@ -59,7 +58,4 @@ def _fake(scores, count, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(sizes, dtype=torch.int64), scores.new_empty(sizes, dtype=torch.float32)
 
 
-_library.define("likeliest" + SCHEMA)
-torch.library.register_fake("speccompile::likeliest", _fake, lib=_library)
-_library.impl("likeliest", likeliest, "CompositeExplicitAutograd")
-in_cpp("likeliest")
+define("likeliest" + SCHEMA, _fake, likeliest, cpp=BASE)

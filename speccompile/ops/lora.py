@@ -6,13 +6,10 @@ al., "LoRA" (2021), section 4.1; rows of several adapters in one call: Chen et a
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
 #: Ranks that a buffer has a multiple of: what a row of ``a`` is read by.
 RANKS = 16
@@ -27,8 +24,6 @@ SCHEMA = (
     "(Tensor x, Tensor[] outputs, Tensor[] a, Tensor[] b, Tensor ranks, Tensor scales, int first, Tensor places) "
     "-> Tensor[]"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -86,15 +81,4 @@ def _fake(x, outputs, *rest):  # type: ignore[no-untyped-def]
     return [output.new_empty(output.shape) for output in outputs]
 
 
-def _on_cuda(*arguments: Any) -> list[torch.Tensor]:
-    from speccompile.ops.triton.lora import lora
-
-    return lora(*arguments)
-
-
-for _name in ("lora", "native_lora"):
-    _library.define(_name + SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-_library.impl("lora", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "lora", _on_cuda)
-in_cpp("native_lora", "lora")
+define("lora" + SCHEMA, _fake, reference, native="lora", in_bodies=True, cuda="lora.lora")

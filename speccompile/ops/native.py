@@ -3,33 +3,14 @@ other rows beside it. Kernels: ``ops/cpu/csrc/base/kernels``, ``ops/cpu/csrc/rou
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 
 from speccompile.ops.attention import SCHEMA
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
 #: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``.
 ROUNDED = ("int8", "int4")
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor")
-_library.define("packed_embedding(Tensor packed, Tensor ids) -> Tensor")
-_library.define("packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]")
-for _form in ROUNDED:
-    _library.define(f"{_form}_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor")
-    _library.define(
-        f"{_form}_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]"
-    )
-    _library.define(f"{_form}_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor")
-_library.define("native_attention" + SCHEMA)
-_library.define(
-    "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
-    "bool forbids, int first_id=0) -> (Tensor, Tensor)"
-)
 
 
 def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
@@ -79,40 +60,44 @@ def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
 
 
-_FAKES: dict[str, Callable[..., Any]] = {
-    "packed_linear": _packed_linear,
-    "packed_embedding": _packed_embedding,
-    "packed_linears": _packed_linears,
-    **{f"{form}_linear": _rounded_linear for form in ROUNDED},
-    **{f"{form}_linears": _rounded_linears for form in ROUNDED},
-    **{f"{form}_embedding": _rounded_embedding for form in ROUNDED},
-    "native_attention": _native_attention,
-    "choose_nearly": _choose_nearly,
-}
-for _name, _fake in _FAKES.items():
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
-    in_cpp(_name, "rounded" if _name.startswith(ROUNDED) else "base")
-
-
-def _linear_on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.rounded_linear import rounded_linear
-
-    return rounded_linear(*arguments)
-
-
-def _linears_on_cuda(*arguments: Any) -> list[torch.Tensor]:
-    from speccompile.ops.triton.rounded_linear import rounded_linears
-
-    return rounded_linears(*arguments)
-
-
-def _embedding_on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.rounded_linear import rounded_embedding
-
-    return rounded_embedding(*arguments)
-
-
+define(
+    "packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor",
+    _packed_linear,
+    cpp=BASE,
+    in_bodies=True,
+)
+define("packed_embedding(Tensor packed, Tensor ids) -> Tensor", _packed_embedding, cpp=BASE)
+define(
+    "packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]",
+    _packed_linears,
+    cpp=BASE,
+    in_bodies=True,
+)
 for _form in ROUNDED:
-    register_on_cuda(_library, f"{_form}_linear", _linear_on_cuda)
-    register_on_cuda(_library, f"{_form}_linears", _linears_on_cuda)
-    register_on_cuda(_library, f"{_form}_embedding", _embedding_on_cuda)
+    define(
+        f"{_form}_linear(Tensor x, Tensor packed, Tensor scales, Tensor? bias, int features) -> Tensor",
+        _rounded_linear,
+        cpp="rounded",
+        in_bodies=True,
+        cuda="rounded_linear.rounded_linear",
+    )
+    define(
+        f"{_form}_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]",
+        _rounded_linears,
+        cpp="rounded",
+        in_bodies=True,
+        cuda="rounded_linear.rounded_linears",
+    )
+    define(
+        f"{_form}_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor",
+        _rounded_embedding,
+        cpp="rounded",
+        cuda="rounded_linear.rounded_embedding",
+    )
+define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True)
+define(
+    "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
+    "bool forbids, int first_id=0) -> (Tensor, Tensor)",
+    _choose_nearly,
+    cpp=BASE,
+)

@@ -6,11 +6,10 @@ from collections.abc import Iterator
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 from speccompile.ops.tree import merged
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "(Tensor tokens, Tensor length, Tensor slots, int max_ngram, int min_ngram, int draft_len) -> (Tensor, Tensor)"
 )
@@ -116,12 +115,6 @@ def _continuations(text: list[int], max_ngram: int, min_ngram: int, nodes: int) 
         yield [newest + 1 - distance + i % distance for i in range(nodes)], 0.5**rank
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.ngram import match
-
-    return match(*arguments)
-
-
 def _tree_fake(tokens, length, max_ngram, min_ngram, nodes):  # type: ignore[no-untyped-def]
     wide = tokens.new_empty((tokens.shape[0], nodes))
     return wide, wide.clone(), torch.empty_like(length)
@@ -131,11 +124,5 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
     return tokens.new_empty((slots.shape[0], draft_len)), tokens.new_empty(slots.shape[0])
 
 
-_library.define("match_ngram" + _SCHEMA)
-torch.library.register_fake("speccompile::match_ngram", _fake, lib=_library)
-_library.define(TREE + _TREE_SCHEMA)
-torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
-for _name, _function in (("match_ngram", reference), (TREE, tree)):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    in_cpp(_name)
-register_on_cuda(_library, "match_ngram", _on_cuda)
+define("match_ngram" + _SCHEMA, _fake, reference, cpp=BASE, cuda="ngram.match")
+define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)

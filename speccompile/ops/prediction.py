@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 #: The op.
 NAME = "match_prediction"
 _SCHEMA = (
@@ -78,7 +78,4 @@ def _fake(slots, tokens, length, prompt_length, prediction, prediction_length, l
     return drafts, torch.empty_like(slots), drafts.new_empty(drafts.shape, dtype=torch.float32)
 
 
-_library.define(NAME + _SCHEMA)
-torch.library.register_fake(f"speccompile::{NAME}", _fake, lib=_library)
-_library.impl(NAME, reference, "CompositeExplicitAutograd")
-in_cpp(NAME)
+define(NAME + _SCHEMA, _fake, reference, cpp=BASE)

@@ -6,19 +6,14 @@ algorithm 2; Dao and Gu, "Transformers are SSMs" (2024), equation 1.
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 from speccompile.ops.recurrence import CURSOR_SCHEMA, rows_of, scan
 
 _SCHEMA = (
     f"(Tensor x, Tensor dt, Tensor A, Tensor B, Tensor C, Tensor(a!) state, Tensor(b!) kept, {CURSOR_SCHEMA}) -> Tensor"
 )
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 def reference(
@@ -66,15 +61,11 @@ def reference(
     return out
 
 
-def _on_cuda(*arguments: Any) -> torch.Tensor:
-    from speccompile.ops.triton.selective_scan import selective_scan
-
-    return selective_scan(*arguments)
-
-
-for _name in ("selective_scan_", "native_selective_scan_"):
-    _library.define(_name + _SCHEMA)
-    torch.library.register_fake(f"speccompile::{_name}", lambda x, *_: x.new_empty(x.shape), lib=_library)
-_library.impl("selective_scan_", reference, "CPU")
-register_on_cuda(_library, "selective_scan_", _on_cuda)
-in_cpp("native_selective_scan_", "recurrence")
+define(
+    "selective_scan_" + _SCHEMA,
+    lambda x, *_: x.new_empty(x.shape),
+    reference,
+    key="CPU",
+    native="recurrence",
+    cuda="selective_scan.selective_scan",
+)

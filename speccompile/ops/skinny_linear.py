@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = "skinny_linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor"
 
 #: The dtypes that the CUDA kernel multiplies; float32 would be cut to 10 bits on the tensor cores.
@@ -23,17 +22,8 @@ def reference(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None =
     return F.linear(x, weight, bias)
 
 
-def _on_cuda(x, weight, bias=None):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.skinny_linear import skinny_linear
-
-    return skinny_linear(x, weight, bias)
-
-
 def _fake(x, weight, bias=None):  # type: ignore[no-untyped-def]
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-_library.define(_SCHEMA)
-torch.library.register_fake("speccompile::skinny_linear", _fake, lib=_library)
-_library.impl("skinny_linear", reference, "CPU")
-register_on_cuda(_library, "skinny_linear", _on_cuda)
+define(_SCHEMA, _fake, reference, key="CPU", cuda="skinny_linear.skinny_linear")

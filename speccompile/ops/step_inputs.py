@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "step_inputs(Tensor tokens, Tensor length, Tensor slots, Tensor? drafts, Tensor? draft_lens, Tensor? limit, "
     "Tensor? draft_limit, int draft_len, int width, int vocab_size) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -57,19 +56,10 @@ def reference(
     return own, lens.clone(), read, newest_at[:, None] + torch.arange(width, device=tokens.device)
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.step_inputs import step_inputs
-
-    return step_inputs(*arguments)
-
-
 def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_len, width, vocab_size):  # type: ignore[no-untyped-def]
     rows = slots.shape[0]
     sizes = ((rows, draft_len), (rows,), (rows, width), (rows, width))
     return tuple(tokens.new_empty(size) for size in sizes)
 
 
-_library.define(_SCHEMA)
-torch.library.register_fake("speccompile::step_inputs", _fake, lib=_library)
-_library.impl("step_inputs", reference, "CPU")
-register_on_cuda(_library, "step_inputs", _on_cuda)
+define(_SCHEMA, _fake, reference, key="CPU", cuda="step_inputs.step_inputs")

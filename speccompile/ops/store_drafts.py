@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 _SCHEMA = (
     "store_drafts_(Tensor(a!) draft_tokens, Tensor(b!) draft_lens, Tensor length, Tensor limit, Tensor slots, "
     "Tensor drafts, Tensor lens) -> ()"
@@ -34,13 +33,4 @@ def reference(
     draft_lens.index_put_((slots,), useful)
 
 
-def _on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.store_drafts import store_drafts
-
-    store_drafts(*arguments)
-
-
-_library.define(_SCHEMA)
-torch.library.register_fake("speccompile::store_drafts_", lambda *_: None, lib=_library)
-_library.impl("store_drafts_", reference, "CPU")
-register_on_cuda(_library, "store_drafts_", _on_cuda)
+define(_SCHEMA, None, reference, key="CPU", cuda="store_drafts.store_drafts")

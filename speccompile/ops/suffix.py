@@ -1,36 +1,39 @@
-"""Drafts of suffix decoding: from a row's own text, from texts that were given, and from texts of earlier requests.
+"""Drafts of suffix decoding: from a row's own sequence, from given texts, and from sequences of earlier requests.
 
-Each op reads what is new of its rows' texts and proposes. These are the definitions, in Python; on a CPU the ops are
-C++ (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
+Each op adds the new tokens of its rows to its tables, and proposes drafts. The functions of this file are the
+references. On a CPU the ops are C++ (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
 
-Shapes: ``B`` rows, ``N`` slots (the last one is the dummy's, whose text is never learned from), ``D`` depth. Tables are
-int32. ``tokens [B, S]`` and ``length [B]`` are the rows' texts, ``slots [B]`` theirs. All return drafts, int64
-``[B, longest]``, how many there are, int64 ``[B]``, and their cumulative probabilities, float32 ``[B, longest]``.
+Shapes: ``B`` rows, ``N`` slots, ``D`` depth. The last slot is the dummy, and nothing learns from its sequence. Tables
+are int32. ``tokens [B, S]``, ``length [B]`` and ``slots [B]`` are the sequences of the rows, their lengths and slots.
+All ops return drafts, int64 ``[B, longest]``, the number of drafts, int64 ``[B]``, and the cumulative probability of
+each, float32 ``[B, longest]``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, expected
 
 _ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
 _OUT = " -> (Tensor, Tensor, Tensor)"
-#: Of each op the schema, and how many arguments stand before ``slots``.
+#: The schema of each op up to ``slots``, and its number of arguments before ``slots``.
 SCHEMAS = {
     "suffix_draft_": ("(Tensor(a!) used, Tensor(b!) active, Tensor(c!) nodes, Tensor(d!) index, ", 4),
     "suffix_given_": (
         "(Tensor text, Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, ",
         5,
     ),
-    "suffix_earlier_": ("(Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, int room, ", 5),
+    "suffix_earlier_": ("(Tensor(a!) used, Tensor(b!) nodes, Tensor(c!) index, Tensor(d!) cursor, int capacity, ", 5),
 }
 #: The op that proposes trees.
 TREE = "suffix_tree"
 _TREE_SCHEMA = "(Tensor nodes, Tensor which, Tensor suffixes, int longest) -> (Tensor, Tensor, Tensor, Tensor)"
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 
@@ -47,8 +50,8 @@ def own(
     offset: float,
     least: float,
 ) -> Drafts:
-    """From the row's own text: a trie a slot, ``used [N, 2]``, ``active [N, D + 1]``, ``nodes [N, 5, ...]``,
-    ``index [N, ...]``."""
+    """Draft from the row's own sequence, with a trie for each slot: ``used [N, 2]``, ``active [N, D + 1]``,
+    ``nodes [N, 5, ...]``, ``index [N, ...]``."""
     speculation = Speculation(active.shape[1] - 1, factor, offset, least)
     proposals = []
     for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
@@ -76,9 +79,9 @@ def given(
     offset: float,
     least: float,
 ) -> Drafts:
-    """From ``text [C]``, texts with -1 between them, which the first call reads: one trie, ``used [2]``,
-    ``nodes [5, ...]``, ``index [...]``. ``cursor [N, D + 2]``: for each slot the number of tokens that were read, and
-    its suffixes in the trie.
+    """Draft from ``text [C]``: given texts, separated by -1. The first call adds them to one trie, ``used [2]``,
+    ``nodes [5, ...]``, ``index [...]``. ``cursor [N, D + 2]`` holds for each slot the number of tokens that were read,
+    and its suffixes in the trie.
     """
     depth = cursor.shape[1] - 2
     speculation = Speculation(depth, factor, offset, least)
@@ -107,7 +110,7 @@ def earlier(
     nodes: torch.Tensor,
     index: torch.Tensor,
     cursor: torch.Tensor,
-    room: int,
+    capacity: int,
     slots: torch.Tensor,
     tokens: torch.Tensor,
     length: torch.Tensor,
@@ -116,9 +119,11 @@ def earlier(
     offset: float,
     least: float,
 ) -> Drafts:
-    """From the texts of all slots, also of finished requests. There are two tries of ``room`` tokens each: one learns;
-    when it is full, the other one is emptied and learns. ``used [3, 2]``, ``used[2, 0]`` being the index of the trie
-    that learns, ``nodes [2, 5, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``.
+    """Draft from the sequences of all slots, also those of finished requests.
+
+    There are two tries of ``capacity`` tokens each, and one of them learns. When it is full, the other one is cleared
+    and learns. ``used [3, 2]``, ``nodes [2, 5, ...]``, ``index [2, ...]``, ``cursor [N, 1 + 2 * (D + 1)]``;
+    ``used[2, 0]`` is the index of the trie that learns.
     """
     depth = (cursor.shape[1] - 1) // 2 - 1
     speculation = Speculation(depth, factor, offset, least)
@@ -133,7 +138,7 @@ def earlier(
             cursor[slot].zero_()
         for token in tokens[row, int(cursor[slot, 0]) : count].tolist():
             young = int(used[2, 0])
-            if tries[young].tokens >= room:
+            if tries[young].tokens >= capacity:
                 young = 1 - young
                 used[2, 0] = young
                 tries[young].clear()
@@ -153,16 +158,17 @@ def earlier(
 def tree(
     nodes: torch.Tensor, which: torch.Tensor, suffixes: torch.Tensor, longest: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Trees of drafts after texts that were learned or followed before.
+    """Propose trees of drafts for sequences whose tokens are in a trie already.
 
     Args:
-        nodes: ``[X, 5, ...]``, several tries; which: int64 ``[B]``, the trie of each row.
-        suffixes: ``[B, D + 1]``, of each row's text in it.
-        longest: most tokens, P.
+        nodes: ``[X, 5, ...]``, several tries.
+        which: int64 ``[B]``, the trie of each row.
+        suffixes: ``[B, D + 1]``, the nodes of the row's suffixes in its trie.
+        longest: the largest number of tokens, P.
 
     Returns:
-        Tokens and parents, int64 ``[B, P]``, as :meth:`~speccompile.ops.suffix_trie.Trie.propose_tree` has them; how
-        many there are, int64 ``[B]``; their cumulative probabilities, float32 ``[B, P]``.
+        Tokens and parents, int64 ``[B, P]``, in the form of :meth:`~speccompile.ops.suffix_trie.Trie.propose_tree`; the
+        number of tokens, int64 ``[B]``; the cumulative probability of each, float32 ``[B, P]``.
     """
     tokens, count, scores = _empty(which, longest)
     parents, unused = torch.zeros_like(tokens), nodes.new_zeros(2)
@@ -192,7 +198,7 @@ def _empty(slots: torch.Tensor, longest: int) -> Drafts:
     )
 
 
-def _define(name: str) -> None:
+def _define(name: str, definition: Callable[..., Drafts]) -> None:
     front, count = SCHEMAS[name]
 
     def fake(*arguments: object) -> Drafts:
@@ -200,8 +206,7 @@ def _define(name: str) -> None:
         assert isinstance(slots, torch.Tensor) and isinstance(longest, int)
         return _empty(slots, longest)
 
-    _library.define(name + front + _ROWS + ")" + _OUT)
-    torch.library.register_fake(f"speccompile::{name}", fake, lib=_library)
+    define(name + front + _ROWS + ")" + _OUT, fake, definition, cpp=BASE)
 
 
 def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
@@ -210,10 +215,5 @@ def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
 
 
 for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
-    _define(_name)
-    _library.impl(_name, _definition, "CompositeExplicitAutograd")
-    in_cpp(_name)
-_library.define(TREE + _TREE_SCHEMA)
-torch.library.register_fake(f"speccompile::{TREE}", _tree_fake, lib=_library)
-_library.impl(TREE, tree, "CompositeExplicitAutograd")
-in_cpp(TREE)
+    _define(_name, _definition)
+define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)

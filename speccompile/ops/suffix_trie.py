@@ -1,8 +1,8 @@
-"""A trie of all substrings of texts, up to a depth, with how often each occurs: what suffix decoding drafts from.
+"""Trie of all substrings of sequences up to a depth, with the number of occurrences of each, for suffix decoding.
 
-After Oliaro et al., "SuffixDecoding" (2024), and Snowflake's ArcticInference. One token costs as many steps as the trie
-is deep, for a text of any length, and S tokens have at most ``S * depth`` nodes: state is bounded, lies in the
-arena, and is the same whether a text came at once or token by token.
+Source: Oliaro et al., "SuffixDecoding" (2024), and Snowflake's ArcticInference. A token costs ``depth`` operations,
+however long the sequence is. S tokens have at most ``S * depth`` nodes, so the state is bounded and lies in the arena.
+It is the same whether tokens are added at once or one by one.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ import torch
 
 from speccompile.ops.tree import TreeProposal
 
-#: What is kept of a node: its parent, token and count, the first of its listed children, and the next of its parent's.
+#: Fields of a node: its parent, token and count, the first of its listed children, and its parent's next listed child.
 PARENT, TOKEN, COUNT, BEST, NEXT = range(5)
-#: How many numbers these are.
+#: Number of fields.
 FIELDS = 5
-#: Children of a node that are listed: the most frequent ones, the newest of equals first.
+#: Number of listed children of a node: the most frequent ones. Among equals the newest is first.
 LISTED = 8
-#: Between two texts that lie one after the other.
+#: Separates two texts.
 SEPARATOR = -1
 
-#: Nodes of a text's suffixes in a trie, by length, ``[depth + 1]``: 0 for the empty suffix, and for one without a node.
+#: Nodes of a sequence's suffixes in a trie, by length, ``[depth + 1]``; 0 for the empty suffix and for a missing node.
 Active = memoryview
 
 
@@ -34,8 +34,8 @@ class Speculation:
     """Limits on the drafts that follow a match.
 
     Args:
-        depth: of the trie: longest match and the drafts after it, together.
-        factor, offset: of a match of m tokens follow at most ``factor * m + offset`` drafts.
+        depth: depth of the trie. A match and the drafts after it are at most as long, together.
+        factor, offset: after a match of m tokens there are at most ``factor * m + offset`` drafts.
         least: drafts end before one whose cumulative probability is below this.
     """
 
@@ -45,7 +45,7 @@ class Speculation:
     least: float
 
     def most(self, matched: int, longest: int) -> int:
-        """Drafts after a match of ``matched`` tokens."""
+        """Largest number of drafts after a match of ``matched`` tokens."""
         return min(longest, int(matched * self.factor + self.offset + 1e-6), self.depth - matched)
 
 
@@ -61,17 +61,17 @@ def expected(chances: Sequence[float]) -> float:
 
 
 class Trie:
-    """One trie, over tables of the arena. Node 0 is the root, which counts nothing.
+    """One trie, over tables of the arena. Node 0 is the root, whose count stays 0.
 
     Args:
-        used: ``[2]``, tokens that were learned, and nodes.
-        nodes: ``[5, nodes]``: :data:`PARENT` to :data:`NEXT` of each.
-        index: a hash table from parent and token to node, 0 where it is empty.
+        used: ``[2]``, the numbers of learned tokens and of nodes.
+        nodes: ``[5, nodes]``: the fields :data:`PARENT` to :data:`NEXT` of each node.
+        index: hash table from parent and token to the node; an empty entry is 0.
     """
 
     def __init__(self, used: torch.Tensor, nodes: torch.Tensor, index: torch.Tensor) -> None:
         self._tables = used, nodes, index
-        # Element by element a memoryview is several times as fast as an array.
+        # Access to single elements is several times as fast through a memoryview as through an array.
         self._used, self._index = used.numpy().data, index.numpy().data
         self._parent, self._token, self._count, self._best, self._next = (row.numpy().data for row in nodes)
 
@@ -82,17 +82,17 @@ class Trie:
 
     @property
     def size(self) -> int:
-        """Nodes beside the root."""
+        """Number of nodes without the root."""
         return int(self._used[1])
 
     def clear(self) -> None:
-        """Remove all tokens; the tables keep their addresses."""
+        """Remove all tokens. The tables keep their addresses."""
         for table in self._tables:
             table.zero_()
 
     def learn(self, active: Active, token: int) -> None:
-        """Add a token of the text whose suffixes are ``active``."""
-        # Longest first: a child hangs on the suffix as it was without this token.
+        """Add the next token of the sequence whose suffixes are ``active``."""
+        # Longest first: the child of a suffix belongs to the suffix before this token.
         for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
             if depth > 1 and not parent:
@@ -104,7 +104,7 @@ class Trie:
         self._used[0] += 1
 
     def children(self, node: int) -> list[int]:
-        """Its listed children."""
+        """Listed children of ``node``."""
         found = []
         child = self._best[node]
         while child:
@@ -113,45 +113,45 @@ class Trie:
         return found
 
     def _list(self, parent: int, child: int) -> None:
-        """Put ``child``, whose count has just grown, before the listed children that occur no more often."""
+        """Move ``child``, whose count was increased, before the listed children that occur at most as often."""
         listed = self.children(parent)
-        place = sum(self._count[other] > self._count[child] for other in listed if other != child)
-        if place == LISTED:
+        position = sum(self._count[other] > self._count[child] for other in listed if other != child)
+        if position == LISTED:
             return
         if child in listed:
             listed.remove(child)
-        listed.insert(place, child)
+        listed.insert(position, child)
         self._best[parent] = listed[0]
         for one, other in zip(listed[:LISTED], [*listed[1:LISTED], 0], strict=True):
             self._next[one] = other
 
     def follow(self, active: Active, token: int) -> None:
-        """Update ``active``, the suffixes of a text that the trie does not learn, for its next token."""
+        """Update ``active``, the suffixes of a sequence that the trie does not learn, for its next token."""
         for depth in range(len(active) - 1, 0, -1):
             parent = active[depth - 1]
-            active[depth] = self._index[self._place(parent, token)] if depth == 1 or parent else 0
+            active[depth] = self._index[self._entry(parent, token)] if depth == 1 or parent else 0
 
-    def _place(self, parent: int, token: int) -> int:
-        """Slot of that child in the index, or the empty slot for it."""
+    def _entry(self, parent: int, token: int) -> int:
+        """Entry of that child in the index, or the empty entry for it."""
         index, size = self._index, len(self._index)
-        place = (parent * 0x9E3779B1 + token * 0x85EBCA6B) % size
-        while node := index[place]:
+        entry = (parent * 0x9E3779B1 + token * 0x85EBCA6B) % size
+        while node := index[entry]:
             if self._parent[node] == parent and self._token[node] == token:
                 break
-            place = place + 1 if place + 1 < size else 0
-        return place
+            entry = entry + 1 if entry + 1 < size else 0
+        return entry
 
     def _child(self, parent: int, token: int) -> int:
-        place = self._place(parent, token)
-        if not self._index[place]:
+        entry = self._entry(parent, token)
+        if not self._index[entry]:
             self._used[1] += 1
-            node = self._index[place] = self._used[1]
+            node = self._index[entry] = self._used[1]
             self._parent[node], self._token[node] = parent, token
-        return self._index[place]
+        return self._index[entry]
 
     def propose(self, active: Active, longest: int, speculation: Speculation) -> Proposal:
-        """At most ``longest`` drafts, and the cumulative probability of each; of all matches' the ones that expect most
-        right drafts, of equals those after the longer match."""
+        """At most ``longest`` drafts, and the cumulative probability of each. They follow the match with the largest
+        expected number of accepted drafts; among equals the longer match."""
         drafts: list[int] = []
         scores: list[float] = []
         score = 0.0
@@ -164,7 +164,7 @@ class Trie:
         return drafts, scores
 
     def propose_tree(self, active: Active, nodes: int) -> TreeProposal:
-        """The ``nodes`` likeliest tokens of the tree of all that followed the matches, best first.
+        """The ``nodes`` likeliest tokens of the tree of all continuations of the matches, the likeliest first.
 
         The probability of a token after a match is its share of the counts there. A token that follows several matches
         has the greatest of its probabilities.
@@ -172,7 +172,7 @@ class Trie:
         tokens: list[int] = []
         parents: list[int] = []
         chances: list[float] = []
-        # Of equal probabilities the first to come: that of the longer match.
+        # Among equal probabilities the first one is chosen: that of the longer match.
         order = itertools.count()
         heap: list[tuple[float, int, int, int]] = []
 
@@ -196,8 +196,8 @@ class Trie:
         return tokens, parents, chances
 
     def _matches(self, active: Active) -> list[int]:
-        """The nodes of the suffixes that something followed, the longest first. Suffixes that occur equally often were
-        followed by the same tokens; only the shortest of them, whose continuations are the longest, is returned.
+        """Nodes of the suffixes that have continuations, the longest first. Suffixes that occur equally often have the
+        same continuations. Only the shortest of them is returned: its continuations are the longest in the trie.
         """
         found: list[int] = []
         for node in active[1:-1]:

@@ -6,26 +6,12 @@ the ops are C++ (``ops/cpu/csrc/base/kernels/tree.cpp``), and on CUDA Triton ker
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
 
 import torch
 
-from speccompile.ops.in_cpp import in_cpp
-from speccompile.ops.on_cuda import register_on_cuda
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-
-#: Of each op the schema.
-SCHEMAS = {
-    "fit_tree": (
-        "(Tensor tokens, Tensor parents, Tensor count, Tensor limit, int nodes, int depth, int branches, "
-        "int[] static_parents, int[] static_ranks) -> (Tensor, Tensor, Tensor, Tensor)"
-    ),
-    "walk_tree": "(Tensor target, Tensor drafts, Tensor parents, int depth) -> (Tensor, Tensor)",
-    "move_path_": "(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted) -> ()",
-}
-
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
 
 #: Tokens, the parent of each (0 for the root, else the token's index plus one), and cumulative probabilities.
 TreeProposal = tuple[list[int], list[int], list[float]]
@@ -208,33 +194,25 @@ def _walk_fake(target, drafts, parents, depth):  # type: ignore[no-untyped-def]
     return target.new_empty((target.shape[0], depth + 1)), target.new_empty((target.shape[0],))
 
 
-def _fit_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import fit_tree
-
-    return fit_tree(*arguments)
-
-
-def _walk_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import walk_tree
-
-    return walk_tree(*arguments)
-
-
-def _move_on_cuda(*arguments):  # type: ignore[no-untyped-def]
-    from speccompile.ops.triton.tree import move_path
-
-    move_path(*arguments)
-
-
-_FAKES: dict[str, Callable[..., Any]] = {
-    "fit_tree": _fit_fake,
-    "walk_tree": _walk_fake,
-    "move_path_": lambda *_: None,
-}
-for _name, _function in (("fit_tree", fit_tree), ("walk_tree", walk_tree), ("move_path_", move_path_)):
-    _library.define(_name + SCHEMAS[_name])
-    torch.library.register_fake(f"speccompile::{_name}", _FAKES[_name], lib=_library)
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    in_cpp(_name)
-for _name, _kernel in (("fit_tree", _fit_on_cuda), ("walk_tree", _walk_on_cuda), ("move_path_", _move_on_cuda)):
-    register_on_cuda(_library, _name, _kernel)
+define(
+    "fit_tree(Tensor tokens, Tensor parents, Tensor count, Tensor limit, int nodes, int depth, int branches, "
+    "int[] static_parents, int[] static_ranks) -> (Tensor, Tensor, Tensor, Tensor)",
+    _fit_fake,
+    fit_tree,
+    cpp=BASE,
+    cuda="tree.fit_tree",
+)
+define(
+    "walk_tree(Tensor target, Tensor drafts, Tensor parents, int depth) -> (Tensor, Tensor)",
+    _walk_fake,
+    walk_tree,
+    cpp=BASE,
+    cuda="tree.walk_tree",
+)
+define(
+    "move_path_(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted) -> ()",
+    None,
+    move_path_,
+    cpp=BASE,
+    cuda="tree.move_path",
+)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define("is_within_top(Tensor scores, Tensor drafts, Tensor allowed, int top_k) -> Tensor")
+_SCHEMA = "is_within_top(Tensor scores, Tensor drafts, Tensor allowed, int top_k) -> Tensor"
 
 
 def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
@@ -31,16 +30,8 @@ def reference(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor,
     return within & (ahead.sum(-1) < top_k) & (drafts >= 0) & (drafts < vocab)
 
 
-def _on_cuda(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
-    from speccompile.ops.triton.within_top import is_within_top
-
-    return is_within_top(scores, drafts, allowed, top_k)
-
-
 def _fake(scores: torch.Tensor, drafts: torch.Tensor, allowed: torch.Tensor, top_k: int) -> torch.Tensor:
     return drafts.new_empty(drafts.shape, dtype=torch.bool)
 
 
-_library.impl("is_within_top", reference, "CompositeExplicitAutograd")
-register_on_cuda(_library, "is_within_top", _on_cuda)
-torch.library.register_fake("speccompile::is_within_top", _fake, lib=_library)
+define(_SCHEMA, _fake, reference, cuda="within_top.is_within_top")

@@ -14,15 +14,10 @@ from speccompile.graph.stage import CAPTURE
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import written
 from speccompile.lowering.pooled import PRODUCTS
-from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Pass
 from speccompile.report.program_data import Region
 from speccompile.utils.torch_private import OpOverload
 
-#: Linears that are C++ ops.
-_LINEARS = frozenset(
-    op._schema.name.partition("::")[2] for form in FORMS.values() for op in (form.linear, form.linears)
-) | {"native_expert_linear"}
 #: Ops that adapters add to linears.
 _ADAPTERS = frozenset({"lora", "native_lora"})
 _ENDS: dict[Part, Region] = {"prologue": "embedding", "epilogue": "lm_head"}
@@ -62,8 +57,8 @@ def regions_of_step(graph: StepGraph, of_passes: Mapping[str, Region | None]) ->
 
 
 def is_linear(node: fx.Node) -> bool:
-    """Return whether ``node`` multiplies by a weight."""
-    return is_ours(node, _LINEARS) or (node.target in PRODUCTS and not is_mixer(node))
+    """Return whether ``node`` multiplies by a weight. The package's ops that do have ``linear`` in their names."""
+    return (is_ours(node) and "linear" in op_name(node)) or (node.target in PRODUCTS and not is_mixer(node))
 
 
 def is_mixer(node: fx.Node) -> bool:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 import torch
 
 from speccompile.guides.guide import COMPLETE, DEAD
+from speccompile.ops.define import define
 from speccompile.utils.devices import traits_of
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
 
 
 class Automata:
@@ -130,19 +129,24 @@ def allowed_trees(
         state.index_put_((slots,), value)
 
 
-_ADVANCE = (
-    "(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, Tensor[] tables)"
+# On CUDA no drafter proposes trees at the end of a step, so no kernel truncates trees.
+define(
+    "advance_guide_(Tensor(a!) guide_state, Tensor slots, Tensor tokens, Tensor length, Tensor emitted, int most, "
+    "Tensor[] tables) -> ()",
+    None,
+    advance,
+    cuda="automata.advance_guide",
 )
-_TRUNCATE = "(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, Tensor[] tables)"
-_TREES = (
-    "(Tensor(a!) tree_tokens, Tensor(b!) tree_parents, Tensor(c!) tree_count, Tensor slots, Tensor guide_state, "
-    "Tensor[] tables)"
+define(
+    "truncate_drafts_(Tensor(a!) draft_lens, Tensor slots, Tensor draft_tokens, Tensor guide_state, "
+    "Tensor[] tables) -> ()",
+    None,
+    allowed_lens,
+    cuda="automata.truncate_drafts",
 )
-for _name, _schema, _function in (
-    ("advance_guide_", _ADVANCE, advance),
-    ("truncate_drafts_", _TRUNCATE, allowed_lens),
-    ("truncate_trees_", _TREES, allowed_trees),
-):
-    _library.define(f"{_name}{_schema} -> ()")
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    torch.library.register_fake(f"speccompile::{_name}", lambda *_: None, lib=_library)
+define(
+    "truncate_trees_(Tensor(a!) tree_tokens, Tensor(b!) tree_parents, Tensor(c!) tree_count, Tensor slots, "
+    "Tensor guide_state, Tensor[] tables) -> ()",
+    None,
+    allowed_trees,
+)

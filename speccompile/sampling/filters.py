@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 
 from speccompile.ops import choose
-from speccompile.ops.on_cuda import register_on_cuda
+from speccompile.ops.define import define
 from speccompile.sampling.base import Processor
 from speccompile.sampling.min_p import MinP
 from speccompile.sampling.temperature import Temperature
@@ -21,10 +21,6 @@ FILTERS: tuple[Processor, ...] = (Temperature(), TopK(), TopP(), MinP())
 FILTER_OPTIONS = frozenset(option.name for processor in FILTERS for option in processor.options)
 
 _OPTIONS = "Tensor slots, Tensor temperature, Tensor top_k, Tensor top_p, Tensor min_p"
-
-_library = torch.library.Library("speccompile", "FRAGMENT")
-_library.define(f"filter_logits(Tensor logits, {_OPTIONS}) -> Tensor")
-_library.define(f"draw_filtered(Tensor logits, {_OPTIONS}, Tensor length, Tensor seed, Tensor? depths=None) -> Tensor")
 
 
 def filter_logits(logits: torch.Tensor, slots: torch.Tensor, *options: torch.Tensor) -> torch.Tensor:
@@ -84,10 +80,10 @@ def _fake_draw(logits, *rest):  # type: ignore[no-untyped-def]
     return logits.new_empty(logits.shape[:2], dtype=torch.int64)
 
 
-for _name, _function, _kernel, _fake in (
-    ("filter_logits", filter_logits, _filter_on_cuda, _fake_filter),
-    ("draw_filtered", draw_filtered, _draw_on_cuda, _fake_draw),
-):
-    _library.impl(_name, _function, "CompositeExplicitAutograd")
-    register_on_cuda(_library, _name, _kernel)
-    torch.library.register_fake(f"speccompile::{_name}", _fake, lib=_library)
+define(f"filter_logits(Tensor logits, {_OPTIONS}) -> Tensor", _fake_filter, filter_logits, cuda=_filter_on_cuda)
+define(
+    f"draw_filtered(Tensor logits, {_OPTIONS}, Tensor length, Tensor seed, Tensor? depths=None) -> Tensor",
+    _fake_draw,
+    draw_filtered,
+    cuda=_draw_on_cuda,
+)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import re
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from torch import fx
 import speccompile.lowering.stage_ops  # defines all ops
 import speccompile.ops
 from speccompile.ops.cpu.library import BASE, LIBRARIES, SOURCES, load_cpu_ops
-from speccompile.ops.in_cpp import libraries_of, library_of
+from speccompile.ops.in_cpp import IN_BODIES, libraries_of, library_of
 
 ops = torch.ops.speccompile
 
@@ -46,6 +47,13 @@ def test_ops_say_the_library_that_their_sources_are_in(library: str) -> None:
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_every_library_is_built_and_loaded(library: str) -> None:
     assert load_cpu_ops(library) is None
+
+
+def test_every_op_that_bodies_call_has_a_c_function() -> None:
+    assert load_cpu_ops(*LIBRARIES) is None
+    loaded = ctypes.CDLL(None)
+    assert "native_attention" in IN_BODIES and "native_lora" in IN_BODIES and len(set(IN_BODIES)) == len(IN_BODIES)
+    assert [name for name in IN_BODIES if not hasattr(loaded, f"aoti_torch_cpu_{name}")] == []
 
 
 def test_the_package_imports_every_file_of_ops() -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import importlib
 import pkgutil
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import pytest
+import torch
 
 import speccompile
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.target.choose_attention import ChooseAttention
-from speccompile.passes.target.choose_linear import KeepLinears
+from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
+from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
+from speccompile.passes.target.use_skinny_linears import UseSkinnyLinears
 from speccompile.report.regions import (
     is_linear,
     op_name,
@@ -24,6 +28,7 @@ from speccompile.report.regions import (
     regions_of_passes,
     regions_of_step,
 )
+from speccompile.utils.weight_forms import WeightForms
 from support.families import model_of
 from support.tiny import captured
 
@@ -63,9 +68,11 @@ def test_calls_of_a_pass_that_is_not_known_are_no_part_of_the_model() -> None:
     assert set(regions.values()) == {"embedding", "layers", "lm_head"}
 
 
-def outlined(name: str, *more: Pass) -> StepGraph:
-    passes = (ChooseAttention("attention"), KeepLinears(), OutlineLayers(), *more)
-    return Pipeline(passes, facts("outlined")).finish(captured(model_of(name)).graph)
+def outlined(
+    name: str, *more: Pass, linears: Sequence[Pass] = (KeepLinears(),), dtype: torch.dtype = torch.float32
+) -> StepGraph:
+    passes = (ChooseAttention("attention"), *linears, OutlineLayers(), *more)
+    return Pipeline(passes, facts("outlined")).finish(captured(model_of(name).to(dtype)).graph)
 
 
 @pytest.mark.parametrize(
@@ -87,6 +94,18 @@ def test_linears_belong_to_the_parts_of_a_layer(name: str, linears: dict[str, in
     # The KV is written before it is attended to.
     writes = [node for node in regions if op_name(node) == "aten.index_put_"]
     assert writes and all(regions[node] == "qkv" for node in writes)
+
+
+@pytest.mark.parametrize("weights", ["same", "int8", "int4", "skinny"])
+def test_every_op_that_is_a_linear_has_its_part_of_a_layer(weights: str) -> None:
+    skinny: list[Pass] = [KeepLinears(), UseSkinnyLinears()]
+    linears = skinny if weights == "skinny" else [PackLinears(WeightPacks(WeightForms(weights))), JoinLinears()]
+    graph = outlined("llama", linears=linears, dtype=torch.bfloat16 if weights == "skinny" else torch.float32)
+    regions = regions_of_body(graph, next(iter(graph.bodies.values())))
+    found = Counter(region for node, region in regions.items() if is_linear(node))
+    # Linears of one input are one call of their packs.
+    joined = {"qkv": 1, "projection": 1, "mlp": 2}
+    assert found == ({"qkv": 3, "projection": 1, "mlp": 3} if weights == "skinny" else joined)
 
 
 def test_bodies_around_the_layers_are_a_region_each() -> None:

@@ -7,44 +7,24 @@ from __future__ import annotations
 
 import torch
 
-import speccompile.ops.expert_linear
-import speccompile.ops.lora  # noqa: F401  defines an op
 from speccompile.ops.cpu.openmp import REGIONS
-from speccompile.ops.native import ROUNDED
+from speccompile.ops.in_cpp import IN_BODIES
 from speccompile.utils.torch_private import OpOverload, op_schemas
 
+#: C types by the type of an argument of a schema. A list also has an argument for its length.
 _TYPES = {
-    "tensor": "AtenTensorHandle",
-    "tensors": "const AtenTensorHandle*",
-    "flag": "int32_t",
-    "whole": "int64_t",
-    "wholes": "const int64_t*",
+    "Tensor": "AtenTensorHandle {}",
+    "Optional[Tensor]": "const AtenTensorHandle* {}",
+    "List[Tensor]": "const AtenTensorHandle* {0}, int64_t {0}_count",
+    "bool": "int32_t {}",
+    "int": "int64_t {}",
+    "Optional[int]": "const int64_t* {}",
+    "List[int]": "const int64_t* {0}, int64_t {0}_count",
+    "float": "double {}",
+    "Optional[float]": "const double* {}",
 }
-_ROUNDED_LINEAR = "{tensor} x, {tensor} packed, {tensor} scales, {tensors} bias, {whole} features, {tensor}* out"
-_ROUNDED_LINEARS = (
-    "{tensor} x, {tensors} packed, {whole} weights, {tensors} scales, {whole} units, {tensors} biases, {whole} added, "
-    "{wholes} features, {whole} count, ..."
-)
-_ARGUMENTS = {
-    "packed_linear": "{tensor} x, {tensor} packed, {tensors} bias, {whole} features, {tensor}* out",
-    "packed_linears": (
-        "{tensor} x, {tensors} packed, {whole} weights, {tensors} biases, {whole} added, "
-        "{wholes} features, {whole} count, ..."
-    ),
-    **{f"{form}_linear": _ROUNDED_LINEAR for form in ROUNDED},
-    **{f"{form}_linears": _ROUNDED_LINEARS for form in ROUNDED},
-    "native_attention": (
-        "{tensor} q, {tensor} k_cache, {tensor} v_cache, {tensor} slots, {tensor} positions, double scale, "
-        "{wholes} window, {wholes} chunk, const double* softcap, {tensors} sinks, {tensors} parents, {tensor}* out"
-    ),
-    "native_expert_linear": (
-        "{tensor} x, {tensor} experts, {tensor} weight, {tensors} bias, {flag} transposed, {tensor}* out"
-    ),
-    "native_lora": (
-        "{tensor} x, {tensors} outputs, {whole} linears, {tensors} a, {whole} all_a, {tensors} b, {whole} all_b, "
-        "{tensor} ranks, {tensor} scales, {whole} first, {tensor} places, ..."
-    ),
-}
+#: How a C function returns a result of a schema.
+_RESULTS = {"Tensor": "AtenTensorHandle* out", "List[Tensor]": "..."}
 
 # A body is compiled while the ops that it calls are still being built. So none of them needs to exist when it loads:
 # each is looked up when it is first called. A macro, since a function cannot pass on a variable number of arguments.
@@ -72,15 +52,14 @@ class Shims(dict[OpOverload, list[str]]):
 
 
 def shims() -> Shims:
-    """The declarations of all ops."""
-    ops = torch.ops.speccompile
+    """The declarations of all ops that bodies call."""
     return Shims(
-        {
-            getattr(ops, name).default: [
-                _DECLARATION.format(
-                    function=f"aoti_torch_cpu_{name}", arguments=arguments.format(**_TYPES), regions=REGIONS
-                )
-            ]
-            for name, arguments in _ARGUMENTS.items()
-        }
+        {op: [_declaration(op)] for op in (getattr(torch.ops.speccompile, name).default for name in IN_BODIES)}
     )
+
+
+def _declaration(op: OpOverload) -> str:
+    arguments = [_TYPES[str(argument.type)].format(argument.name) for argument in op._schema.arguments]
+    arguments += [_RESULTS[str(result.type)] for result in op._schema.returns]
+    function = f"aoti_torch_cpu_{op._schema.name.partition('::')[2]}"
+    return _DECLARATION.format(function=function, arguments=", ".join(arguments), regions=REGIONS)

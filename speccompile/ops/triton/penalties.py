@@ -101,9 +101,10 @@ def penalise_scores(
     scores: torch.Tensor,
     context: torch.Tensor,
     length: torch.Tensor,
-    kind: Penalty,
     penalty: torch.Tensor,
     start: torch.Tensor | None = None,
+    *,
+    kind: Penalty,
 ) -> None:
     """Change ``scores`` float32 ``[B, T, V]`` in place.
 

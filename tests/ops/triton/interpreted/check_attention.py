@@ -12,7 +12,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
-from speccompile.ops.attention import _on_cuda, reference
+from speccompile.ops.attention import reference
+from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton.attention import attention, attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
@@ -274,7 +275,10 @@ def test_what_the_ops_are_on_cuda(fixed_order: bool) -> None:
     """What is registered there is called as the dispatcher calls it: options in their order, without a name."""
     case = make(rows=1, width=4, starts=[30], window=5)
     arguments = case.q, case.k_cache, case.v_cache, case.slots, case.positions, case.scale
-    got = _on_cuda(*arguments, 5, None, 2.0, fixed_order=fixed_order)
+    op = torch.ops.speccompile.attention_fixed_order if fixed_order else torch.ops.speccompile.attention
+    kernel = cuda_kernel(op.default)
+    assert kernel is not None
+    got = kernel(*arguments, 5, None, 2.0)
     assert_close(got, replace(case, options={"window": 5, "softcap": 2.0}))
     for name in ("attention", "attention_fixed_order"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"speccompile::{name}", "CUDA")

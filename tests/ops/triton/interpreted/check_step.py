@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import Phase, given, settings
 
 from speccompile.ops import step_inputs as inputs_op
 from speccompile.ops import store_drafts as store_op
-from speccompile.ops.commit import _on_cuda
+from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import ngram
 from support import triton_interpreter  # noqa: F401
 from support.input_cases import input_cases, stored_cases
@@ -24,6 +27,12 @@ def small_spans() -> None:
         yield
 
 
+def on_cuda(op: str) -> Callable[..., Any]:
+    kernel = cuda_kernel(getattr(torch.ops.speccompile, op).default)
+    assert kernel is not None
+    return kernel
+
+
 @generated
 @given(matches)
 def test_ngram_match(match: Match) -> None:
@@ -35,20 +44,20 @@ def test_ngram_match(match: Match) -> None:
 @given(outcomes)
 def test_accept_and_commit(outcome: Outcome) -> None:
     expected = outcome.expected()
-    _on_cuda(*outcome.arguments)
+    on_cuda("accept_commit_")(*outcome.arguments)
     for name, value in outcome.state.items():
         assert torch.equal(value, expected[name]), name
 
 
 def test_step_inputs() -> None:
     for case in input_cases():
-        for one, other in zip(inputs_op._on_cuda(*case), inputs_op.reference(*case), strict=True):
+        for one, other in zip(on_cuda("step_inputs")(*case), inputs_op.reference(*case), strict=True):
             assert one.dtype is other.dtype and torch.equal(one, other)
 
 
 def test_store_drafts() -> None:
     for case in stored_cases():
         own, expected = [item.clone() for item in case], [item.clone() for item in case]
-        store_op._on_cuda(*own)
+        on_cuda("store_drafts_")(*own)
         store_op.reference(*expected)
         assert all(torch.equal(one, other) for one, other in zip(own, expected, strict=True))

@@ -10,7 +10,8 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.triton import within_top as module
-from speccompile.ops.within_top import _on_cuda, reference
+from speccompile.ops.triton.within_top import is_within_top
+from speccompile.ops.within_top import reference
 from support import triton_interpreter  # noqa: F401
 
 generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
@@ -54,17 +55,17 @@ def test_within_top(
     anywhere = torch.randint(-2, vocab + 2, (rows, width), generator=generator)
     drafts = torch.where(torch.rand((rows, width), generator=generator) < 0.6, likely, anywhere)
     given = (scores.to(dtype), drafts, torch.tensor(allowed[:rows]), top_k)
-    assert torch.equal(_on_cuda(*given), reference(*given))
+    assert torch.equal(is_within_top(*given), reference(*given))
 
 
 def test_places_need_not_lie_side_by_side() -> None:
     scores = torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(1))
     drafts = scores.argmax(-1).repeat_interleave(2, 1)[:, ::2]
     given = (scores[:, 1:], drafts[:, 1:4], torch.tensor([0.0, -1.0]), 1)
-    assert _on_cuda(*given).tolist() == reference(*given).tolist() == [[True] * 3, [False] * 3]
+    assert is_within_top(*given).tolist() == reference(*given).tolist() == [[True] * 3, [False] * 3]
 
 
 def test_where_nothing_can_come() -> None:
     scores = torch.full((1, 1, 5), float("-inf"))
     given = (scores, torch.tensor([[2]]), torch.tensor([float("inf")]), 5)
-    assert _on_cuda(*given).tolist() == reference(*given).tolist() == [[False]]
+    assert is_within_top(*given).tolist() == reference(*given).tolist() == [[False]]
