@@ -101,7 +101,6 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
     ASSEMBLY: tl.constexpr,
-    STAGES: tl.constexpr,
 ):
     """Program (tile of rows, block of outputs of one of three linears): ``TOGETHER`` groups at a time. A thread adds
     the products of a part, for one output, as integers.
@@ -126,7 +125,7 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
     words += block * (GROUPS * 16 * LANES) + lane
     scales += block * (SCALE_ROWS * LINE) + lane
     totals = zeros(ROWS * HALVES, TOGETHER, LANES, tl.float32)
-    for first in tl.range(0, GROUPS, TOGETHER, num_stages=STAGES):
+    for first in range(0, GROUPS, TOGETHER):
         group = first + tl.arange(0, TOGETHER)[:, None]
         inside = group < GROUPS
         # Past the end, the last group is read again, and multiplied by zero.

@@ -8,7 +8,6 @@ form, so a row has the same bits at every width, whatever the other rows are.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import torch
 import triton
@@ -28,19 +27,9 @@ VALUES = 128
 MOST_ROWS = 8
 
 
-@dataclass(frozen=True)
-class Tile:
-    """Warps of a program, and stages of its pipeline."""
-
-    warps: int
-    stages: int = 1
-
-
-# Measured on an H200 with weights of Llama-3.1-8B, at 1 and 8 rows. Over many inputs a pipeline keeps more reads in
-# flight than warps do. The order of sums depends on the warps, so they do not depend on the outputs: linears have the
-# same bits in one launch and in several.
-_FEW_INPUTS, _MANY_INPUTS = Tile(8), Tile(4, stages=3)
-_MOST_OF_FEW = 8192
+# Measured on an H200 with weights of Llama-3.1-8B, at 1 and 8 rows. The order of sums depends on the warps, so these do
+# not depend on the outputs: linears have the same bits in one launch and in several.
+_WARPS, _WARPS_OF_MANY_INPUTS, _MANY_INPUTS = 8, 16, 8192
 
 
 def _sizes(packed: torch.Tensor, scales: torch.Tensor) -> dict[str, object]:
@@ -79,10 +68,10 @@ def multiply_launch(
     rows, groups, _ = numbers.shape
     halves = _halves(packed[0])
     blocks = [weight.shape[0] for weight in packed]
-    tile = _FEW_INPUTS if groups * GROUP <= _MOST_OF_FEW else _MANY_INPUTS
     # A warp reads four groups (int8) or eight (int4) at once, 512 bytes.
     at_once = 4 * halves
-    warps = min(tile.warps, triton.next_power_of_2(-(-groups // at_once)))
+    most = _WARPS_OF_MANY_INPUTS if halves == 1 and groups * GROUP > _MANY_INPUTS else _WARPS
+    warps = min(most, triton.next_power_of_2(-(-groups // at_once)))
     tile_rows = min(MOST_ROWS, triton.next_power_of_2(rows))
     arguments: dict[str, object] = {}
     for number in range(LINEARS):
@@ -105,7 +94,6 @@ def multiply_launch(
         "TOGETHER": at_once * warps,
         "ROWS": tile_rows,
         "ASSEMBLY": not triton.knobs.runtime.interpret,
-        "STAGES": tile.stages,
     }
     return Launch(multiply_rounded, (-(-rows // tile_rows), sum(blocks)), arguments | sizes, warps=warps)
 
