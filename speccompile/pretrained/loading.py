@@ -28,7 +28,14 @@ from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.hub import TOKENIZER_FILES, check_hub_tokenizer, check_reachable
 from speccompile.utils.loading_bars import without_loading_bars
 from speccompile.utils.model_classes import model_class
-from speccompile.utils.model_names import SMOLLM2, check_model_name, check_tokenizer, is_gguf, is_hub_id
+from speccompile.utils.model_names import (
+    SMOLLM2,
+    check_mistral_common,
+    check_model_name,
+    check_tokenizer,
+    is_gguf,
+    is_hub_id,
+)
 from speccompile.utils.progress import task
 from speccompile.utils.tensor_parallel import tensor_parallel
 
@@ -71,9 +78,11 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     """The tokenizer of ``"smollm2"``, a local folder, a GGUF file, or a hub id.
 
     Raises:
-        PretrainedError: the tokenizer does not exist, or cannot be loaded.
+        PretrainedError: the tokenizer does not exist, cannot be loaded, or needs mistral-common.
     """
     check_model_name(name_or_path)
+    if os.path.isdir(name_or_path):
+        check_mistral_common(name_or_path, os.listdir(name_or_path))
     if is_hub_id(name_or_path):
         check_reachable(name_or_path, *TOKENIZER_FILES)
     source = _source(name_or_path)

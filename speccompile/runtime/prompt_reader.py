@@ -71,7 +71,7 @@ class PromptReader:
         while (request := self._next()) is not None:
             if self.reads_along(request):
                 if request.cached == len(request.prompt) - 1:
-                    self._join_without_token(request)
+                    self._join_known(request)
                     continue
                 self._along = request
                 return False
@@ -117,6 +117,12 @@ class PromptReader:
         if count == left:
             self._join_without_token(request)
 
+    def _join_known(self, request: Request) -> None:
+        """Turn ``request``, of whose prompt only the last token is left, into a row without a piece."""
+        # Its slot counts as its client's turn. Otherwise a client that repeats one prompt would get all free slots.
+        self._order.note(request)
+        self._join_without_token(request)
+
     def _join_without_token(self, request: Request) -> None:
         """Turn ``request`` into a row with KV of all but the newest token, as after a decode step. Its first decode
         step processes that token."""
@@ -157,7 +163,7 @@ class PromptReader:
         try:
             left = len(request.prompt) - request.cached
             if request.stats.reused_tokens and left == 1:
-                self._join_without_token(request)
+                self._join_known(request)
                 return 0
             width = self.budget.next_chunk(left, spent)
             if width is None:

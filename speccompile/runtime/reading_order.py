@@ -15,7 +15,7 @@ MOST_PASSES = 1
 SHORT = 16
 #: Number of waiting requests that are looked up in the slots. A look-up compares a prompt with the tokens of all slots.
 MOST_LOOKUPS = 32
-#: Number of clients whose newest piece is remembered.
+#: Number of names of clients whose newest piece is remembered.
 MOST_CLIENTS = 1024
 
 
@@ -37,7 +37,7 @@ class ReadingOrder:
         # The number of the oldest request, and the number of other requests' pieces since a piece of it.
         self._oldest = -1
         self._passes = 0
-        # The number of each client's newest piece, in ascending order.
+        # The number of the newest piece of each name of a client, in ascending order.
         self._newest: dict[tuple[str, ...], int] = {}
         self._count = 0
 
@@ -70,18 +70,22 @@ class ReadingOrder:
             self._passes += 1
             return
         self._passes, self._count = 0, self._count + 1
-        self._newest.pop(_client(request), None)
-        self._newest[_client(request)] = self._count
-        if len(self._newest) > MOST_CLIENTS:
+        for part in _parts(request):
+            self._newest.pop(part, None)
+            self._newest[part] = self._count
+        while len(self._newest) > MOST_CLIENTS:
             del self._newest[next(iter(self._newest))]
 
     def _find_oldest(self, requests: Sequence[Request]) -> Request:
         slots = Counter(part for owner in self._slots.owned for part in _parts(owner))
 
-        def seniority(request: Request) -> tuple[int, list[int], int]:
+        def seniority(request: Request) -> tuple[int, list[int], int, int]:
             # The request's own slot does not count.
             taken = [slots[part] - (request.slot >= 0) for part in _parts(request)]
-            return self._newest.get(_client(request), 0), taken, request.number
+            client = request.params.client
+            # Requests of one HTTP request may all end in one step, and then none of them has a slot.
+            newest = 0 if request.slot >= 0 else self._newest.get(client, 0)
+            return self._newest.get(client[:1], 0), taken, newest, request.number
 
         return min(requests, key=seniority)
 
@@ -101,11 +105,6 @@ class ReadingOrder:
         if request.slot >= 0:
             return request
         return next((reader for reader in readers if self._slots.will_know(request, reader)), request)
-
-
-def _client(request: Request) -> tuple[str, ...]:
-    """Return the widest name of the client of ``request``; it is empty for requests without a client."""
-    return request.params.client[:1]
 
 
 def _parts(request: Request) -> Iterator[tuple[str, ...]]:

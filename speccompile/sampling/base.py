@@ -46,6 +46,9 @@ class Option:
 
     def is_neutral(self, value: Any) -> bool:
         """Whether ``value`` has no effect."""
+        if isinstance(self.neutral, list) and isinstance(value, tuple | Mapping):
+            # An option of a list may also be a tuple, and sequence_bias a map.
+            return not value
         return value is None or bool(value == self.neutral)
 
 

@@ -11,7 +11,7 @@ from huggingface_hub import get_hf_file_metadata, hf_hub_url, model_info, try_to
 from huggingface_hub.errors import EntryNotFoundError, FileMetadataError, HfHubHTTPError, HFValidationError, HTTPError
 
 from speccompile.errors import PretrainedError, error_line
-from speccompile.utils.model_names import SMOLLM2, has_tokenizer, is_repository, no_tokenizer
+from speccompile.utils.model_names import SMOLLM2, check_mistral_common, has_tokenizer, is_repository, no_tokenizer
 
 #: The config file in PEFT's folders and repositories.
 ADAPTER_CONFIG = "adapter_config.json"
@@ -93,7 +93,7 @@ def check_hub_tokenizer(repo_id: str) -> None:
     build an empty tokenizer for some families without one. Nothing is checked if neither has a list of its files.
 
     Raises:
-        PretrainedError: the repository has no tokenizer.
+        PretrainedError: the repository has no tokenizer, or mistral-common is not installed for it.
     """
     config = try_to_load_from_cache(repo_id, _FILE)
     files = [path.name for path in Path(config).parent.iterdir()] if isinstance(config, str) else []
@@ -104,6 +104,7 @@ def check_hub_tokenizer(repo_id: str) -> None:
     if files and not has_tokenizer(files):
         advice = "Save the model and its tokenizer into one folder with save_pretrained(FOLDER), and give that folder."
         raise no_tokenizer(repo_id, advice)
+    check_mistral_common(repo_id, files)
 
 
 def _is_timeout(error: Exception) -> bool:

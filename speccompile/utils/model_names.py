@@ -55,25 +55,44 @@ def check_model_name(name: str) -> None:
         raise PretrainedError(f"no such folder: {name!r}.", source=name, reason="no such folder")
 
 
+#: The tokenizer file of mistral-common.
+_TEKKEN = "tekken.json"
 # Names of the files that `save_pretrained` and the tokenizer classes of transformers write.
 _TOKENIZER_FILES = (
     *("tokenizer*", "vocab*", "*.model", "*.spm", "*.tokenizer", "*.tiktoken"),
-    *("merges.txt", "bpe.codes", "dict.txt", "tekken.json"),
+    *("merges.txt", "bpe.codes", "dict.txt", _TEKKEN),
 )
 
 
 def check_tokenizer(name: str) -> None:
-    """Check that the folder of a checkpoint has a tokenizer.
+    """Check that the folder of a checkpoint has a tokenizer, and that its package is installed.
 
     Raises:
-        PretrainedError: the folder has none.
+        PretrainedError: the folder has none, or mistral-common is not installed.
     """
     folder = Path(name)
     if name in (SMOLLM2, TINY) or not (folder / "config.json").is_file():
         return
-    if not has_tokenizer(path.name for path in folder.iterdir()):
+    files = [path.name for path in folder.iterdir()]
+    if not has_tokenizer(files):
         load = f"transformers.AutoTokenizer.from_pretrained(HUB_ID).save_pretrained({name!r})"
         raise no_tokenizer(name, f"Save the model's tokenizer into that folder: {load}.")
+    check_mistral_common(name, files)
+
+
+def check_mistral_common(name: str, files: Iterable[str]) -> None:
+    """Check that mistral-common is installed if a checkpoint's only tokenizer is ``tekken.json``. Without it
+    transformers converts the file to a tokenizer that adds no BOS token and has no chat template.
+
+    Raises:
+        PretrainedError: it is not installed.
+    """
+    tokenizers = {file for file in files if has_tokenizer([file])} - {"tokenizer_config.json"}
+    if tokenizers == {_TEKKEN} and find_spec("mistral_common") is None:
+        message = (
+            f"{name!r} has only {_TEKKEN} as its tokenizer, which mistral-common reads: pip install mistral-common."
+        )
+        raise PretrainedError(message, source=name, reason="it needs mistral-common")
 
 
 def has_tokenizer(files: Iterable[str]) -> bool:

@@ -29,9 +29,9 @@ from speccompile.compiler.options import WrapOptions
 from speccompile.errors import PretrainedError, UnsupportedCheckpoint
 from speccompile.modes.network import draft_models
 from speccompile.pretrained import loading
-from speccompile.utils import hub
+from speccompile.utils import hub, model_names
 from speccompile.utils.hub import check_hub_tokenizer, check_reachable
-from speccompile.utils.model_names import check_model_name, is_hub_id
+from speccompile.utils.model_names import check_model_name, check_tokenizer, is_hub_id
 from support.errors import raises
 from support.float8_folders import write_float8
 from support.our_kernels import our_kernels
@@ -324,6 +324,32 @@ def test_a_tokenizer_is_looked_for_in_the_cache_and_then_on_the_hub(
     lists(monkeypatch)
     # No list of its files: what is wrong is left to the loading.
     check_hub_tokenizer("nobody/elsewhere")
+
+
+def test_tekken_json_alone_needs_mistral_common(
+    own_cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_names, "find_spec", lambda name: None)
+    cached(own_cache, "nobody/tekken", "config.json", "tekken.json")
+    for file in ("config.json", "tekken.json", "tokenizer_config.json"):
+        (tmp_path / file).write_text("{}")
+    for load in (pretrained.load, pretrained.load_tokenizer):
+        with raises(PretrainedError, source=str(tmp_path), reason="it needs mistral-common"):
+            load(str(tmp_path))
+    with raises(PretrainedError, source="nobody/tekken", reason="it needs mistral-common"):
+        check_hub_tokenizer("nobody/tekken")
+
+
+def test_tekken_json_beside_another_tokenizer_or_with_its_package_passes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for file in ("config.json", "tekken.json"):
+        (tmp_path / file).write_text("{}")
+    monkeypatch.setattr(model_names, "find_spec", lambda name: name == "mistral_common" or None)
+    check_tokenizer(str(tmp_path))
+    monkeypatch.setattr(model_names, "find_spec", lambda name: None)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    check_tokenizer(str(tmp_path))
 
 
 def test_an_fp8_checkpoint_of_the_hub_is_dequantised(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

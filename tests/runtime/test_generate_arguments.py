@@ -114,6 +114,12 @@ def test_no_logits_processors_pass(spec: Speculator, empty: Any) -> None:
     assert spec.generate(prompts(), max_new_tokens=3, logits_processor=empty).shape == (2, 8)
 
 
+@pytest.mark.parametrize("empty", [[], (), {}])
+def test_an_empty_sequence_bias_has_no_effect(spec: Speculator, empty: Any) -> None:
+    plain = spec.generate(prompts(), max_new_tokens=3)
+    assert torch.equal(spec.generate(prompts(), max_new_tokens=3, sequence_bias=empty), plain)
+
+
 # --- prompts -----------------------------------------------------------------------------------------------------
 
 

@@ -37,3 +37,12 @@ def test_a_prompt_whose_log_probabilities_are_wanted_has_chunks_that_record_them
     assert {name.split()[-1] for name in parts.runs} == {"prompt_scored"}
     # How it is cut depends on the time that chunks take: in two at least, or in one.
     assert request.records.prompt_logprobs in ([None, -1.0, -2.0, -1.0], [None, -1.0, -2.0, -3.0])
+
+
+def test_a_client_that_repeats_a_known_prompt_does_not_get_all_slots() -> None:
+    parts = Parts(reuse=True)
+    repeated = [parts.submit([1, 2, 3], client=("10.0.0.7",)) for _ in range(8)]
+    other = parts.submit([7, 8, 9], client=("10.0.0.8",))
+    while not other.finished:
+        parts.step()
+    assert sum(request.finished for request in repeated) <= 3

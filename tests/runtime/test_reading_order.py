@@ -119,6 +119,21 @@ def test_a_client_with_few_slots_does_not_stop_the_long_prompts_of_another_one(p
     assert names(play.pieces(8)[1::2], a=long, b=others[0]) == "baba"
 
 
+def test_a_request_does_not_wait_for_all_choices_of_another_one_of_its_client(play: Play) -> None:
+    for number in range(8):
+        play.submit(8, first=number, client=("10.0.0.7", "chat 1"))
+    other = play.submit(8, first=8, client=("10.0.0.7", "chat 2"))
+    chosen = []
+    for _ in range(3):
+        # Each one ends before the next is chosen, so none of them has a slot then.
+        request = play.order.choose([], play.waiting)
+        assert request is not None
+        play.order.note(request)
+        play.waiting.remove(request)
+        chosen.append(request)
+    assert chosen[2] is other
+
+
 def test_the_greatest_priority_goes_first_whatever_the_length(play: Play) -> None:
     low = play.submit(8, first=1, priority=-1)
     high, higher = play.submit(60, first=2), play.submit(100, first=3, priority=2**63 - 1)
