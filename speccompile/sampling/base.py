@@ -24,6 +24,11 @@ SCHEMA = "(Tensor(a!) scores, Tensor context, Tensor length, int drafted, Tensor
 library = torch.library.Library("speccompile", "FRAGMENT")
 
 
+def equals(value: Any, other: Any) -> bool:
+    """Whether ``value == other``. A tensor or an array, which compares item by item, equals no value."""
+    return (value == other) is True
+
+
 @dataclass(frozen=True)
 class Option:
     """A parameter of a request, as transformers names it.
@@ -49,7 +54,7 @@ class Option:
         if isinstance(self.neutral, list) and isinstance(value, tuple | Mapping):
             # An option of a list may also be a tuple, and sequence_bias a map.
             return not value
-        return value is None or bool(value == self.neutral)
+        return value is None or equals(value, self.neutral)
 
 
 #: The processor whose function an op calls, by the op's name.

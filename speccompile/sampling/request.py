@@ -14,7 +14,7 @@ from speccompile.errors import IgnoredSetting, InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
 from speccompile.sampling.allowed import AllowedTokensFunction
-from speccompile.sampling.base import Option
+from speccompile.sampling.base import Option, equals
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
 from speccompile.sampling.replaced import replace_built_in
@@ -118,7 +118,7 @@ def read_sampling(
         if value is None:
             from_ = source(name)
             value = _configured(option, python_numbers(getattr(config, name, None)), from_)
-        elif option.draws and not (draws or option.is_neutral(value) or value == option.default):
+        elif option.draws and not (draws or option.is_neutral(value) or equals(value, option.default)):
             raise InvalidOption(where=where, name=name, value=value, reason="it needs do_sample=True")
         if option.draws and not draws:
             continue

@@ -82,13 +82,16 @@ def _with_calls(conversation: Conversation, syntax: CallSyntax) -> Conversation:
 
 
 def _with_results(conversation: Conversation) -> Conversation:
-    """Convert results of calls to messages of the user, one for all results of a message's calls."""
+    """Convert results of calls to messages of the user, one for all results of a message's calls and the user's
+    message after them: templates may demand that roles alternate."""
     found: Conversation = []
     names: dict[str, str] = {}
     is_result = False
     for message in conversation:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
-        if message["role"] != "tool":
+        if message["role"] == "user" and is_result:
+            found[-1]["content"] += f"\n\n{message['content']}"
+        elif message["role"] != "tool":
             found.append(message)
         else:
             name = names.get(message.get("tool_call_id", ""), message.get("name"))

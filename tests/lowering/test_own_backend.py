@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -57,9 +57,9 @@ class Demanding(Eager):
 
 
 @pytest.fixture(autouse=True)
-def registry() -> Iterator[None]:
-    yield
-    backends._own.clear()
+def registry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other tests' backends stay."""
+    monkeypatch.setattr(backends, "_own", dict(backends._own))
 
 
 def test_a_registered_backend_lowers_all_steps() -> None:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given, settings
@@ -316,11 +317,24 @@ def test_sampling_values_that_are_not_valid_are_refused(options: dict[str, Any],
     assert len(str(caught.value)) < 400, "a long value does not hide the reason"
 
 
+#: Options that are numbers, of requests that draw.
+DRAWING = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+
+
 def test_options_that_draw_need_do_sample() -> None:
-    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff"):
+    for name in DRAWING:
         value = 3 if name == "top_k" else 0.5
         with raises(InvalidOption, name=name, value=value, reason="it needs do_sample=True"):
             read({name: value}, [], do_sample=False)
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("name", DRAWING)
+@pytest.mark.parametrize("value", [torch.tensor([]), torch.ones(2), np.ones(2)], ids=["empty", "two", "array"])
+def test_tensors_are_refused_for_numbers(value: Any, name: str, draws: bool) -> None:
+    reason = "must be a" if draws else "it needs do_sample=True"
+    with raises(InvalidOption, where="submit", name=name, reason=re.compile(reason)):
+        read({name: value}, [], do_sample=draws)
 
 
 def test_what_does_nothing_is_nothing() -> None:

@@ -95,9 +95,7 @@ def test_calls_and_results_that_a_template_does_not_write_are_texts(template: st
     calls = [syntax.text_of("get_rain", {"city": "Oslo"}), syntax.text_of("now", {})]
     results = ['{"name": "get_rain", "content": "a \\"lot\\""}', '{"name": "now", "content": "12"}']
     shown = "\n".join(f"<tool_response>\n{text}\n</tool_response>" for text in results)
-    assert prompt(messages).endswith(
-        f"<|assistant|>See:\n{calls[0]}\n{calls[1]}<|end|><|user|>{shown}<|end|><|user|>rain?<|end|>"
-    )
+    assert prompt(messages).endswith(f"<|assistant|>See:\n{calls[0]}\n{calls[1]}<|end|><|user|>{shown}\n\nrain?<|end|>")
 
 
 @pytest.mark.parametrize("syntax", [DEFAULT_SYNTAX, CallSyntax("", "", "parameters")])
