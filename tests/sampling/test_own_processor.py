@@ -75,7 +75,7 @@ def registered(before: Speculator) -> Iterator[None]:
 
 @pytest.fixture
 def own_registry(registered: None) -> Iterator[None]:
-    """What a test registers beside the example's processor is forgotten after it."""
+    """Forget the processors that a test registers, except the example's."""
     with registry({name: list(items) for name, items in pipeline.REGISTERED.items()}):
         yield
 

@@ -1,4 +1,4 @@
-"""A checkpoint that is no EAGLE-3 head for the target is refused with every reason."""
+"""Refused checkpoints: the error has every reason why a folder is not an EAGLE-3 head for the target."""
 
 from __future__ import annotations
 
