@@ -20,6 +20,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import load
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.pooled import runs_on_ours
+from speccompile.lowering.recorded_step import MOST_TOKENS, RecordableStep
 from speccompile.lowering.tier import Executables, Tier, bind, in_segments
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.device_memory import memory_errors
@@ -157,6 +158,8 @@ class ExecutableMaker:
         if step.drafter is not None:
             drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter, pool_tokens)
         arguments = bind(step.ports, arena)
+        if isinstance(executable, RecordableStep) and self._config.ranks is None and pool_tokens <= MOST_TOKENS:
+            executable = executable.bound(arguments, pool_tokens if self._pooled else None)
         tier = Tier(name, key, draft_len, step, executable, arguments, arena, drafter, self._pooled, pool_tokens)
         arena.record_call(name, tier.argument_names, tier.arguments)
         return tier

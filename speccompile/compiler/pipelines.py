@@ -51,6 +51,7 @@ from speccompile.passes.target.choose_attention import ChooseAttention, KeepAtte
 from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
+from speccompile.passes.target.fuse_linears import FuseLinears
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.move_norms import MoveNorms
@@ -87,7 +88,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseSkinnyLinears()] * config.kernels.skinny_linears,
-        *[MoveNorms()] * config.kernels.few_launches,
+        *[MoveNorms()] * config.kernels.moves_norms,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
@@ -97,7 +98,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
 
 def _linears(config: BuildConfig, packs: WeightPacks) -> list[Pass]:
     if config.kernels.native:
-        return [PackLinears(packs), JoinLinears()]
+        return [PackLinears(packs), JoinLinears(), FuseLinears()]
     if config.weights.rounds:
         return [PackLinears(packs, rounded_only=True), JoinLinears()]
     return [KeepLinears()]

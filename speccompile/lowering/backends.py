@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NoReturn, Protocol, Self, TypeVar
 
@@ -27,6 +27,7 @@ from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
 from speccompile.lowering.inductor import CompiledBodies
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
+from speccompile.lowering.recorded_step import RecordableStep, runs_recorded_ops
 from speccompile.utils.devices import traits_of
 from speccompile.utils.instruction_sets import instruction_sets
 from speccompile.utils.storage import CacheFolder, Storage
@@ -126,9 +127,8 @@ class Eager:
 class Inductor:
     """The printed step with every outlined body replaced by its compiled code.
 
-
-    Ops outside of the bodies run uncompiled. On a CPU a prototype that compiled them was not faster, and on CUDA few
-    are left (:class:`speccompile.passes.target.outline_ends.OutlineEnds`).
+    Few ops are outside of the bodies (:class:`speccompile.passes.target.outline_ends.OutlineEnds`); they run
+    uncompiled. On a CPU small steps are recorded (:mod:`speccompile.lowering.recorded_step`).
     """
 
     reason: str
@@ -155,13 +155,22 @@ class Inductor:
         return self.load(to_python(graph, title), graph, title)
 
     def load(self, source: str, graph: StepGraph, title: str) -> Callable[..., Any]:
-        """Return the function ``step`` of the printed file, which calls compiled bodies."""
+        """Return the function ``step`` of the printed file, which calls compiled bodies. On a CPU it can be recorded if
+        layers consist of the package's C++ ops."""
         # Bodies are compiled before the file is loaded, since loading waits for the C++ ops, which build meanwhile.
         functions = self.bodies.functions(graph)
-        namespace = load_python(source, f"<{title}>")
-        namespace.update(functions)
-        step: Callable[..., Any] = namespace["step"]
-        return step
+
+        def printed(bodies: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
+            namespace = load_python(source, f"<{title}>")
+            namespace.update(bodies)
+            step: Callable[..., Any] = namespace["step"]
+            return step
+
+        repeated = {name for name, body in graph.bodies.items() if runs_recorded_ops(body)}
+        if not any(graph.bodies[name].layers for name in repeated):
+            return printed(functions)
+        opaque = {name: function for name, function in functions.items() if name not in repeated}
+        return RecordableStep(printed(functions), printed, opaque)
 
     def compiled_files(self, graph: StepGraph) -> dict[str, bytes]:
         """Return the files of the compiled bodies of ``graph``, by name."""

@@ -20,7 +20,8 @@ class Kernels:
         native: linears and attention are the package's C++ ops, over packed weights; else torch's own.
         reason: the reason for this choice, for ``explain()``.
         rounded: linears over rounded weights have a kernel of the package, also if others are torch's own.
-        few_launches: a launch is so expensive that the ops around the layers are joined.
+        few_launches: the ops around the layers are joined, since each takes longer to launch than to run.
+        moves_norms: the norm at the start of a layer is compiled with the layer before it.
         joins_weights: torch's linears that read one input are one product
             (:mod:`speccompile.passes.target.join_weights`).
         skinny_linears: linears in half precision are one op, which has a kernel for few rows.
@@ -32,6 +33,7 @@ class Kernels:
     reason: str
     rounded: bool = False
     few_launches: bool = False
+    moves_norms: bool = False
     joins_weights: bool = False
     skinny_linears: bool = False
     filters: bool = False
@@ -65,7 +67,7 @@ class _PendingKernels(Kernels):
                 "and their results may depend on the tier. Correct the cause and wrap again",
                 Degraded,
             )
-        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", few_launches=True)
 
 
 STOCK = Kernels(False, "torch's own")
@@ -76,6 +78,7 @@ ON_CUDA = Kernels(
     "torch's own for other linears that are not rounded",
     rounded=True,
     few_launches=True,
+    moves_norms=True,
     joins_weights=True,
     skinny_linears=True,
     filters=True,
@@ -95,7 +98,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     # An earlier wrap may have failed, and reported the cause.
     forget_failures()
     cpu_ops()
-    return _PendingKernels(True, "ours")
+    return _PendingKernels(True, "ours", few_launches=True)
 
 
 def _stock(missing: str) -> Kernels:

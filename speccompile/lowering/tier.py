@@ -16,6 +16,7 @@ from speccompile.graph.keys import Kind, PrefillName, TierKey, TierName
 from speccompile.graph.port import Port
 from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import StepGraph
+from speccompile.lowering.recorded_step import RecordedStep
 from speccompile.utils.workers import in_pool
 
 
@@ -76,6 +77,8 @@ class Tier:
     def run_target(self) -> None:
         """Run the tier without its drafters: one step for rows that already have drafts."""
         self.arena.record_call(self.name, self.argument_names, self.arguments)
+        if isinstance(self.executable, RecordedStep) and self.executable.replay():
+            return
         # A caller's autocast would change the dtypes that the step was built for.
         threads = in_pool(self.pool_tokens) if self.pooled else contextlib.nullcontext()
         with torch.no_grad(), torch.autocast(self.arena.device.type, enabled=False), threads:

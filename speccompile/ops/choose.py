@@ -80,5 +80,5 @@ def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)
 
 
-define("choose" + SCHEMA, _fake, reference, cuda="choose.choose")
+define("choose" + SCHEMA, _fake, reference, recorded=True, cuda="choose.choose")
 in_cpp("choose", kernel=choose_in_cpp)

@@ -104,4 +104,4 @@ def _on_cuda(*arguments, **options):  # type: ignore[no-untyped-def]
     accept_commit(named(*arguments, **options))
 
 
-define("accept_commit_" + _SCHEMA, None, reference, cpp=BASE, cuda=_on_cuda)
+define("accept_commit_" + _SCHEMA, None, reference, cpp=BASE, recorded=True, cuda=_on_cuda)

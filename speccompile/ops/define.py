@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from speccompile.ops.in_cpp import IN_BODIES, in_cpp
+from speccompile.ops.in_cpp import IN_BODIES, RECORDED, in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
 
 #: Dispatch key of a reference that runs on any device until a kernel is registered for the device.
@@ -25,6 +25,7 @@ def define(
     cpp: str | None = None,
     native: str | None = None,
     in_bodies: bool = False,
+    recorded: bool = False,
     cuda: str | Callable[..., Any] | None = None,
 ) -> None:
     """Define ``speccompile::NAME`` of ``schema``, ``"NAME(Tensor x) -> Tensor"``.
@@ -38,6 +39,8 @@ def define(
         cpp: the library of the op's C++ kernel, which returns the values of the reference.
         native: the library of a C++ kernel that rounds in another way. It is the op ``native_NAME``.
         in_bodies: whether compiled bodies call the op of ``cpp`` or ``native``: the library also has its C function.
+        recorded: whether the C++ kernel does all work of the op by ``run_kernel`` (``csrc/base/ops/kernel_calls.h``),
+            so that a recorded step can repeat it without the op.
         cuda: the op's kernel, as :func:`~speccompile.ops.on_cuda.register_on_cuda` accepts it.
     """
     name = schema.partition("(")[0]
@@ -45,11 +48,13 @@ def define(
     torch.library.register_fake(f"speccompile::{name}", fake or _no_results, lib=_library)
     if reference is not None:
         _library.impl(name, reference, key)
+    if recorded:
+        RECORDED.add(name)
     if cpp is not None:
         in_cpp(name, cpp)
         IN_BODIES.extend([name] * in_bodies)
     if native is not None:
-        define(f"native_{schema}", fake, cpp=native, in_bodies=in_bodies)
+        define(f"native_{schema}", fake, cpp=native, in_bodies=in_bodies, recorded=recorded)
     if cuda is not None:
         register_on_cuda(_library, name, cuda)
 

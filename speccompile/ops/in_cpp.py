@@ -24,6 +24,8 @@ _kernels = torch.library.Library("speccompile", "IMPL", "CPU")
 _libraries: dict[str, str] = {}
 #: Names of the ops that bodies call: their libraries also have a C function of each (:mod:`speccompile.ops.cpu.shims`).
 IN_BODIES: list[str] = []
+#: Names of the ops whose kernels a recorded step repeats (:mod:`speccompile.lowering.recorded_step`).
+RECORDED: set[str] = set()
 
 
 def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = None) -> None:

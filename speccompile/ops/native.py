@@ -65,13 +65,15 @@ define(
     _packed_linear,
     cpp=BASE,
     in_bodies=True,
+    recorded=True,
 )
-define("packed_embedding(Tensor packed, Tensor ids) -> Tensor", _packed_embedding, cpp=BASE)
+define("packed_embedding(Tensor packed, Tensor ids) -> Tensor", _packed_embedding, cpp=BASE, recorded=True)
 define(
     "packed_linears(Tensor x, Tensor[] packed, Tensor[] biases, int[] features) -> Tensor[]",
     _packed_linears,
     cpp=BASE,
     in_bodies=True,
+    recorded=True,
 )
 for _form in ROUNDED:
     define(
@@ -79,6 +81,7 @@ for _form in ROUNDED:
         _rounded_linear,
         cpp="rounded",
         in_bodies=True,
+        recorded=True,
         cuda="rounded_linear.rounded_linear",
     )
     define(
@@ -86,12 +89,14 @@ for _form in ROUNDED:
         _rounded_linears,
         cpp="rounded",
         in_bodies=True,
+        recorded=True,
         cuda="rounded_linear.rounded_linears",
     )
     define(
         f"{_form}_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor",
         _rounded_embedding,
         cpp="rounded",
+        recorded=True,
         cuda="rounded_linear.rounded_embedding",
     )
 define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True)

@@ -124,5 +124,5 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
     return tokens.new_empty((slots.shape[0], draft_len)), tokens.new_empty(slots.shape[0])
 
 
-define("match_ngram" + _SCHEMA, _fake, reference, cpp=BASE, cuda="ngram.match")
+define("match_ngram" + _SCHEMA, _fake, reference, cpp=BASE, recorded=True, cuda="ngram.match")
 define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)

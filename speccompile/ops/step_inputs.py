@@ -1,10 +1,12 @@
-"""Drafts of a step and the tokens that its target reads, from state, as ONE op. On CUDA it is one launch."""
+"""Drafts of a step and the tokens that its target reads, from state, as ONE op. On CUDA it is one launch,
+and on a CPU it is C++ (``ops/cpu/csrc/base/ops/row_ops.cpp``)."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
+from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
 
 _SCHEMA = (
@@ -62,4 +64,4 @@ def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_l
     return tuple(tokens.new_empty(size) for size in sizes)
 
 
-define(_SCHEMA, _fake, reference, key="CPU", cuda="step_inputs.step_inputs")
+define(_SCHEMA, _fake, reference, cpp=BASE, recorded=True, cuda="step_inputs.step_inputs")

@@ -1,9 +1,11 @@
-"""Storing a ready drafter's proposal for the next step, as ONE op. On CUDA it is one launch."""
+"""Storing a ready drafter's proposal for the next step, as ONE op. On CUDA it is one launch, and on
+a CPU it is C++ (``ops/cpu/csrc/base/ops/row_ops.cpp``)."""
 
 from __future__ import annotations
 
 import torch
 
+from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
 
 _SCHEMA = (
@@ -33,4 +35,4 @@ def reference(
     draft_lens.index_put_((slots,), useful)
 
 
-define(_SCHEMA, None, reference, key="CPU", cuda="store_drafts.store_drafts")
+define(_SCHEMA, None, reference, cpp=BASE, recorded=True, cuda="store_drafts.store_drafts")

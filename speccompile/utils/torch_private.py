@@ -102,6 +102,7 @@ __all__ = [
     "end_pool",
     "fast_detach",
     "get_cpp_compiler",
+    "has_modes",
     "import_inductor",
     "inductor_cache_dir",
     "inductor_config",
@@ -139,6 +140,12 @@ parse_to = torch._C._nn._parse_to
 def dispatch_table(op: str) -> str:
     """Return the kernels of an op by dispatch key, with the file that registered each. No public function does."""
     return str(torch._C._dispatch_dump(op))
+
+
+def has_modes() -> bool:
+    """Whether the calling thread has a mode that receives every op."""
+    depth: int = torch._C._len_torch_dispatch_stack()
+    return depth > 0
 
 
 def run_kernel(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:

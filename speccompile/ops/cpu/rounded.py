@@ -14,6 +14,7 @@ from speccompile.errors import LoweringError
 from speccompile.ops.cpu.consume import standing_in
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
+from speccompile.ops.fused_linears import linear_input
 from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.utils.product_linear import product_linear
 from speccompile.utils.torch_private import TorchDispatchMode, without_modes
@@ -115,6 +116,16 @@ def _unrounded_linear(
     return product.unflatten(0, x.shape[:-1]).to(x.dtype)
 
 
+def _unrounded_linears(
+    form: Form, x: torch.Tensor, lists: Sequence[Any], biases: Sequence[torch.Tensor], features: Sequence[int]
+) -> list[torch.Tensor]:
+    given = biases or [None] * len(features)
+    return [
+        _unrounded_linear(form, x, tensors, bias, count)
+        for tensors, bias, count in zip(zip(*lists, strict=True), given, features, strict=True)
+    ]
+
+
 class _OverPacks(TorchFunctionMode):
     """Mode in which the model's products with weights that have rounded packs are computed by ``linear``."""
 
@@ -153,6 +164,7 @@ class _UnroundedOps(TorchDispatchMode):
         rounding = [form for form in FORMS.values() if form.rounds]
         self._linear = {form.linear: form for form in rounding}
         self._linears = {form.linears: form for form in rounding}
+        self._fused = {form.fused: form for form in rounding}
 
     def __torch_dispatch__(
         self,
@@ -166,9 +178,10 @@ class _UnroundedOps(TorchDispatchMode):
             return _unrounded_linear(form, x, tensors, bias, features)
         if form := self._linears.get(func):  # type: ignore[call-overload]
             x, *lists, biases, features = args
-            given = biases or [None] * len(features)
-            return [
-                _unrounded_linear(form, x, tensors, bias, count)
-                for tensors, bias, count in zip(zip(*lists, strict=True), given, features, strict=True)
-            ]
+            return _unrounded_linears(form, x, lists, biases, features)
+        if form := self._fused.get(func):  # type: ignore[call-overload]
+            x, gate, activation, norm, eps, offset, residual, *lists, biases, features = args
+            x = linear_input(x, gate, activation, norm, eps, offset)
+            outputs = _unrounded_linears(form, x, lists, biases, features)
+            return outputs if residual is None else [residual + output for output in outputs]
         return func(*args, **(kwargs or {}))

@@ -17,6 +17,7 @@ _TYPES = {
     "Optional[Tensor]": "const AtenTensorHandle* {}",
     "List[Tensor]": "const AtenTensorHandle* {0}, int64_t {0}_count",
     "bool": "int32_t {}",
+    "str": "const char* {}",
     "int": "int64_t {}",
     "Optional[int]": "const int64_t* {}",
     "List[int]": "const int64_t* {0}, int64_t {0}_count",

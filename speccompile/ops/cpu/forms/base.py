@@ -21,8 +21,9 @@ class Form(ABC):
     """Layout of a linear's weight in memory, and the ops that read it.
 
     The ops accept, in this order: ``linear(x, *tensors, bias, features)``; ``linears(x, *lists of tensors, biases,
-    features)`` for several weights and one ``x``; ``embedding(*tensors, ids, *embedding_sizes)``. They are defined in
-    :mod:`speccompile.ops.native`.
+    features)`` for several weights and one ``x``; ``fused``, which is ``linears`` with other inputs than ``x`` before the
+    lists (:mod:`speccompile.ops.fused_linears`); ``embedding(*tensors, ids, *embedding_sizes)``. The others are defined
+    in :mod:`speccompile.ops.native`.
     """
 
     name: ClassVar[str]
@@ -30,6 +31,7 @@ class Form(ABC):
     tensors: ClassVar[tuple[str, ...]]
     linear: ClassVar[OpOverload]
     linears: ClassVar[OpOverload]
+    fused: ClassVar[OpOverload]
     embedding: ClassVar[OpOverload]
     #: Whether the packed values differ from the weight's, and inputs are rounded too: another model.
     rounds: ClassVar[bool]

@@ -117,6 +117,7 @@ class Int4(Form):
     name = "int4"
     tensors = ("int4", "scales")
     linear, linears = ops.int4_linear.default, ops.int4_linears.default
+    fused = ops.fused_int4_linears.default
     embedding = ops.int4_embedding.default
     rounds = True
     calibrated = True

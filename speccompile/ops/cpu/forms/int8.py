@@ -49,6 +49,7 @@ class Int8(Form):
     name = "int8"
     tensors = ("int8", "scales")
     linear, linears = ops.int8_linear.default, ops.int8_linears.default
+    fused = ops.fused_int8_linears.default
     embedding = ops.int8_embedding.default
     rounds = True
     description = "rounded to int8 in groups of 64"

@@ -27,6 +27,7 @@ class Same(Form):
     name = "same"
     tensors = ("packed",)
     linear, linears = ops.packed_linear.default, ops.packed_linears.default
+    fused = ops.fused_packed_linears.default
     embedding = ops.packed_embedding.default
     rounds = False
     description = "packed"

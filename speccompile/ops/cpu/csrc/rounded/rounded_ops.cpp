@@ -4,6 +4,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <string>
 
 #include "../base/ops/blocks.h"
 
@@ -38,45 +39,46 @@ struct SharedWeight {
   const void* packed;
   Scales scales;
   const float* bias;
-  float* y;
-  int64_t features;
+  LinearOutput output;
 };
 
 std::vector<Tensor> linears_of(
-    const RoundedWeight& form, const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
-    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
-  const int64_t depth = x.size(-1), rows = x.numel() / depth, groups = groups_of(depth);
-  std::vector<Tensor> added;
-  const Tensor input = side_by_side(as_float(x));
-  const std::vector<Tensor> outputs = new_outputs(x, features);
+    const RoundedWeight& form, const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed,
+    const std::vector<Tensor>& scales, const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  LinearCall call = linear_call(x, ends, features);
+  const int64_t groups = groups_of(call.input.depth);
   std::vector<SharedWeight> weights;
+  std::vector<Tensor> copies;
   for (size_t i = 0; i < packed.size(); ++i) {
     if (!biases.empty()) {
-      added.push_back(side_by_side(as_float(biases[i])));
+      copies.push_back(side_by_side(as_float(biases[i])));
     }
     weights.push_back(
         {packed[i].size(0), packed[i].data_ptr(), scales_of(form, packed[i], scales[i], groups),
-         biases.empty() ? nullptr : static_cast<const float*>(added[i].data_ptr()),
-         static_cast<float*>(outputs[i].data_ptr()), features[i]});
+         biases.empty() ? nullptr : static_cast<const float*>(copies.back().data_ptr()), call.outputs[i]});
   }
-  const int64_t row_bytes = form.kernel.input_bytes(groups);
-  thread_local std::vector<uint8_t> inputs;
-  thread_local std::vector<float> input_scales;
-  inputs.resize(std::max<size_t>(inputs.size(), rows * row_bytes));
-  input_scales.resize(std::max<size_t>(input_scales.size(), rows * groups));
-  const auto* from = static_cast<const float*>(input.data_ptr());
-  auto* q = inputs.data();
-  auto* q_scales = input_scales.data();
-  parallel_for(0, rows, 32, [&](int64_t first, int64_t last) {
-    for (int64_t row = first; row < last; ++row) {
-      form.kernel.round_inputs(from + row * depth, depth, groups, q + row * row_bytes, q_scales + row * groups);
-    }
-  });
-  over_all_blocks(weights, [=, blocks = form.kernel.blocks](const SharedWeight& weight, int64_t first, int64_t last) {
-    blocks(
-        q, q_scales, rows, groups, weight.packed, weight.scales, weight.bias, weight.y, weight.features, first, last);
-  });
-  return as_dtype(outputs, x.scalar_type());
+  run_kernel(
+      [&kernel = form.kernel, groups, input = call.input, weights = std::move(weights), copies = std::move(copies)] {
+        const int64_t rows = input.rows, depth = input.depth, row_bytes = kernel.input_bytes(groups);
+        thread_local std::vector<uint8_t> inputs;
+        thread_local std::vector<float> input_scales;
+        inputs.resize(std::max<size_t>(inputs.size(), rows * row_bytes));
+        input_scales.resize(std::max<size_t>(input_scales.size(), rows * groups));
+        auto* const q = inputs.data();
+        auto* const q_scales = input_scales.data();
+        over_input_rows(input, [=, round = kernel.round_inputs](int64_t row, const float* values) {
+          round(values, depth, groups, q + row * row_bytes, q_scales + row * groups);
+        });
+        over_all_blocks(weights, [=, blocks = kernel.blocks](const SharedWeight& weight, int64_t first, int64_t last) {
+          const LinearOutput& output = weight.output;
+          blocks(
+              q, q_scales, rows, groups, weight.packed, weight.scales, weight.bias, output.y, output.features, first,
+              last);
+          finish_blocks(output, rows, first, last);
+        });
+      },
+      call.repeatable);
+  return call.results;
 }
 
 }  // namespace
@@ -85,16 +87,16 @@ const RoundedWeight int8_weight{"int8", kInt8, 32}, int4_weight{"int4", kInt4, 1
 
 template <const RoundedWeight& form>
 std::vector<Tensor> rounded_linears(
-    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
-  return linears_of(form, x, packed, scales, biases, features);
+  return linears_of(form, x, ends, packed, scales, biases, features);
 }
 
 template <const RoundedWeight& form>
 Tensor rounded_linear(
     const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features) {
   return linears_of(
-      form, x, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
+      form, x, {}, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
 
 template Tensor rounded_linear<int8_weight>(
@@ -102,13 +104,28 @@ template Tensor rounded_linear<int8_weight>(
 template Tensor rounded_linear<int4_weight>(
     const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
 template std::vector<Tensor> rounded_linears<int8_weight>(
-    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const Tensor&, const Ends&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
     const std::vector<int64_t>&);
 template std::vector<Tensor> rounded_linears<int4_weight>(
-    const Tensor&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
+    const Tensor&, const Ends&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
     const std::vector<int64_t>&);
 
 namespace {
+
+template <const RoundedWeight& form>
+std::vector<Tensor> plain_linears(
+    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  return linears_of(form, x, {}, packed, scales, biases, features);
+}
+
+template <const RoundedWeight& form>
+std::vector<Tensor> fused_linears(
+    const Tensor& x, const std::optional<Tensor>& gate, const std::string& activation, const std::optional<Tensor>& norm,
+    double eps, double offset, const std::optional<Tensor>& residual, const std::vector<Tensor>& packed,
+    const std::vector<Tensor>& scales, const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  return linears_of(form, x, {gate, activation, norm, eps, offset, residual}, packed, scales, biases, features);
+}
 
 template <const RoundedWeight& form>
 Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tensor& ids, int64_t depth) {
@@ -116,21 +133,26 @@ Tensor rounded_embedding(const Tensor& packed, const Tensor& scales, const Tenso
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = side_by_side(ids);
-  check_ids(places, packed.size(0));
   const Tensor out = new_floats(sizes);
-  const auto* id = static_cast<const int64_t*>(places.data_ptr());
-  auto* to = static_cast<float*>(out.data_ptr());
-  for (int64_t i = 0; i < places.numel(); ++i) {
-    form.kernel.weight_row(id[i], depth, groups_of(depth), packed.data_ptr(), units, to + i * depth);
-  }
+  run_kernel(
+      [=, id = static_cast<const int64_t*>(places.data_ptr()), count = places.numel(), blocks = packed.size(0),
+       weight = packed.data_ptr(), to = static_cast<float*>(out.data_ptr())] {
+        check_ids(id, count, blocks);
+        for (int64_t i = 0; i < count; ++i) {
+          form.kernel.weight_row(id[i], depth, groups_of(depth), weight, units, to + i * depth);
+        }
+      },
+      ids.is_contiguous());
   return out;
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
-  m.impl("int8_linears", TORCH_BOX(&rounded_linears<int8_weight>));
+  m.impl("int8_linears", TORCH_BOX(&plain_linears<int8_weight>));
+  m.impl("fused_int8_linears", TORCH_BOX(&fused_linears<int8_weight>));
   m.impl("int8_linear", TORCH_BOX(&rounded_linear<int8_weight>));
   m.impl("int8_embedding", TORCH_BOX(&rounded_embedding<int8_weight>));
-  m.impl("int4_linears", TORCH_BOX(&rounded_linears<int4_weight>));
+  m.impl("int4_linears", TORCH_BOX(&plain_linears<int4_weight>));
+  m.impl("fused_int4_linears", TORCH_BOX(&fused_linears<int4_weight>));
   m.impl("int4_linear", TORCH_BOX(&rounded_linear<int4_weight>));
   m.impl("int4_embedding", TORCH_BOX(&rounded_embedding<int4_weight>));
 }

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "../base/ops/tensors.h"
+#include "../base/ops/linear_ends_of.h"
 #include "rounded.h"
 
 namespace speccompile {
@@ -22,7 +22,7 @@ Tensor rounded_linear(
     const Tensor& x, const Tensor& packed, const Tensor& scales, const std::optional<Tensor>& bias, int64_t features);
 template <const RoundedWeight& form>
 std::vector<Tensor> rounded_linears(
-    const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
+    const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed, const std::vector<Tensor>& scales,
     const std::vector<Tensor>& biases, const std::vector<int64_t>& features);
 
 }  // namespace speccompile

@@ -18,15 +18,22 @@ AOTITorchError rounded_linear_shim(
 
 template <const RoundedWeight& form>
 std::vector<Tensor> rounded_linears_shim(
-    const char* name, Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units,
-    const Handle* biases, int64_t added, const int64_t* features, int64_t count) {
+    const char* name, Handle x, const Ends& ends, const Handle* packed, int64_t weights, const Handle* scales,
+    int64_t units, const Handle* biases, int64_t added, const int64_t* features, int64_t count) {
   const Recorded recorded(name);
   const Tensor input = shared(x);
   const std::vector<Tensor> all = shared(packed, weights), all_units = shared(scales, units),
                             all_added = shared(biases, added);
   const std::vector<int64_t> sizes(features, features + count);
-  return are_watched() ? dispatched<std::vector<Tensor>>(name, input, all, all_units, all_added, sizes)
-                       : rounded_linears<form>(input, all, all_units, all_added, sizes);
+  if (!are_watched()) {
+    return rounded_linears<form>(input, ends, all, all_units, all_added, sizes);
+  }
+  if (ends.is_empty()) {
+    return dispatched<std::vector<Tensor>>(name, input, all, all_units, all_added, sizes);
+  }
+  return dispatched<std::vector<Tensor>>(
+      name, input, ends.gate, std::string(ends.activation), ends.norm, ends.eps, ends.offset, ends.residual, all, all_units,
+      all_added, sizes);
 }
 
 }  // namespace
@@ -42,7 +49,21 @@ std::vector<Tensor> rounded_linears_shim(
       Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,      \
       int64_t added, const int64_t* features, int64_t count, ...) {                                                    \
     const auto made = rounded_linears_shim<FORM##_weight>(                                                             \
-        "speccompile::" #FORM "_linears", x, packed, weights, scales, units, biases, added, features, count);          \
+        "speccompile::" #FORM "_linears", x, {}, packed, weights, scales, units, biases, added, features, count);          \
+    va_list out;                                                                                                       \
+    va_start(out, count);                                                                                              \
+    hand_over(made, out);                                                                                              \
+    va_end(out);                                                                                                       \
+    return AOTI_TORCH_SUCCESS;                                                                                         \
+  }                                                                                                                    \
+  SHIM aoti_torch_cpu_fused_##FORM##_linears(                                                                          \
+      Handle x, const Handle* gate, const char* activation, const Handle* norm, double eps, double offset,             \
+      const Handle* residual, const Handle* packed, int64_t weights, const Handle* scales, int64_t units,              \
+      const Handle* biases, int64_t added, const int64_t* features, int64_t count, ...) {                              \
+    const Ends ends{shared_if(gate), activation, shared_if(norm), eps, offset, shared_if(residual)};                   \
+    const auto made = rounded_linears_shim<FORM##_weight>(                                                             \
+        "speccompile::fused_" #FORM "_linears", x, ends, packed, weights, scales, units, biases, added, features,      \
+        count);                                                                                                        \
     va_list out;                                                                                                       \
     va_start(out, count);                                                                                              \
     hand_over(made, out);                                                                                              \

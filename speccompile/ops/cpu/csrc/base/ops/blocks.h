@@ -29,30 +29,10 @@ void over_all_blocks(const std::vector<Weight>& weights, const Run& run) {
   });
 }
 
-inline std::vector<Tensor> new_outputs(const Tensor& x, const std::vector<int64_t>& features) {
-  std::vector<Tensor> made;
-  std::vector<int64_t> sizes(x.sizes().begin(), x.sizes().end());
-  for (const int64_t count : features) {
-    sizes.back() = count;
-    made.push_back(new_floats(sizes));
-  }
-  return made;
-}
-
-inline std::vector<Tensor> as_dtype(std::vector<Tensor> outputs, ScalarType dtype) {
-  if (dtype != ScalarType::Float) {
-    for (Tensor& out : outputs) {
-      out = torch::stable::to(out, dtype);
-    }
-  }
-  return outputs;
-}
-
 // As torch's own embedding, which does not read beside its weight either.
-inline void check_ids(const Tensor& ids, int64_t blocks) {
-  const auto* id = static_cast<const int64_t*>(ids.data_ptr());
-  for (int64_t i = 0; i < ids.numel(); ++i) {
-    STD_TORCH_CHECK(id[i] >= 0 && id[i] < blocks * kColumns, "embedding: index out of range: ", id[i]);
+inline void check_ids(const int64_t* ids, int64_t count, int64_t blocks) {
+  for (int64_t i = 0; i < count; ++i) {
+    STD_TORCH_CHECK(ids[i] >= 0 && ids[i] < blocks * kColumns, "embedding: index out of range: ", ids[i]);
   }
 }
 

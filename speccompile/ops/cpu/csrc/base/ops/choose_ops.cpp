@@ -9,7 +9,7 @@
 
 #include "../kernels/choose.h"
 #include "../kernels/likeliest.h"
-#include "share.h"
+#include "kernel_calls.h"
 #include "tensors.h"
 
 namespace speccompile {
@@ -44,32 +44,39 @@ std::tuple<Tensor, Tensor> choose_nearly(
 
   const int64_t pieces = (vocab + kPiece - 1) / kPiece;
   const int64_t row_bytes = given.stride(0) * score_size, place_bytes = given.stride(1) * score_size;
-  std::vector<Best> found(rows * width * pieces);
-  parallel_for(0, rows * width * pieces, 1, [&](int64_t first, int64_t last) {
-    for (int64_t i = first; i < last; ++i) {
-      const int64_t at = i / pieces, piece = i % pieces, row = at / width;
-      std::optional<uint64_t> key;
-      if (heat && heat[row] > 0) {
-        key = key_of(
-            seed_of[row], stream, position_of[at], start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
-      }
-      const char* place = from + row * row_bytes + at % width * place_bytes;
-      found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
-    }
-  });
-  Tensor tokens = torch::stable::new_empty(scores, {rows, width}, ScalarType::Long);
-  Tensor close = torch::stable::new_empty(scores, {rows, width}, ScalarType::Bool);
+  const Tensor tokens = new_integers({rows, width}), close = new_flags({rows, width});
   auto* token = static_cast<int64_t*>(tokens.data_ptr());
   auto* unsure = static_cast<bool*>(close.data_ptr());
-  for (int64_t at = 0; at < rows * width; ++at) {
-    Best best = found[at * pieces];
-    for (int64_t piece = 1; piece < pieces; ++piece) {
-      best = join(best, found[at * pieces + piece]);
-    }
-    const bool none = best.is_nan || (forbids && best.top == -std::numeric_limits<float>::infinity());
-    token[at] = none ? -1 : best.token;
-    unsure[at] = !none && heat && heat[at / width] > 0 && is_close(best);
-  }
+  // With noise, the op `choose` looks at `close` and may choose again (ops/choose.py): no single kernel does that.
+  run_kernel(
+      [=] {
+        thread_local std::vector<Best> all;
+        all.resize(std::max<size_t>(all.size(), rows * width * pieces));
+        Best* const found = all.data();
+        parallel_for(0, rows * width * pieces, 1, [=](int64_t first, int64_t last) {
+          for (int64_t i = first; i < last; ++i) {
+            const int64_t at = i / pieces, piece = i % pieces, row = at / width;
+            std::optional<uint64_t> key;
+            if (heat && heat[row] > 0) {
+              key = key_of(
+                  seed_of[row], stream, position_of[at],
+                  start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
+            }
+            const char* place = from + row * row_bytes + at % width * place_bytes;
+            found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
+          }
+        });
+        for (int64_t at = 0; at < rows * width; ++at) {
+          Best best = found[at * pieces];
+          for (int64_t piece = 1; piece < pieces; ++piece) {
+            best = join(best, found[at * pieces + piece]);
+          }
+          const bool none = best.is_nan || (forbids && best.top == -std::numeric_limits<float>::infinity());
+          token[at] = none ? -1 : best.token;
+          unsure[at] = !none && heat && heat[at / width] > 0 && is_close(best);
+        }
+      },
+      !heat && scores.stride(2) == 1);
   return {tokens, close};
 }
 

@@ -3,10 +3,13 @@
 
 #include <algorithm>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "../kernels/linear.h"
 #include "blocks.h"
+#include "kernel_calls.h"
+#include "linear_ends_of.h"
 #include "ops.h"
 
 namespace speccompile {
@@ -19,40 +22,58 @@ struct PackedWeight {
   Type type;
   const void* packed;
   const void* bias;
-  float* y;
-  int64_t features;
+  LinearOutput output;
 };
 
 }  // namespace
 
+std::vector<Tensor> fused_packed_linears(
+    const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
+    const std::vector<int64_t>& features) {
+  LinearCall call = linear_call(x, ends, features);
+  std::vector<PackedWeight> weights;
+  std::vector<Tensor> copies;
+  for (size_t i = 0; i < packed.size(); ++i) {
+    STD_TORCH_CHECK(
+        packed[i].size(1) == call.input.depth && packed[i].size(2) == kColumns,
+        "speccompile::packed_linear: the sizes do not fit");
+    if (!biases.empty()) {
+      STD_TORCH_CHECK(
+          biases[i].scalar_type() == packed[i].scalar_type(),
+          "speccompile::packed_linear: weight and bias have different dtypes");
+      copies.push_back(side_by_side(biases[i]));
+    }
+    weights.push_back(
+        {packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(),
+         biases.empty() ? nullptr : copies.back().data_ptr(), call.outputs[i]});
+  }
+  run_kernel(
+      [input = call.input, weights = std::move(weights), copies = std::move(copies)] {
+        const int64_t rows = input.rows, depth = input.depth;
+        const auto* from = static_cast<const float*>(input.x);
+        if (!input.is_plain()) {
+          thread_local std::vector<float> prepared;
+          prepared.resize(std::max<size_t>(prepared.size(), rows * depth));
+          float* const to = prepared.data();
+          over_input_rows(
+              input, [=](int64_t row, const float* values) { std::copy_n(values, depth, to + row * depth); });
+          from = to;
+        }
+        over_all_blocks(weights, [=](const PackedWeight& weight, int64_t first, int64_t last) {
+          const LinearOutput& output = weight.output;
+          linear_blocks(
+              weight.type, from, rows, depth, weight.packed, weight.bias, output.y, output.features, first, last);
+          finish_blocks(output, rows, first, last);
+        });
+      },
+      call.repeatable);
+  return call.results;
+}
+
 std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features) {
-  const int64_t depth = x.size(-1), rows = x.numel() / depth;
-  for (const Tensor& weight : packed) {
-    STD_TORCH_CHECK(
-        weight.size(1) == depth && weight.size(2) == kColumns, "speccompile::packed_linear: the sizes do not fit");
-  }
-  std::vector<Tensor> added;
-  for (size_t i = 0; i < biases.size(); ++i) {
-    STD_TORCH_CHECK(
-        biases[i].scalar_type() == packed[i].scalar_type(),
-        "speccompile::packed_linear: weight and bias have different dtypes");
-    added.push_back(side_by_side(biases[i]));
-  }
-  const Tensor input = side_by_side(as_float(x));
-  const std::vector<Tensor> outputs = new_outputs(x, features);
-  std::vector<PackedWeight> weights;
-  for (size_t i = 0; i < packed.size(); ++i) {
-    weights.push_back(
-        {packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(), added.empty() ? nullptr : added[i].data_ptr(),
-         static_cast<float*>(outputs[i].data_ptr()), features[i]});
-  }
-  const auto* from = static_cast<const float*>(input.data_ptr());
-  over_all_blocks(weights, [=](const PackedWeight& weight, int64_t first, int64_t last) {
-    linear_blocks(weight.type, from, rows, depth, weight.packed, weight.bias, weight.y, weight.features, first, last);
-  });
-  return as_dtype(outputs, x.scalar_type());
+  return fused_packed_linears(x, {}, packed, biases, features);
 }
 
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
@@ -66,28 +87,41 @@ Tensor packed_embedding(const Tensor& packed, const Tensor& ids) {
   std::vector<int64_t> sizes(ids.sizes().begin(), ids.sizes().end());
   sizes.push_back(depth);
   const Tensor places = side_by_side(ids);
-  check_ids(places, packed.size(0));
-  Tensor out = torch::stable::new_empty(packed, sizes);
+  const Tensor out = new_tensor(sizes, dtype_of(packed));
   const auto* id = static_cast<const int64_t*>(places.data_ptr());
-  const auto gather = [&](auto* to, const auto* from) {
-    for (int64_t i = 0; i < places.numel(); ++i) {
-      const auto* column = from + id[i] / kColumns * depth * kColumns + id[i] % kColumns;
-      for (int64_t k = 0; k < depth; ++k) {
-        *to++ = column[k * kColumns];
-      }
-    }
-  };
-  if (type_of(packed) == Type::Float) {
-    gather(static_cast<float*>(out.data_ptr()), static_cast<const float*>(packed.data_ptr()));
-  } else {
-    gather(static_cast<uint16_t*>(out.data_ptr()), static_cast<const uint16_t*>(packed.data_ptr()));
-  }
+  run_kernel(
+      [=, count = places.numel(), blocks = packed.size(0), single = type_of(packed) == Type::Float,
+       from_data = packed.data_ptr(), to_data = out.data_ptr()] {
+        check_ids(id, count, blocks);
+        const auto gather = [&](auto* to, const auto* from) {
+          for (int64_t i = 0; i < count; ++i) {
+            const auto* column = from + id[i] / kColumns * depth * kColumns + id[i] % kColumns;
+            for (int64_t k = 0; k < depth; ++k) {
+              *to++ = column[k * kColumns];
+            }
+          }
+        };
+        if (single) {
+          gather(static_cast<float*>(to_data), static_cast<const float*>(from_data));
+        } else {
+          gather(static_cast<uint16_t*>(to_data), static_cast<const uint16_t*>(from_data));
+        }
+      },
+      ids.is_contiguous());
   return out;
+}
+
+std::vector<Tensor> fused_packed_linears_op(
+    const Tensor& x, const std::optional<Tensor>& gate, const std::string& activation, const std::optional<Tensor>& norm,
+    double eps, double offset, const std::optional<Tensor>& residual, const std::vector<Tensor>& packed,
+    const std::vector<Tensor>& biases, const std::vector<int64_t>& features) {
+  return fused_packed_linears(x, {gate, activation, norm, eps, offset, residual}, packed, biases, features);
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
   m.impl("packed_linears", TORCH_BOX(&packed_linears));
+  m.impl("fused_packed_linears", TORCH_BOX(&fused_packed_linears_op));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
 }
 

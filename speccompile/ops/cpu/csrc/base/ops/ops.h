@@ -4,6 +4,7 @@
 #include <optional>
 #include <vector>
 
+#include "linear_ends_of.h"
 #include "tensors.h"
 
 namespace speccompile {
@@ -11,6 +12,9 @@ namespace speccompile {
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features);
 std::vector<Tensor> packed_linears(
     const Tensor& x, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
+    const std::vector<int64_t>& features);
+std::vector<Tensor> fused_packed_linears(
+    const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features);
 
 Tensor native_attention(

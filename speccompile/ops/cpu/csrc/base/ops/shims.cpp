@@ -23,6 +23,21 @@ SHIM aoti_torch_cpu_packed_linears(
   return AOTI_TORCH_SUCCESS;
 }
 
+SHIM aoti_torch_cpu_fused_packed_linears(
+    Handle x, const Handle* gate, const char* activation, const Handle* norm, double eps, double offset,
+    const Handle* residual, const Handle* packed, int64_t weights, const Handle* biases, int64_t added,
+    const int64_t* features, int64_t count, ...) {
+  const Recorded recorded("speccompile::fused_packed_linears");
+  const Ends ends{shared_if(gate), activation, shared_if(norm), eps, offset, shared_if(residual)};
+  const auto made = fused_packed_linears(
+      shared(x), ends, shared(packed, weights), shared(biases, added), std::vector<int64_t>(features, features + count));
+  va_list out;
+  va_start(out, count);
+  hand_over(made, out);
+  va_end(out);
+  return AOTI_TORCH_SUCCESS;
+}
+
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
     const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {

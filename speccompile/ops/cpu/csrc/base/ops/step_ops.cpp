@@ -8,24 +8,11 @@
 #include "../kernels/commit.h"
 #include "../kernels/ngram.h"
 #include "../kernels/prediction.h"
-#include "tensors.h"
+#include "kernel_calls.h"
+#include "state_tensors.h"
 
 namespace speccompile {
 namespace {
-
-int64_t* integers(const Tensor& tensor) {
-  STD_TORCH_CHECK(
-      tensor.scalar_type() == ScalarType::Long && tensor.is_contiguous(),
-      "speccompile: a step's rows and slots are int64, side by side");
-  return static_cast<int64_t*>(tensor.data_ptr());
-}
-
-bool* flags(const Tensor& tensor) {
-  STD_TORCH_CHECK(
-      tensor.scalar_type() == ScalarType::Bool && tensor.is_contiguous(),
-      "speccompile: what says which rows are alive or ready is bool, side by side");
-  return static_cast<bool*>(tensor.data_ptr());
-}
 
 void accept_commit_op(
     Tensor tokens, Tensor length, const Tensor& limit, Tensor alive, const Tensor& eos, Tensor emitted, Tensor accepted,
@@ -53,21 +40,28 @@ void accept_commit_op(
   int64_t *texts = integers(tokens), *lengths = integers(length), *all_emitted = integers(emitted),
           *all_accepted = integers(accepted), *all_proposed = integers(proposed);
   bool* are_alive = flags(alive);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t slot = slot_of[row];
-    RowOutcome outcome{};
-    outcome.target = targets + row * width;
-    outcome.width = width;
-    outcome.offered = offers[row];
-    outcome.accepted = counts
-        ? counts[row]
-        : count_agreeing(drafts_of + row * (width - 1), outcome.target, width - 1, outcome.offered);
-    outcome.acts = are_alive[slot] && (is_ready == nullptr || is_ready[row]);
-    const RowState state{
-        texts + slot * capacity, lengths + slot,      are_alive + slot,
-        all_emitted + slot,      all_accepted + slot, all_proposed + slot};
-    commit_row(state, limits[slot], all_ends + slot * ends, ends, outcome);
-  }
+  const auto same = [](const std::optional<Tensor>& tensor) { return !tensor || tensor->is_contiguous(); };
+  const bool repeatable = slots.is_contiguous() && target_tokens.is_contiguous() && row_draft_lens.is_contiguous() &&
+      same(row_accepted) && same(drafts) && same(ready);
+  run_kernel(
+      [=] {
+      for (int64_t row = 0; row < rows; ++row) {
+        const int64_t slot = slot_of[row];
+        RowOutcome outcome{};
+        outcome.target = targets + row * width;
+        outcome.width = width;
+        outcome.offered = offers[row];
+        outcome.accepted = counts
+            ? counts[row]
+            : count_agreeing(drafts_of + row * (width - 1), outcome.target, width - 1, outcome.offered);
+        outcome.acts = are_alive[slot] && (is_ready == nullptr || is_ready[row]);
+        const RowState state{
+            texts + slot * capacity, lengths + slot,      are_alive + slot,
+            all_emitted + slot,      all_accepted + slot, all_proposed + slot};
+        commit_row(state, limits[slot], all_ends + slot * ends, ends, outcome);
+      }
+      },
+      repeatable);
 }
 
 std::tuple<Tensor, Tensor> match_ngram_op(
@@ -77,11 +71,16 @@ std::tuple<Tensor, Tensor> match_ngram_op(
   const int64_t *texts = integers(tokens), *lengths = integers(length), *slot_of = integers(own_slots);
   const int64_t rows = slots.size(0), capacity = tokens.size(1);
   Tensor drafts = new_integers({rows, draft_len}), lens = new_integers({rows});
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t slot = slot_of[row];
-    integers(lens)[row] = match_ngram(
-        texts + slot * capacity, lengths[slot], max_ngram, min_ngram, integers(drafts) + row * draft_len, draft_len);
-  }
+  int64_t *found = integers(drafts), *counts = integers(lens);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t slot = slot_of[row];
+          counts[row] = match_ngram(
+              texts + slot * capacity, lengths[slot], max_ngram, min_ngram, found + row * draft_len, draft_len);
+        }
+      },
+      slots.is_contiguous());
   return {drafts, lens};
 }
 

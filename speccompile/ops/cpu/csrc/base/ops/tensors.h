@@ -39,6 +39,10 @@ inline Tensor new_integers(const std::vector<int64_t>& sizes) {
   return new_tensor(sizes, aoti_torch_dtype_int64());
 }
 
+inline Tensor new_flags(const std::vector<int64_t>& sizes) {
+  return new_tensor(sizes, aoti_torch_dtype_bool());
+}
+
 inline Type type_of(const Tensor& tensor) {
   switch (tensor.scalar_type()) {
     case ScalarType::Float:
@@ -50,6 +54,12 @@ inline Type type_of(const Tensor& tensor) {
     default:
       STD_TORCH_CHECK(false, "speccompile's CPU ops take float32, bfloat16 and float16");
   }
+}
+
+inline int32_t dtype_of(const Tensor& tensor) {
+  int32_t dtype;
+  TORCH_ERROR_CODE_CHECK(aoti_torch_get_dtype(tensor.get(), &dtype));
+  return dtype;
 }
 
 inline Tensor as_float(const Tensor& tensor) {

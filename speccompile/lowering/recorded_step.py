@@ -1,0 +1,304 @@
+"""Recorded steps: what a CUDA graph is on a GPU, for small steps on a CPU.
+
+The ops of a step allocate their results, check their arguments and pass the dispatcher, in every step as in the one
+before. A step of few tokens needs as long for this as for a third of its kernels. So it is recorded at its first run:
+the kernel calls that its C++ ops make, with their addresses, in memory that belongs to the recording
+(``ops/cpu/csrc/base/ops/recording.cpp``). Later runs only repeat these calls. What is not one of these ops (torch's own
+ops, bodies with kernels that Inductor wrote) is called again from Python, and its results are copied to where the
+recorded calls read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd import profiler
+
+from speccompile.graph.body import Body
+from speccompile.ops.in_cpp import RECORDED
+from speccompile.utils.torch_private import OpOverload, TorchDispatchMode, has_modes, pytree, without_modes
+from speccompile.utils.workers import in_pool
+
+aten = torch.ops.aten
+
+#: Tokens of a step, over all rows, up to which it is recorded: wider steps spend their time in kernels.
+MOST_TOKENS = 64
+
+#: Ops whose results are numbers that no step changes.
+_SIZES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default})
+_CHANGING = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
+
+Step = Callable[..., Any]
+
+
+class _Refused(Exception):
+    """A step cannot be recorded."""
+
+
+@dataclass(frozen=True)
+class RecordableStep:
+    """A loaded step that can be recorded once it is bound to its tensors.
+
+    Args:
+        step: the step with compiled bodies.
+        printed: returns the step with the bodies that it is given; the other bodies run op by op.
+        opaque: the compiled bodies that cannot run op by op without other kernels.
+    """
+
+    step: Step
+    printed: Callable[[Mapping[str, Step]], Step]
+    opaque: Mapping[str, Step]
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Run the step."""
+        return self.step(*tensors)
+
+    def bound(self, arguments: Sequence[torch.Tensor], pool_tokens: int | None) -> RecordedStep:
+        """Return the step over ``arguments``; its C++ ops run in their pool if ``pool_tokens`` says for how many
+        tokens (:func:`speccompile.utils.workers.in_pool`)."""
+        return RecordedStep(self, tuple(arguments), pool_tokens)
+
+
+class RecordedStep:
+    """A step that is bound to its tensors, is recorded at its first run, and is replayed at later ones.
+
+    Args:
+        step: the step.
+        arguments: the tensors that it reads and writes.
+        pool_tokens: see :meth:`RecordableStep.bound`.
+    """
+
+    def __init__(self, step: RecordableStep, arguments: tuple[torch.Tensor, ...], pool_tokens: int | None) -> None:
+        self._step = step
+        self._arguments = arguments
+        self._pool_tokens = pool_tokens
+        self._recording: _Recording | None = None
+        #: Why the step is not recorded; None: it is, or has not run yet.
+        self.refusal: str | None = None
+
+    def __call__(self, *tensors: torch.Tensor) -> Any:
+        """Run the step op by op, and record it if it is not recorded."""
+        if self._recording is not None or self.refusal is not None or _is_watched():
+            return self._step(*tensors)
+        recording = _Recording(self._pool_tokens)
+        step = self._step.printed({name: recording.opaque(body) for name, body in self._step.opaque.items()})
+        with recording.started():
+            step(*self._arguments)
+        self.refusal = recording.refusal
+        if self.refusal is None:
+            self._recording = recording
+        return ()
+
+    def replay(self) -> bool:
+        """Run the recorded step. Return False without having done anything if there is none, or if a profiler or a mode
+        must see every op."""
+        if self._recording is None or _is_watched():
+            return False
+        self._recording.replay()
+        return True
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the results that the recording owns."""
+        return 0 if self._recording is None else self._recording.nbytes
+
+
+def runs_recorded_ops(body: Body) -> bool:
+    """Whether all work of ``body`` is done by ops that a recording can repeat."""
+    return all(_is_recorded(node) for node in body.module.graph.nodes if node.op == "call_function")
+
+
+def _is_recorded(node: fx.Node) -> bool:
+    op = node.target
+    if not isinstance(op, OpOverload):
+        return True
+    views = op.is_view or op in _SIZES or op is aten.reshape.default
+    return views or _name(op) in RECORDED
+
+
+def _name(op: OpOverload) -> str | None:
+    namespace, _, name = op._schema.name.partition("::")
+    return name if namespace == "speccompile" else None
+
+
+def _is_watched() -> bool:
+    return bool(profiler._is_profiler_enabled) or has_modes()
+
+
+class _Recording:
+    """Kernel calls in C++ and calls from Python, in their order."""
+
+    def __init__(self, pool_tokens: int | None) -> None:
+        self._library = _library()
+        self._handle = self._library.speccompile_new_recording()
+        weakref.finalize(self, self._library.speccompile_delete_recording, self._handle)
+        self._pool_tokens = pool_tokens
+        self._runs: list[Callable[[], None]] = []
+        self._python: list[_PythonCall] = []
+        self._first = 0
+        #: See :attr:`RecordedStep.refusal`.
+        self.refusal: str | None = None
+
+    @property
+    def nbytes(self) -> int:
+        size: int = self._library.speccompile_recorded_bytes(self._handle)
+        return size
+
+    @contextlib.contextmanager
+    def started(self) -> Iterator[None]:
+        """Record what the calling thread runs."""
+        self._library.speccompile_start_recording(self._handle)
+        try:
+            with _Recorder(self):
+                yield
+        finally:
+            self._library.speccompile_stop_recording()
+        self._end_kernels()
+        self._end_python()
+
+    def replay(self) -> None:
+        for run in self._runs:
+            run()
+
+    def op(self, op: OpOverload, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
+        """Call ``op`` and record the call."""
+        before = self._calls()
+        result = op(*arguments, **options)
+        if _name(op) in RECORDED and self._calls() > before:
+            return result
+        if not _CHANGING.isdisjoint(op.tags):
+            self.refusal = f"a result of {op} depends on values"
+        self._add(before, op, arguments, options, result, writes=op._schema.is_mutable, sizes=op in _SIZES)
+        return result
+
+    def opaque(self, body: Step) -> Step:
+        """Return ``body`` as one call that is recorded."""
+
+        def call(*tensors: torch.Tensor) -> Any:
+            before = self._calls()
+            with without_modes():
+                result = body(*tensors)
+                self._add(before, body, tensors, {}, result, writes=True)
+            return result
+
+        return call
+
+    def _add(
+        self,
+        before: int,
+        function: Step,
+        arguments: Sequence[Any],
+        options: Mapping[str, Any],
+        result: Any,
+        *,
+        writes: bool,
+        sizes: bool = False,
+    ) -> None:
+        """Record a call of ``function`` from Python, unless it only makes views."""
+        self._library.speccompile_keep_calls(self._handle, before)
+        given = {_storage(tensor) for tensor in _tensors((arguments, options))}
+        made = _tensors(result)
+        if not made and not writes and not sizes:
+            self.refusal = f"a result of {function} is no tensor"
+        own = [None if _storage(tensor) in given else tensor for tensor in made]
+        if not writes and not any(tensor is not None and tensor.numel() for tensor in own):
+            return
+        self._end_kernels()
+        self._python.append(_PythonCall(function, tuple(arguments), dict(options), own))
+
+    def _end_kernels(self) -> None:
+        last = self._calls()
+        if last > self._first:
+            self._end_python()
+            self._runs.append(functools.partial(self._repeat, self._first, last))
+            self._first = last
+
+    def _end_python(self) -> None:
+        if self._python:
+            self._runs.append(functools.partial(_call_all, tuple(self._python), self._pool_tokens))
+            self._python.clear()
+
+    def _repeat(self, first: int, last: int) -> None:
+        tokens = -1 if self._pool_tokens is None else self._pool_tokens
+        fault = self._library.speccompile_replay(self._handle, first, last, tokens)
+        if fault is not None:
+            raise RuntimeError(fault.decode(errors="replace"))
+
+    def _calls(self) -> int:
+        count: int = self._library.speccompile_recorded_calls(self._handle)
+        return count
+
+
+class _Recorder(TorchDispatchMode):
+    """Passes every op to a recording."""
+
+    def __init__(self, recording: _Recording) -> None:
+        super().__init__()
+        self._recording = recording
+
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        return self._recording.op(func, args, kwargs or {})
+
+
+@dataclass(frozen=True)
+class _PythonCall:
+    """A call whose results are copied to ``results``; None: the result is an argument, or a view of one."""
+
+    function: Step
+    arguments: tuple[Any, ...]
+    options: dict[str, Any]
+    results: list[torch.Tensor | None]
+
+    def run(self) -> None:
+        for made, kept in zip(_tensors(self.function(*self.arguments, **self.options)), self.results, strict=True):
+            if kept is not None:
+                kept.copy_(made)
+
+
+def _call_all(calls: Sequence[_PythonCall], pool_tokens: int | None) -> None:
+    threads = contextlib.nullcontext() if pool_tokens is None else in_pool(pool_tokens)
+    with torch.no_grad(), torch.autocast("cpu", enabled=False), threads:
+        for call in calls:
+            call.run()
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [value for value in pytree.tree_leaves(values) if isinstance(value, torch.Tensor)]
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+@functools.cache
+def _library() -> Any:
+    # The library was loaded with its symbols visible to all. A replay runs without Python's lock.
+    library = ctypes.CDLL(None)
+    handle, number = ctypes.c_void_p, ctypes.c_int64
+    for name, result, arguments in (
+        ("new_recording", handle, []),
+        ("delete_recording", None, [handle]),
+        ("start_recording", None, [handle]),
+        ("stop_recording", None, []),
+        ("recorded_calls", number, [handle]),
+        ("keep_calls", None, [handle, number]),
+        ("recorded_bytes", number, [handle]),
+        ("replay", ctypes.c_char_p, [handle, number, number, number]),
+    ):
+        function = getattr(library, f"speccompile_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
