@@ -23,7 +23,7 @@ from torch import fx
 from torch.autograd import profiler
 
 from speccompile.graph.body import Body
-from speccompile.ops.in_cpp import RECORDED
+from speccompile.ops.in_cpp import is_recorded
 from speccompile.utils.torch_private import OpOverload, TorchDispatchMode, has_modes, pytree, without_modes
 from speccompile.utils.workers import in_pool
 
@@ -37,10 +37,6 @@ _SIZES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.defau
 _CHANGING = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 Step = Callable[..., Any]
-
-
-class _Refused(Exception):
-    """A step cannot be recorded."""
 
 
 @dataclass(frozen=True)
@@ -121,12 +117,7 @@ def _is_recorded(node: fx.Node) -> bool:
     if not isinstance(op, OpOverload):
         return True
     views = op.is_view or op in _SIZES or op is aten.reshape.default
-    return views or _name(op) in RECORDED
-
-
-def _name(op: OpOverload) -> str | None:
-    namespace, _, name = op._schema.name.partition("::")
-    return name if namespace == "speccompile" else None
+    return views or is_recorded(op)
 
 
 def _is_watched() -> bool:
@@ -172,7 +163,7 @@ class _Recording:
         """Call ``op`` and record the call."""
         before = self._calls()
         result = op(*arguments, **options)
-        if _name(op) in RECORDED and self._calls() > before:
+        if is_recorded(op) and self._calls() > before:
             return result
         if not _CHANGING.isdisjoint(op.tags):
             self.refusal = f"a result of {op} depends on values"

@@ -42,10 +42,23 @@ def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = N
 
 def library_of(op: OpOverload) -> str | None:
     """The library with the C++ kernel of ``op``; None without a C++ kernel."""
+    return _libraries.get(_own_name(op))
+
+
+def is_recorded(op: OpOverload) -> bool:
+    """Whether a recorded step can repeat the C++ kernel of ``op`` without the op."""
+    return _own_name(op) in RECORDED
+
+
+def is_in_bodies(op: OpOverload) -> bool:
+    """Whether compiled bodies call the C++ kernel of ``op`` by a C function."""
+    return _own_name(op) in IN_BODIES
+
+
+def _own_name(op: OpOverload) -> str:
+    """The name of an op of this package; an empty string for another one."""
     namespace, _, name = op._schema.name.partition("::")
-    if namespace != "speccompile":
-        return None
-    return _libraries.get(name)
+    return name if namespace == "speccompile" else ""
 
 
 def libraries_of(graphs: Iterable[fx.Graph]) -> tuple[str, ...]:
