@@ -52,6 +52,17 @@ inline Type type_of(const Tensor& tensor) {
   }
 }
 
+inline int32_t dtype_of(const Tensor& tensor) {
+  switch (type_of(tensor)) {
+    case Type::Float:
+      return aoti_torch_dtype_float32();
+    case Type::BFloat16:
+      return aoti_torch_dtype_bfloat16();
+    case Type::Half:
+      return aoti_torch_dtype_float16();
+  }
+}
+
 inline Tensor as_float(const Tensor& tensor) {
   return tensor.scalar_type() == ScalarType::Float ? tensor : torch::stable::to(tensor, ScalarType::Float);
 }
