@@ -99,7 +99,7 @@ for _form in ROUNDED:
         recorded=True,
         cuda="rounded_linear.rounded_embedding",
     )
-define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True)
+define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True, recorded=True)
 define(
     "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
     "bool forbids, int first_id=0) -> (Tensor, Tensor)",

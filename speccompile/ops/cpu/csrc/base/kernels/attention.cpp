@@ -1,41 +1,45 @@
 // Attention of a step's rows over their own slots. Keys are taken in blocks that start at multiples of kBlock; each block
 // has its own softmax, and blocks are joined in order. So a query's result has the same bits whatever is computed
-// beside it, and by however many threads. Live places alone are read, where they lie in the arena.
+// beside it, and by however many threads. Live places alone are read, where they lie in the arena. The queries of all
+// heads of a group, at all places of a piece, are one small matrix; of a block's keys 32 are turned over at once, and
+// stay in the first-level cache while all queries are multiplied with them.
 #include "attention.h"
 
+#include "buffer.h"
 #include "tile.h"
 
 #include <cmath>
 #include <limits>
 #include <type_traits>
-#include <vector>
 
 namespace speccompile {
 namespace {
 
-constexpr int64_t kBlock = 128;
-// Queries that are multiplied with a block at once: enough to make up for transposing its keys.
+// Queries that are multiplied with a block at once: enough to make up for turning its keys over.
 constexpr int64_t kQueries = 48;
+// Keys and features that are turned over at once.
+constexpr int64_t kSide = 16;
+static_assert(kColumns % kSide == 0 && kBlock % kColumns == 0);
 
-int64_t padded(int64_t size) {
-  return (size + kColumns - 1) / kColumns * kColumns;
+int64_t padded(int64_t size, int64_t to = kColumns) {
+  return (size + to - 1) / to * to;
 }
 
-// A thread's buffers, kept between calls: a step makes many.
 struct Scratch {
-  std::vector<float> queries, keys, values, scores, part, state;
+  Buffer keys, values, scores, factors;
 };
-
-float* at_least(std::vector<float>& buffer, int64_t size) {
-  if (static_cast<int64_t>(buffer.size()) < size) {
-    buffer.resize(size);
-  }
-  return buffer.data();
-}
 
 Scratch& scratch() {
   thread_local Scratch mine;
   return mine;
+}
+
+int64_t group_size(const Attention& p) {
+  return p.heads / p.groups;
+}
+
+int64_t query_count(const Attention& p, const Queries& piece) {
+  return (piece.last - piece.first) * group_size(p);
 }
 
 // For each query: values, weighted and summed; then for each query the greatest score, and the sum of weights.
@@ -43,74 +47,115 @@ struct Part {
   float *values, *tops, *totals;
   int64_t columns;
 
-  Part(float* from, const Attention& problem, int64_t queries)
+  Part(float* from, const Attention& p, int64_t queries)
       : values(from),
-        tops(from + queries * padded(problem.value_depth)),
-        totals(tops + queries),
-        columns(padded(problem.value_depth)) {}
+        tops(from + queries * padded(p.value_depth)),
+        totals(tops + padded(queries, kLanes)),
+        columns(padded(p.value_depth)) {}
 };
 
-int64_t part_floats(const Attention& problem, int64_t queries) {
-  return queries * (padded(problem.value_depth) + 2);
+int64_t part_floats(const Attention& p, int64_t queries) {
+  return queries * padded(p.value_depth) + 2 * padded(queries, kLanes);
 }
 
-// Writes keys[padded(depth), kBlock]; after the last place up to a multiple of kColumns stand zeros. Before some
-// places' keys it calls each(first place, how many).
+// Fetches lines of some rows: of each the share that lies from `begin` to `end` of `whole`.
+template <typename T>
+void fetch_rows(
+    const T* rows, int64_t stride, int64_t count, int64_t features, int64_t begin, int64_t end, int64_t whole) {
+  const int64_t bytes = features * static_cast<int64_t>(sizeof(T)), lines = (bytes + kCacheLine - 1) / kCacheLine;
+  for (int64_t row = 0; row < count; ++row) {
+    const char* from = reinterpret_cast<const char*>(rows + row * stride);
+    for (int64_t line = lines * begin / whole; line < lines * end / whole; ++line) {
+      __builtin_prefetch(from + line * kCacheLine, 0, 2);
+    }
+  }
+}
+
+// to[features, kColumns] = from[kSide, features] turned over, for the first `features` of whole squares; returns how many.
+template <typename T>
+int64_t turn_whole(const T* from, int64_t stride, int64_t features, int64_t at, float* to) {
+  if constexpr (std::is_same_v<T, float>) {
+    if (features - at < kSide) {
+      return 0;
+    }
+    at::vec::transpose_mxn<float, kSide, kSide>(from + at, stride, to + at * kColumns, kColumns);
+    return kSide;
+  } else {
+    constexpr int64_t kWide = 2 * kLanes;
+    static_assert(kWide % kSide == 0);
+    if (features - at < kWide) {
+      return 0;
+    }
+    alignas(64) float wide[kSide * kWide];
+    for (int64_t i = 0; i < kSide; ++i) {
+      Vec floats[2];
+      Loader<T>::template load<2>(from + i * stride + at, floats);
+      floats[0].store(wide + i * kWide);
+      floats[1].store(wide + i * kWide + kLanes);
+    }
+    for (int64_t j = 0; j < kWide; j += kSide) {
+      at::vec::transpose_mxn<float, kSide, kSide>(wide + j, kWide, to + (at + j) * kColumns, kColumns);
+    }
+    return kWide;
+  }
+}
+
+// Writes to[padded(depth), kColumns]: `live` keys, of which there may be fewer than kColumns, turned over, then zeros.
+// After some features of some keys `each(first key, first feature, last feature)` is called.
 template <typename T, typename Each>
-void transpose(const T* from, int64_t stride, int64_t places, int64_t depth, float* keys, Each each) {
-  constexpr int64_t kSide = 16;
-  static_assert(kColumns % kSide == 0);
+void turn_over(const T* from, int64_t stride, int64_t live, int64_t depth, float* to, Each each) {
   alignas(64) float square[kSide * kSide];
-  for (int64_t place = 0; place < padded(places); place += kSide) {
-    const int64_t live = std::clamp<int64_t>(places - place, 0, kSide);
-    each(place, live);
-    for (int64_t feature = 0; feature < depth; feature += kSide) {
-      float* to = keys + feature * kBlock + place;
-      const int64_t wanted = std::min(kSide, depth - feature);
-      if constexpr (std::is_same_v<T, float>) {
-        if (live == kSide && wanted == kSide) {
-          at::vec::transpose_mxn<float, kSide, kSide>(from + place * stride + feature, stride, to, kBlock);
+  for (int64_t place = 0; place < kColumns; place += kSide) {
+    const int64_t count = std::clamp<int64_t>(live - place, 0, kSide);
+    for (int64_t feature = 0; feature < depth;) {
+      if (count == kSide) {
+        if (const int64_t done = turn_whole(from + place * stride, stride, depth, feature, to + place)) {
+          each(place, feature, feature + done);
+          feature += done;
           continue;
         }
       }
+      const int64_t wanted = std::min(kSide, depth - feature);
       std::fill_n(square, kSide * kSide, 0.0f);
-      for (int64_t i = 0; i < live; ++i) {
+      for (int64_t i = 0; i < count; ++i) {
         const T* key = from + (place + i) * stride + feature;
         for (int64_t j = 0; j < wanted; ++j) {
           square[i * kSide + j] = static_cast<float>(key[j]);
         }
       }
-      at::vec::transpose_mxn<float, kSide, kSide>(square, kSide, to, kBlock);
+      at::vec::transpose_mxn<float, kSide, kSide>(square, kSide, to + feature * kColumns + place, kColumns);
+      each(place, feature, feature + wanted);
+      feature += kSide;
     }
   }
 }
 
 // The first place that a query at `position` sees.
-int64_t first_seen(const Attention& problem, int64_t position) {
+int64_t first_seen(const Attention& p, int64_t position) {
   int64_t first = 0;
-  if (problem.window != kNone) {
-    first = std::max(first, position - problem.window + 1);
+  if (p.window != kNone) {
+    first = std::max(first, position - p.window + 1);
   }
-  if (problem.chunk != kNone) {
-    first = std::max(first, position / problem.chunk * problem.chunk);
+  if (p.chunk != kNone) {
+    first = std::max(first, position / p.chunk * p.chunk);
   }
   return first;
 }
 
-void hide(const Attention& problem, float* scores, int64_t position, int64_t start, int64_t count) {
-  const int64_t first = std::clamp<int64_t>(first_seen(problem, position) - start, 0, count);
+void hide(const Attention& p, float* scores, int64_t position, int64_t start, int64_t count) {
+  const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, 0, count);
   const int64_t last = std::clamp<int64_t>(position + 1 - start, 0, count);
   std::fill(scores, scores + first, kForbidden);
   std::fill(scores + last, scores + count, kForbidden);
 }
 
 // Scores become weights.
-void softmax(const Attention& problem, float* scores, int64_t count, float& top, float& total) {
+void softmax(const Attention& p, float* scores, int64_t count, float& top, float& total) {
   Vec greatest(kForbidden);
   for (int64_t i = 0; i < count; i += kLanes) {
     Vec score = Vec::loadu(scores + i);
-    if (problem.softcap != 0) {
-      const Vec cap(problem.softcap);
+    if (p.softcap != 0) {
+      const Vec cap(p.softcap);
       // What is hidden stays so: capped, it would be a number.
       score = Vec::blendv((score / cap).tanh() * cap, score, score == Vec(kForbidden));
       score.store(scores + i);
@@ -118,241 +163,220 @@ void softmax(const Attention& problem, float* scores, int64_t count, float& top,
     greatest = at::vec::maximum(greatest, score);
   }
   top = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
-  total = 0.0f;
   if (top == kForbidden) {
+    std::fill_n(scores, count, 0.0f);
+    total = 0.0f;
     return;
   }
   Vec sum(0.0f);
   for (int64_t i = 0; i < count; i += kLanes) {
-    const Vec weight = (Vec::loadu(scores + i) - Vec(top)).exp();
+    // As torch's own attention on CPUs computes it.
+    const Vec weight = (Vec::loadu(scores + i) - Vec(top)).exp_u20();
     weight.store(scores + i);
     sum = sum + weight;
   }
   total = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, sum);
+  if (std::isnan(top)) {
+    total = top;  // Of no number the exponential above is one.
+  }
+}
+
+// Hides and weighs the scores of one place's heads.
+void weigh(
+    const Attention& p, float* scores, int64_t position, int64_t start, int64_t places, float* tops, float* totals) {
+  const int64_t count = padded(places);
+  for (int64_t head = 0; head < group_size(p); ++head) {
+    float* own = scores + head * kBlock;
+    hide(p, own, position, start, count);
+    softmax(p, own, count, tops[head], totals[head]);
+  }
+}
+
+// Values of places of the cache, as rows that products read: where they lie, or copied as floats.
+template <typename T, typename Run>
+void with_values(const Attention& p, const T* values, int64_t stride, int64_t places, Run run) {
+  const int64_t columns = padded(p.value_depth);
+  if (columns == p.value_depth) {
+    run(values, stride);
+    return;
+  }
+  float* copied = scratch().values.at_least(kBlock * columns);
+  for (int64_t place = 0; place < places; ++place) {
+    float* to = std::copy_n(values + place * stride, p.value_depth, copied + place * columns);
+    std::fill_n(to, columns - p.value_depth, 0.0f);
+  }
+  run(static_cast<const float*>(copied), columns);
+}
+
+// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. While values are read, the lines of as many
+// of the next keys are fetched.
+template <typename T>
+void add_up(
+    int64_t queries, const float* weights, const T* values, int64_t stride, int64_t places, float* sums,
+    int64_t columns, Sum sum, const char* next = nullptr, int64_t next_stride = 0) {
+  constexpr int64_t kBytes = kColumns * sizeof(T);
+  for (int64_t column = 0; column < columns; column += kColumns) {
+    Ahead ahead;
+    if (next != nullptr) {
+      ahead = {next + column / kColumns * kBytes, next_stride};
+    }
+    product_ahead<T>(
+        queries, weights, kBlock, values + column, stride, places, sums + column, columns, sum, ahead);
+  }
 }
 
 template <typename T>
-float* gather_queries(const Attention& p, const Queries& piece) {
-  const int64_t group = p.heads / p.groups;
-  float* gathered = at_least(scratch().queries, (piece.last - piece.first) * group * p.depth);
-  float* to = gathered;
-  for (int64_t place = piece.first; place < piece.last; ++place) {
-    const T* all_heads = static_cast<const T*>(p.q) + place / p.width * p.q_row + place % p.width * p.q_place;
-    for (int64_t head = piece.group * group; head < (piece.group + 1) * group; ++head, to += p.depth) {
-      const T* from = all_heads + head * p.q_head;
-      for (int64_t i = 0; i < p.depth; ++i) {
-        to[i] = static_cast<float>(from[i]) * p.scale;
-      }
-    }
-  }
-  return gathered;
+const T* keys_of(const Attention& p, const Item& item) {
+  const int64_t slot = p.slots[item.piece->first / p.width];
+  return block_of<T>(p.k, slot, item.block) + item.piece->group * p.k.head;
 }
 
 template <typename T>
-void block_part(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
-  const int64_t group = p.heads / p.groups, queries = (piece.last - piece.first) * group;
-  const auto [nearest_at, furthest_at] = std::minmax_element(p.positions + piece.first, p.positions + piece.last);
-  const int64_t nearest = *nearest_at, furthest = *furthest_at;
-  const int64_t start = block * kBlock, places = std::min(kBlock, furthest + 1 - start), count = padded(places);
-  const int64_t slot = p.slots[piece.first / p.width];
-  const T* keys = static_cast<const T*>(p.k) + slot * p.k_slot + start * p.k_place + piece.group * p.k_head;
-  const T* values = static_cast<const T*>(p.v) + slot * p.v_slot + start * p.v_place + piece.group * p.v_head;
-
-  float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
-  float* scores = at_least(scratch().scores, queries * kBlock);
-  // Values are wanted after the softmax: they are fetched from memory while keys are turned over.
-  transpose<T>(keys, p.k_place, places, p.depth, transposed, [&](int64_t from, int64_t live) {
-    for (int64_t place = from; place < from + live; ++place) {
-      const char* value = reinterpret_cast<const char*>(values + place * p.v_place);
-      for (int64_t i = 0; i < p.value_depth * static_cast<int64_t>(sizeof(T)); i += kCacheLine) {
-        __builtin_prefetch(value + i, 0, 2);
-      }
-    }
-  });
-  for (int64_t column = 0; column < count; column += kColumns) {
-    product<float>(queries, gathered, p.depth, transposed + column, kBlock, p.depth, scores + column, kBlock, false);
+void block_part(const Attention& p, const float* queries, const Item& item, const Item* next, Part part) {
+  const Queries& piece = *item.piece;
+  const int64_t count = query_count(p, piece);
+  const auto [nearest, furthest] = std::minmax_element(p.positions + piece.first, p.positions + piece.last);
+  const int64_t start = item.block * kBlock, places = std::min(kBlock, *furthest + 1 - start);
+  const T* keys = keys_of<T>(p, item);
+  const T* values = block_of<T>(p.v, p.slots[piece.first / p.width], item.block) + piece.group * p.v.head;
+  float* turned = scratch().keys.at_least(padded(p.depth) * kColumns);
+  float* scores = scratch().scores.at_least(count * kBlock);
+  for (int64_t column = 0; column < places; column += kColumns) {
+    const int64_t live = std::min(kColumns, places - column);
+    // Values are wanted after the softmax: they are fetched from memory while keys are turned over.
+    const auto fetch = [&](int64_t key, int64_t begin, int64_t end) {
+      const int64_t count_of_keys = std::clamp<int64_t>(live - key, 0, kSide);
+      fetch_rows(
+          values + (column + key) * p.v.place, p.v.place, count_of_keys, p.value_depth, begin, end, p.depth);
+    };
+    turn_over(keys + column * p.k.place, p.k.place, live, p.depth, turned, fetch);
+    product<float>(count, queries, p.depth, turned, kColumns, p.depth, scores + column, kBlock, false);
   }
-  for (int64_t query = 0; query < queries; ++query) {
-    float* own = scores + query * kBlock;
-    hide(p, own, p.positions[piece.first + query / group], start, count);
-    softmax(p, own, count, part.tops[query], part.totals[query]);
-    if (part.totals[query] == 0.0f) {
-      std::fill_n(own, count, 0.0f);
-    }
-  }
-  const float* rows;
-  int64_t stride;
-  if (std::is_same_v<T, float> && part.columns == p.value_depth) {
-    rows = reinterpret_cast<const float*>(values);
-    stride = p.v_place;
-  } else {
-    float* copied = at_least(scratch().values, kBlock * part.columns);
-    for (int64_t place = 0; place < places; ++place) {
-      float* to = copied + place * part.columns;
-      for (int64_t i = 0; i < p.value_depth; ++i) {
-        to[i] = static_cast<float>(values[place * p.v_place + i]);
-      }
-      std::fill(to + p.value_depth, to + part.columns, 0.0f);
-    }
-    rows = copied;
-    stride = part.columns;
+  for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group_size(p)) {
+    weigh(p, scores + query * kBlock, p.positions[at], start, places, part.tops + query, part.totals + query);
   }
   // Before what the first query sees, values may be no numbers, which a weight of 0 would not hide.
-  const int64_t first = std::max<int64_t>(0, first_seen(p, nearest) - start);
-  for (int64_t column = 0; column < part.columns; column += kColumns) {
-    product<float>(
-        queries, scores + first, kBlock, rows + first * stride + column, stride, places - first, part.values + column,
-        part.columns, false);
-  }
+  const int64_t first = std::max<int64_t>(0, first_seen(p, *nearest) - start);
+  const char* ahead = next == nullptr ? nullptr : reinterpret_cast<const char*>(keys_of<T>(p, *next));
+  with_values(p, values, p.v.place, places, [&](const auto* rows, int64_t stride) {
+    add_up(
+        count, scores + first, rows + first * stride, stride, places - first, part.values, part.columns, Sum::New,
+        ahead, p.k.place * static_cast<int64_t>(sizeof(T)));
+  });
 }
 
 int64_t root_of(const Attention& p, const Queries& piece) {
   return p.positions[piece.first / p.width * p.width];
 }
 
-// A block that the root or what follows it is in. Each node has the keys of its own ancestors there, each in the column of its
-// position: so its result has the bits that a chain of these tokens has.
+// A block that the root or what follows it is in. What all nodes see is multiplied at once. Each node has the keys of its
+// own ancestors after it, each in the column of its position: so its result has the bits that a chain of these tokens has.
 template <typename T>
-void tree_block_part(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
-  const int64_t group = p.heads / p.groups, start = block * kBlock, root = root_of(p, piece);
-  const int64_t row = piece.first / p.width, slot = p.slots[row];
-  const T* keys = static_cast<const T*>(p.k) + slot * p.k_slot + piece.group * p.k_head;
-  const T* values = static_cast<const T*>(p.v) + slot * p.v_slot + piece.group * p.v_head;
-  float* transposed = at_least(scratch().keys, padded(p.depth) * kBlock);
-  float* scores = at_least(scratch().scores, group * kBlock);
-  float* rows = at_least(scratch().values, kBlock * part.columns);
-  const auto copy_value = [&](int64_t from, int64_t to) {
-    float* copied = rows + to * part.columns;
-    for (int64_t i = 0; i < p.value_depth; ++i) {
-      copied[i] = static_cast<float>(values[from * p.v_place + i]);
-    }
-    std::fill(copied + p.value_depth, copied + part.columns, 0.0f);
+void tree_block_part(const Attention& p, const float* queries, const Item& item, Part part) {
+  const Queries& piece = *item.piece;
+  const int64_t group = group_size(p), count = query_count(p, piece), start = item.block * kBlock;
+  const int64_t row = piece.first / p.width, slot = p.slots[row], root = root_of(p, piece);
+  const T* keys = keys_of<T>(p, item);
+  const T* values = block_of<T>(p.v, slot, item.block) + piece.group * p.v.head;
+  const int64_t tile = padded(p.depth) * kColumns;
+  float* turned = scratch().keys.at_least(kBlock / kColumns * tile);
+  float* scores = scratch().scores.at_least(count * kBlock);
+  const auto multiply = [&](int64_t query, int64_t many, int64_t column) {
+    product<float>(
+        many, queries + query * p.depth, p.depth, turned + column / kColumns * tile, kColumns, p.depth,
+        scores + query * kBlock + column, kBlock, false);
   };
-  // What all nodes see.
-  const int64_t common = std::clamp<int64_t>(root - start, 0, kBlock);
-  transpose<T>(keys + start * p.k_place, p.k_place, common, p.depth, transposed, [](int64_t, int64_t) {});
-  for (int64_t place = 0; place < common; ++place) {
-    copy_value(start + place, place);
+  // What all nodes see: whole tiles of it, and what begins the tile that goes on with the root.
+  const int64_t common = std::clamp<int64_t>(root - start, 0, kBlock), whole = common / kColumns * kColumns;
+  for (int64_t column = 0; column < common; column += kColumns) {
+    const int64_t live = std::min(kColumns, common - column);
+    float* to = turned + column / kColumns * tile;
+    turn_over(keys + column * p.k.place, p.k.place, live, p.depth, to, [](int64_t, int64_t, int64_t) {});
+    if (column < whole) {
+      multiply(0, count, column);
+    }
   }
-  for (int64_t at = piece.first; at < piece.last; ++at) {
-    const int64_t position = p.positions[at], first_query = (at - piece.first) * group;
-    const int64_t places = std::min(kBlock, position + 1 - start);
+  // Calls `each(position, place of its key)` for the node and its ancestors that have their positions in this block.
+  const auto over_ancestors = [&](int64_t at, auto each) {
+    int64_t node = at % p.width;
+    for (int64_t position = p.positions[at]; position >= root; --position) {
+      if (position >= start && position < start + kBlock) {
+        each(position - start, root + node);
+      }
+      node = p.parents[row * p.width + node];
+    }
+  };
+  int64_t nearest = std::numeric_limits<int64_t>::max();
+  for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
+    const int64_t position = p.positions[at], places = std::min(kBlock, position + 1 - start);
+    float* own = scores + query * kBlock;
+    nearest = std::min(nearest, position);
     if (places <= 0) {
-      std::fill_n(part.tops + first_query, group, kForbidden);
-      std::fill_n(part.totals + first_query, group, 0.0f);
+      for (int64_t head = 0; head < group; ++head) {
+        std::fill_n(own + head * kBlock, kBlock, 0.0f);
+      }
+      std::fill_n(part.tops + query, group, kForbidden);
+      std::fill_n(part.totals + query, group, 0.0f);
       continue;
     }
-    int64_t node = at % p.width;
-    for (int64_t ancestor = position; ancestor >= root; --ancestor, node = p.parents[row * p.width + node]) {
-      const int64_t column = ancestor - start;
-      if (column < 0 || column >= kBlock) {
-        continue;
-      }
-      const T* key = keys + (root + node) * p.k_place;
+    over_ancestors(at, [&](int64_t column, int64_t place) {
+      const T* key = place_of<T>(p.k, slot, place) + piece.group * p.k.head;
+      float* to = turned + column / kColumns * tile + column % kColumns;
       for (int64_t i = 0; i < p.depth; ++i) {
-        transposed[i * kBlock + column] = static_cast<float>(key[i]);
+        to[i * kColumns] = static_cast<float>(key[i]);
       }
-      copy_value(root + node, column);
+    });
+    for (int64_t column = whole; column < places; column += kColumns) {
+      multiply(query, group, column);
     }
-    const int64_t count = padded(places);
-    for (int64_t column = 0; column < count; column += kColumns) {
-      product<float>(
-          group, gathered + first_query * p.depth, p.depth, transposed + column, kBlock, p.depth, scores + column,
-          kBlock, false);
-    }
-    for (int64_t head = 0; head < group; ++head) {
-      float* own = scores + head * kBlock;
-      hide(p, own, position, start, count);
-      softmax(p, own, count, part.tops[first_query + head], part.totals[first_query + head]);
-      if (part.totals[first_query + head] == 0.0f) {
-        std::fill_n(own, count, 0.0f);
-      }
-    }
-    const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, 0, places);
-    for (int64_t column = 0; column < part.columns; column += kColumns) {
-      product<float>(
-          group, scores + first, kBlock, rows + first * part.columns + column, part.columns, places - first,
-          part.values + first_query * part.columns + column, part.columns, false);
+    weigh(p, own, position, start, places, part.tops + query, part.totals + query);
+  }
+  const int64_t seen = std::clamp<int64_t>(first_seen(p, nearest) - start, 0, common);
+  with_values(p, values, p.v.place, common, [&](const auto* rows, int64_t stride) {
+    add_up(
+        count, scores + seen, rows + seen * stride, stride, common - seen, part.values, part.columns, Sum::New);
+  });
+  float* rows = scratch().values.at_least(kBlock * part.columns);
+  for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
+    const int64_t position = p.positions[at], places = std::min(kBlock, position + 1 - start);
+    const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, common, std::max(common, places));
+    over_ancestors(at, [&](int64_t column, int64_t place) {
+      const T* value = place_of<T>(p.v, slot, place) + piece.group * p.v.head;
+      float* to = std::copy_n(value, p.value_depth, rows + column * part.columns);
+      std::fill_n(to, part.columns - p.value_depth, 0.0f);
+    });
+    if (first < places) {
+      add_up(
+          group, scores + query * kBlock + first, rows + first * part.columns, part.columns, places - first,
+          part.values + query * part.columns, part.columns, Sum::Continued);
     }
   }
 }
 
-// Of the queries of a piece over a block of keys.
-template <typename T>
-void part_of(const Attention& p, const Queries& piece, const float* gathered, int64_t block, Part part) {
-  if (p.parents != nullptr && (block + 1) * kBlock > root_of(p, piece)) {
-    tree_block_part<T>(p, piece, gathered, block, part);
-  } else {
-    block_part<T>(p, piece, gathered, block, part);
-  }
-}
-
-// Before any block. A sink is a score that came first, without a value.
-void begin(const Attention& p, const Queries& piece, int64_t queries, Part state) {
-  const int64_t group = p.heads / p.groups;
-  std::fill_n(state.values, queries * state.columns, 0.0f);
-  for (int64_t query = 0; query < queries; ++query) {
-    state.tops[query] = p.sinks ? p.sinks[piece.group * group + query % group] : kForbidden;
-    state.totals[query] = p.sinks ? 1.0f : 0.0f;
-  }
-}
-
-void join(const Attention& p, int64_t queries, Part state, Part next) {
-  for (int64_t query = 0; query < queries; ++query) {
-    if (next.totals[query] == 0.0f) {
-      continue;  // All hidden.
-    }
-    const float top = std::max(state.tops[query], next.tops[query]);
-    const float before = std::exp(state.tops[query] - top), now = std::exp(next.tops[query] - top);
-    float* sums = state.values + query * state.columns;
-    const float* added = next.values + query * state.columns;
-    for (int64_t i = 0; i < state.columns; i += kLanes) {
-      at::vec::fmadd(Vec::loadu(sums + i), Vec(before), Vec::loadu(added + i) * Vec(now)).store(sums + i);
-    }
-    state.tops[query] = top;
-    state.totals[query] = state.totals[query] * before + next.totals[query] * now;
-  }
-}
-
-void finish(const Attention& p, const Queries& piece, int64_t queries, Part state) {
-  const int64_t group = p.heads / p.groups;
-  for (int64_t query = 0; query < queries; ++query) {
-    const int64_t place = piece.first + query / group, head = piece.group * group + query % group;
-    float* out = p.out + (place * p.heads + head) * p.value_depth;
-    for (int64_t i = 0; i < p.value_depth; ++i) {
-      out[i] = state.values[query * state.columns + i] / state.totals[query];
-    }
-  }
-}
-
-int64_t places_at_once(const Attention& problem) {
-  return std::max<int64_t>(1, kQueries / (problem.heads / problem.groups));
-}
-
-int64_t query_count(const Attention& problem, const Queries& piece) {
-  return (piece.last - piece.first) * (problem.heads / problem.groups);
+int64_t places_at_once(const Attention& p) {
+  return std::max<int64_t>(1, kQueries / group_size(p));
 }
 
 }  // namespace
 
-int64_t most_pieces(const Attention& problem) {
-  const int64_t places = places_at_once(problem);
-  return problem.rows * problem.groups * ((problem.width + places - 1) / places);
+int64_t most_pieces(const Attention& p) {
+  const int64_t places = places_at_once(p);
+  return p.rows * p.groups * ((p.width + places - 1) / places);
 }
 
-Plan plan(const Attention& problem, Queries* pieces) {
+Plan plan(const Attention& p, Queries* pieces) {
   Plan made{pieces, 0, 0};
-  const int64_t most = places_at_once(problem), places = problem.rows * problem.width;
-  const auto slot = [&](int64_t place) { return problem.slots[place / problem.width]; };
+  const int64_t most = places_at_once(p), places = p.rows * p.width;
+  const auto slot = [&](int64_t place) { return p.slots[place / p.width]; };
   for (int64_t first = 0, last = 0; first < places; first = last) {
     // Each row of trees has its own root.
-    const int64_t end = problem.parents ? (first / problem.width + 1) * problem.width : places;
+    const int64_t end = p.parents ? (first / p.width + 1) * p.width : places;
     while (last < end && last < first + most && slot(last) == slot(first)) {
       ++last;
     }
-    const auto [nearest, furthest] = std::minmax_element(problem.positions + first, problem.positions + last);
-    const int64_t first_block = first_seen(problem, *nearest) / kBlock, last_block = *furthest / kBlock + 1;
-    for (int64_t group = 0; group < problem.groups; ++group) {
+    const auto [nearest, furthest] = std::minmax_element(p.positions + first, p.positions + last);
+    const int64_t first_block = first_seen(p, *nearest) / kBlock, last_block = *furthest / kBlock + 1;
+    for (int64_t group = 0; group < p.groups; ++group) {
       pieces[made.count++] = {group, first, last, first_block, last_block, made.parts};
       made.parts += last_block - first_block;
     }
@@ -360,49 +384,97 @@ Plan plan(const Attention& problem, Queries* pieces) {
   return made;
 }
 
-int64_t block_cost(const Attention& problem, const Queries& piece) {
+int64_t block_cost(const Attention& p, const Queries& piece) {
   constexpr int64_t kKeys = 12;
-  return kKeys + query_count(problem, piece);
+  return kKeys + query_count(p, piece);
 }
 
-int64_t part_size(const Attention& problem) {
-  const int64_t places = std::min(places_at_once(problem), problem.rows * problem.width);
-  return part_floats(problem, places * (problem.heads / problem.groups));
+int64_t part_size(const Attention& p) {
+  const int64_t places = std::min(places_at_once(p), p.rows * p.width);
+  return padded(part_floats(p, places * group_size(p)), kSide);
 }
 
-void attend(const Attention& problem, const Queries& piece) {
-  const int64_t queries = query_count(problem, piece);
-  const Part state(at_least(scratch().state, part_floats(problem, queries)), problem, queries);
-  const Part part(at_least(scratch().part, part_floats(problem, queries)), problem, queries);
-  begin(problem, piece, queries, state);
-  with_type(problem.type, [&](auto zero) {
+int64_t query_floats(const Attention& p) {
+  return p.rows * p.width * p.heads * p.depth;
+}
+
+void fetch_keys(const Attention& p, const Item& item) {
+  with_type(p.type, [&](auto zero) {
     using T = decltype(zero);
-    const float* gathered = gather_queries<T>(problem, piece);
-    for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
-      part_of<T>(problem, piece, gathered, block, part);
-      join(problem, queries, state, part);
+    fetch_rows(keys_of<T>(p, item), p.k.place, kColumns, p.depth, 0, 1, 1);
+  });
+}
+
+void attend_block(const Attention& p, const float* queries, const Item& item, const Item* next, float* part) {
+  const Queries& piece = *item.piece;
+  const Part own(part, p, query_count(p, piece));
+  const float* first = queries + (piece.group * p.rows * p.width + piece.first) * group_size(p) * p.depth;
+  with_type(p.type, [&](auto zero) {
+    using T = decltype(zero);
+    if (p.parents != nullptr && (item.block + 1) * kBlock > root_of(p, piece)) {
+      tree_block_part<T>(p, first, item, own);
+    } else {
+      block_part<T>(p, first, item, next, own);
     }
   });
-  finish(problem, piece, queries, state);
 }
 
-void attend_block(const Attention& problem, const Queries& piece, int64_t block, float* part) {
-  with_type(problem.type, [&](auto zero) {
-    using T = decltype(zero);
-    part_of<T>(
-        problem, piece, gather_queries<T>(problem, piece), block, Part(part, problem, query_count(problem, piece)));
-  });
-}
-
-void join_blocks(const Attention& problem, const Queries& piece, const float* parts) {
-  const int64_t queries = query_count(problem, piece);
-  const Part state(at_least(scratch().state, part_floats(problem, queries)), problem, queries);
-  begin(problem, piece, queries, state);
-  for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
-    float* part = const_cast<float*>(parts) + (piece.first_part + block - piece.first_block) * part_size(problem);
-    join(problem, queries, state, Part(part, problem, queries));
+// A sink is a score that came first, without a value.
+void begin(const Attention& p, const Queries& piece, float* from) {
+  const int64_t group = group_size(p), queries = query_count(p, piece);
+  const Part state(from, p, queries);
+  std::fill_n(state.values, queries * state.columns, 0.0f);
+  std::fill_n(state.tops, queries, kForbidden);
+  std::fill_n(state.totals, queries, p.sinks ? 1.0f : 0.0f);
+  if (p.sinks) {
+    with_type(p.sinks_type, [&](auto zero) {
+      const auto* sinks = static_cast<const decltype(zero)*>(p.sinks) + piece.group * group;
+      for (int64_t query = 0; query < queries; ++query) {
+        state.tops[query] = static_cast<float>(sinks[query % group]);
+      }
+    });
   }
-  finish(problem, piece, queries, state);
+}
+
+void join(const Attention& p, const Queries& piece, float* from, float* part) {
+  const int64_t queries = query_count(p, piece), padded_queries = padded(queries, kLanes);
+  const Part state(from, p, queries), next(part, p, queries);
+  float* before = scratch().factors.at_least(2 * padded_queries);
+  float* now = before + padded_queries;
+  for (int64_t query = 0; query < queries; query += kLanes) {
+    const Vec old_top = Vec::loadu(state.tops + query), new_top = Vec::loadu(next.tops + query);
+    const Vec top = at::vec::maximum(old_top, new_top);
+    (old_top - top).exp_u20().store(before + query);
+    (new_top - top).exp_u20().store(now + query);
+  }
+  for (int64_t query = 0; query < queries; ++query) {
+    if (next.totals[query] == 0.0f) {
+      continue;  // All hidden.
+    }
+    float* sums = state.values + query * state.columns;
+    const float* added = next.values + query * state.columns;
+    for (int64_t i = 0; i < state.columns; i += kLanes) {
+      at::vec::fmadd(Vec::loadu(sums + i), Vec(before[query]), Vec::loadu(added + i) * Vec(now[query]))
+          .store(sums + i);
+    }
+    state.tops[query] = std::max(state.tops[query], next.tops[query]);
+    state.totals[query] = state.totals[query] * before[query] + next.totals[query] * now[query];
+  }
+}
+
+void finish(const Attention& p, const Queries& piece, float* from) {
+  const int64_t group = group_size(p), queries = query_count(p, piece);
+  const Part state(from, p, queries);
+  with_type(p.type, [&](auto zero) {
+    using T = decltype(zero);
+    for (int64_t query = 0; query < queries; ++query) {
+      const int64_t place = piece.first + query / group, head = piece.group * group + query % group;
+      T* out = static_cast<T*>(p.out) + (place * p.heads + head) * p.value_depth;
+      for (int64_t i = 0; i < p.value_depth; ++i) {
+        out[i] = static_cast<T>(state.values[query * state.columns + i] / state.totals[query]);
+      }
+    }
+  });
 }
 
 }  // namespace speccompile

@@ -8,24 +8,59 @@
 namespace speccompile {
 
 constexpr int64_t kNone = -1;
+// Places of a block of keys, whose softmax is computed apart.
+constexpr int64_t kBlock = 128;
 
 // Strides are in elements; the last dimension of all tensors is contiguous.
+struct Cache {
+  void* from;
+  int64_t slot, place, head;
+};
+
+// [rows, width, heads, features]
+struct Heads {
+  const void* from;
+  int64_t row, place, head;
+};
+
+// What a step writes into the cache before it attends. Queries and keys are rotated on their way: the first `features` of
+// each, by cosines and sines of their place, [rows, width, features].
+struct Rotary {
+  Heads k, v, cos, sin;
+  int64_t features;
+};
+
 struct Attention {
   int64_t rows, width, heads, groups, depth, value_depth;
+  int64_t cache_slots, cache_places;
   Type type;
-  const void *q, *k, *v;
-  int64_t q_row, q_place, q_head, k_slot, k_place, k_head, v_slot, v_place, v_head;
+  Heads q;
+  Cache k, v;
   const int64_t *slots, *positions;  // [rows], [rows, width]
   float scale;
   int64_t window, chunk;  // kNone where there is none.
   float softcap;          // 0 where there is none.
-  const float* sinks;     // [heads], or null.
+  Type sinks_type;
+  const void* sinks;  // [heads], or null.
   // [rows, width], or null for chains: of the nodes of trees the parent's index in the row, -1 of node 0, the root, and of
   // other roots, whose position is the same. The key of node i stands at the root's place plus i; its position is the
   // root's plus its depth.
   const int64_t* parents;
-  float* out;  // [rows, width, heads, value_depth]
+  void* out;  // [rows, width, heads, value_depth]
+  bool rotates;
+  Rotary rotary;
 };
+
+// The one function that knows where a block of a slot lies.
+template <typename T>
+T* block_of(const Cache& cache, int64_t slot, int64_t block) {
+  return static_cast<T*>(cache.from) + slot * cache.slot + block * kBlock * cache.place;
+}
+
+template <typename T>
+T* place_of(const Cache& cache, int64_t slot, int64_t place) {
+  return block_of<T>(cache, slot, place / kBlock) + place % kBlock * cache.place;
+}
 
 // The queries of some places of one slot, in the heads that share one KV head. Places are counted through all rows, so
 // that neighbouring rows of one slot are taken together.
@@ -35,7 +70,14 @@ struct Queries {
   int64_t first_part;               // In a list of parts, one for each block.
 };
 
-// All queries of a step, in pieces of which each is worth a thread's while.
+// A block of keys for a piece of queries.
+struct Item {
+  const Queries* piece;
+  int64_t block;
+};
+
+// All queries of a step, in pieces of which each is worth a thread's while. Pieces that differ in their group follow one
+// another.
 struct Plan {
   Queries* pieces;
   int64_t count, parts;
@@ -47,14 +89,23 @@ Plan plan(const Attention& problem, Queries* pieces);
 // What one block of keys takes for a piece, in no unit: its queries, and its keys themselves, which are turned over.
 int64_t block_cost(const Attention& problem, const Queries& queries);
 
-// Floats that one block leaves for one piece of queries.
+// Floats that one block leaves for one piece of queries, and those of all queries of a step.
 int64_t part_size(const Attention& problem);
+int64_t query_floats(const Attention& problem);
 
-// A piece over all of its blocks.
-void attend(const Attention& problem, const Queries& queries);
+// Places [first, last), counted through all rows: copies their queries, scaled, to where `attend_block` reads them, and
+// writes their keys and values. Queries and keys are rotated if the step rotates.
+void prepare(const Attention& problem, int64_t first, int64_t last, float* queries);
 
-// The same in two steps, of which the first can go on in several threads.
-void attend_block(const Attention& problem, const Queries& queries, int64_t block, float* part);
-void join_blocks(const Attention& problem, const Queries& queries, const float* parts);
+// Begins to fetch the keys of an item from memory.
+void fetch_keys(const Attention& problem, const Item& item);
+
+// A block. The keys of `next`, which may be null, are fetched from memory meanwhile.
+void attend_block(const Attention& problem, const float* queries, const Item& item, const Item* next, float* part);
+
+// A piece's state: parts are joined into it in the order of their blocks, and its results are written.
+void begin(const Attention& problem, const Queries& piece, float* state);
+void join(const Attention& problem, const Queries& piece, float* state, float* part);
+void finish(const Attention& problem, const Queries& piece, float* state);
 
 }  // namespace speccompile

@@ -72,16 +72,19 @@ struct Loader<c10::BFloat16> : HalfLoader<c10::BFloat16> {};
 template <>
 struct Loader<c10::Half> : HalfLoader<c10::Half> {};
 
+// What becomes of the values that stand in c: nothing, the sum is added to them, or it goes on from them as one chain.
+enum class Sum { New, Added, Continued };
+
 template <typename T, int ROWS, int VECS, int LINES>
 inline void tile(
-    const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, bool add,
+    const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c, int64_t c_stride, Sum sum,
     Ahead ahead) {
   Vec sums[ROWS][VECS];
 #pragma GCC unroll 12
   for (int row = 0; row < ROWS; ++row) {
 #pragma GCC unroll 4
     for (int v = 0; v < VECS; ++v) {
-      sums[row][v] = Vec(0.0f);
+      sums[row][v] = sum == Sum::Continued ? Vec::loadu(c + row * c_stride + v * kLanes) : Vec(0.0f);
     }
   }
   for (int64_t k = 0; k < depth; ++k) {
@@ -102,7 +105,7 @@ inline void tile(
 #pragma GCC unroll 4
     for (int v = 0; v < VECS; ++v) {
       float* const to = c + row * c_stride + v * kLanes;
-      (add ? Vec::loadu(to) + sums[row][v] : sums[row][v]).store(to);
+      (sum == Sum::Added ? Vec::loadu(to) + sums[row][v] : sums[row][v]).store(to);
     }
   }
 }
@@ -110,13 +113,13 @@ inline void tile(
 template <typename T, int ROWS>
 inline void tile_of(
     int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
-    int64_t c_stride, bool add, Ahead ahead) {
+    int64_t c_stride, Sum sum, Ahead ahead) {
   if (rows == ROWS) {
     ahead.with_lines<kColumns * sizeof(T) / kCacheLine>([&](auto lines) {
-      tile<T, ROWS, kVecs, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+      tile<T, ROWS, kVecs, decltype(lines)::value>(a, a_stride, b, b_stride, depth, c, c_stride, sum, ahead);
     });
   } else if constexpr (ROWS > 1) {
-    tile_of<T, ROWS - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride, add, ahead);
+    tile_of<T, ROWS - 1>(rows, a, a_stride, b, b_stride, depth, c, c_stride, sum, ahead);
   }
 }
 
@@ -132,8 +135,22 @@ inline void product(
   for (int64_t pass = 0; pass < passes; ++pass) {
     const int64_t row = rows * pass / passes, end = rows * (pass + 1) / passes;
     tile_of<T, kMostRows>(
-        end - row, a + row * a_stride, a_stride, b, b_stride, depth, c + row * c_stride, c_stride, add,
-        Ahead::share(rows, next, depth, kColumns * sizeof(T), pass, passes));
+        end - row, a + row * a_stride, a_stride, b, b_stride, depth, c + row * c_stride, c_stride,
+        add ? Sum::Added : Sum::New, Ahead::share(rows, next, depth, kColumns * sizeof(T), pass, passes));
+  }
+}
+
+// The same; the lines that `ahead` names are fetched in the first pass.
+template <typename T>
+inline void product_ahead(
+    int64_t rows, const float* a, int64_t a_stride, const T* b, int64_t b_stride, int64_t depth, float* c,
+    int64_t c_stride, Sum sum, Ahead ahead = {}) {
+  const int64_t passes = (rows + kMostRows - 1) / kMostRows;
+  for (int64_t pass = 0; pass < passes; ++pass) {
+    const int64_t row = rows * pass / passes, end = rows * (pass + 1) / passes;
+    tile_of<T, kMostRows>(
+        end - row, a + row * a_stride, a_stride, b, b_stride, depth, c + row * c_stride, c_stride, sum,
+        pass == 0 ? ahead : Ahead());
   }
 }
 

@@ -1,0 +1,72 @@
+// What a step does before it attends: its queries are scaled and copied to where attention reads them, its keys and
+// values are written into the cache. Rotary position embeddings are computed on the way, in the form of transformers:
+// x * cos + rotate_half(x) * sin, rounded once.
+#include "attention.h"
+
+#include "tile.h"
+
+namespace speccompile {
+namespace {
+
+template <typename T>
+const T* head_of(const Heads& heads, int64_t width, int64_t place, int64_t head) {
+  return static_cast<const T*>(heads.from) + place / width * heads.row + place % width * heads.place +
+      head * heads.head;
+}
+
+// Calls `write(i, value)` for each feature of a head.
+template <typename T, typename Write>
+void rotate(const T* x, const T* cos, const T* sin, int64_t rotated, int64_t features, Write write) {
+  const int64_t half = rotated / 2;
+  for (int64_t i = 0; i < half; ++i) {
+    const float low = static_cast<float>(x[i]), high = static_cast<float>(x[half + i]);
+    write(i, static_cast<T>(low * static_cast<float>(cos[i]) - high * static_cast<float>(sin[i])));
+    write(half + i, static_cast<T>(high * static_cast<float>(cos[half + i]) + low * static_cast<float>(sin[half + i])));
+  }
+  for (int64_t i = rotated; i < features; ++i) {
+    write(i, x[i]);
+  }
+}
+
+template <typename T>
+void prepare_place(const Attention& p, int64_t place, float* queries) {
+  const int64_t group = p.heads / p.groups, row = place / p.width;
+  const Rotary& r = p.rotary;
+  const T *cos = nullptr, *sin = nullptr;
+  if (p.rotates) {
+    cos = head_of<T>(r.cos, p.width, place, 0);
+    sin = head_of<T>(r.sin, p.width, place, 0);
+  }
+  for (int64_t head = 0; head < p.heads; ++head) {
+    const T* x = head_of<T>(p.q, p.width, place, head);
+    float* to = queries + ((head / group * p.rows * p.width + place) * group + head % group) * p.depth;
+    rotate(x, cos, sin, p.rotates ? r.features : 0, p.depth, [to, scale = p.scale](int64_t i, T value) {
+      to[i] = static_cast<float>(value) * scale;
+    });
+  }
+  if (!p.rotates) {
+    return;
+  }
+  // The nodes of a tree lie in the order of their numbers.
+  const int64_t at = p.parents ? p.positions[row * p.width] + place % p.width : p.positions[place];
+  for (int64_t head = 0; head < p.groups; ++head) {
+    T* key = place_of<T>(p.k, p.slots[row], at) + head * p.k.head;
+    rotate(
+        head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
+        [key](int64_t i, T value) { key[i] = value; });
+    std::copy_n(
+        head_of<T>(r.v, p.width, place, head), p.value_depth, place_of<T>(p.v, p.slots[row], at) + head * p.v.head);
+  }
+}
+
+}  // namespace
+
+void prepare(const Attention& p, int64_t first, int64_t last, float* queries) {
+  with_type(p.type, [&](auto zero) {
+    for (int64_t place = first; place < last; ++place) {
+      prepare_place<decltype(zero)>(p, place, queries);
+    }
+  });
+}
+
+}  // namespace speccompile

@@ -1,0 +1,167 @@
+#include "attend.h"
+
+#include <torch/headeronly/util/Exception.h>
+
+#include <algorithm>
+#include <atomic>
+#include <memory>
+#include <vector>
+
+#include "../kernels/buffer.h"
+#include "share.h"
+
+namespace speccompile {
+namespace {
+
+// Below this cost one thread is done before a second one has come, see block_cost.
+constexpr int64_t kAlone = 100;
+// Floats of queries and keys that one thread prepares for all.
+constexpr int64_t kPreparedAlone = 65536;
+
+// Of the calling thread, kept between calls. The other threads of a region read it.
+struct Buffers {
+  Buffer queries, parts, states;
+  std::vector<Queries> pieces;
+  std::vector<Item> items;
+  std::vector<int64_t> costs;
+  std::unique_ptr<std::atomic<int64_t>[]> left;
+  int64_t counters = 0;
+};
+
+void check_places(const Attention& p) {
+  for (int64_t row = 0; row < p.rows; ++row) {
+    const int64_t slot = p.slots[row];
+    STD_TORCH_CHECK(slot >= 0 && slot < p.cache_slots, "speccompile: row ", row, " has no slot ", slot);
+    for (int64_t i = 0; i < p.width; ++i) {
+      const int64_t place = p.parents ? p.positions[row * p.width] + i : p.positions[row * p.width + i];
+      STD_TORCH_CHECK(
+          place >= 0 && place < p.cache_places, "speccompile: row ", row, " writes beyond its slot, at ", place);
+    }
+  }
+}
+
+// Pieces of one place after the other, and of these block by block: memory is read in order.
+void list_items(const Plan& made, std::vector<Item>& items) {
+  items.clear();
+  for (int64_t first = 0, last = 0; first < made.count; first = last) {
+    const Queries& leader = made.pieces[first];
+    while (last < made.count && made.pieces[last].first == leader.first) {
+      ++last;
+    }
+    for (int64_t block = leader.first_block; block < leader.last_block; ++block) {
+      for (int64_t piece = first; piece < last; ++piece) {
+        items.push_back({made.pieces + piece, block});
+      }
+    }
+  }
+}
+
+void attend_in_order(const Attention& p, const std::vector<Item>& items, const float* queries, Buffers& own) {
+  const int64_t size = part_size(p);
+  float* const states = own.states.at_least(p.groups * size);
+  float* const part = own.parts.at_least(size);
+  for (size_t i = 0; i < items.size(); ++i) {
+    const Queries& piece = *items[i].piece;
+    float* const state = states + piece.group * size;
+    if (items[i].block == piece.first_block) {
+      begin(p, piece, state);
+    }
+    attend_block(p, queries, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, part);
+    join(p, piece, state, part);
+    if (items[i].block + 1 == piece.last_block) {
+      finish(p, piece, state);
+    }
+  }
+}
+
+// Pieces are shared out, each with all of its blocks.
+void attend_by_pieces(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
+  const int64_t size = part_size(p);
+  share_out(own.costs, [&p, &made, size, queries](int64_t i) {
+    thread_local Buffer buffer;
+    float* const state = buffer.at_least(2 * size);
+    const Queries& piece = made.pieces[i];
+    begin(p, piece, state);
+    for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
+      const Item item{&piece, block}, next{&piece, block + 1};
+      attend_block(p, queries, item, next.block < piece.last_block ? &next : nullptr, state + size);
+      join(p, piece, state, state + size);
+    }
+    finish(p, piece, state);
+  });
+}
+
+// Blocks are shared out: few queries, or many of one row. Who computes the last one of a piece joins them.
+void attend_by_blocks(const Attention& p, const Plan& made, const std::vector<Item>& items, const float* queries, Buffers& own) {
+  const int64_t size = part_size(p);
+  float* const parts = own.parts.at_least(made.parts * size);
+  if (own.counters < made.count) {
+    own.left = std::make_unique<std::atomic<int64_t>[]>(made.count);
+    own.counters = made.count;
+  }
+  std::atomic<int64_t>* const left = own.left.get();
+  for (int64_t i = 0; i < made.count; ++i) {
+    left[i].store(made.pieces[i].last_block - made.pieces[i].first_block, std::memory_order_relaxed);
+  }
+  own.costs.clear();
+  for (const Item& item : items) {
+    own.costs.push_back(block_cost(p, *item.piece));
+  }
+  share_out(own.costs, [&p, &items, size, parts, left, first = made.pieces, queries](int64_t i) {
+    const Queries& piece = *items[i].piece;
+    float* const of_piece = parts + piece.first_part * size;
+    const Item* const next = i + 1 < static_cast<int64_t>(items.size()) ? &items[i + 1] : nullptr;
+    attend_block(p, queries, items[i], next, of_piece + (items[i].block - piece.first_block) * size);
+    if (left[&piece - first].fetch_sub(1, std::memory_order_acq_rel) > 1) {
+      return;
+    }
+    thread_local Buffer buffer;
+    float* const state = buffer.at_least(size);
+    begin(p, piece, state);
+    for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
+      join(p, piece, state, of_piece + (block - piece.first_block) * size);
+    }
+    finish(p, piece, state);
+  });
+}
+
+}  // namespace
+
+void attend(const Attention& p) {
+  thread_local Buffers own;
+  if (p.rotates) {
+    check_places(p);
+  }
+  own.pieces.resize(most_pieces(p));
+  const Plan made = plan(p, own.pieces.data());
+  if (made.count == 0) {
+    return;
+  }
+  list_items(made, own.items);
+  fetch_keys(p, own.items.front());
+  float* const queries = own.queries.at_least(query_floats(p));
+  const int64_t places = p.rows * p.width;
+  if (query_floats(p) <= kPreparedAlone) {
+    prepare(p, 0, places, queries);
+  } else {
+    parallel_for(0, places, 4, [&p, queries](int64_t first, int64_t last) { prepare(p, first, last, queries); });
+  }
+  own.costs.clear();
+  int64_t dearest = 0, all = 0;
+  for (int64_t i = 0; i < made.count; ++i) {
+    const Queries& piece = made.pieces[i];
+    own.costs.push_back(block_cost(p, piece) * (piece.last_block - piece.first_block));
+    dearest = std::max(dearest, own.costs.back());
+    all += own.costs.back();
+  }
+  const int64_t threads = thread_count();
+  if (threads == 1 || all <= kAlone) {
+    attend_in_order(p, own.items, queries, own);
+  } else if (dearest * 4 * threads <= all) {
+    attend_by_pieces(p, made, queries, own);
+  } else {
+    attend_by_blocks(p, made, own.items, queries, own);
+  }
+}
+
+}  // namespace speccompile
