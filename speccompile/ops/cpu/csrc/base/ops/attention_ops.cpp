@@ -41,6 +41,10 @@ Cache cache_of(const Tensor& tensor) {
   return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
 }
 
+bool is_dense(const Tensor& tensor) {
+  return tensor.stride(tensor.dim() - 1) == 1;
+}
+
 Tensor dense(const Tensor& tensor) {
   return is_dense(tensor) ? tensor : side_by_side(tensor);
 }
@@ -52,10 +56,6 @@ struct Arguments {
   // Whether these are the tensors that were given, and no copies.
   const bool are_given;
 };
-
-bool is_dense(const Tensor& tensor) {
-  return tensor.stride(tensor.dim() - 1) == 1;
-}
 
 Attention problem_of(
     const Arguments& own, const Tensor& k_cache, const Tensor& v_cache, double scale,
