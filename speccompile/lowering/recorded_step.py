@@ -34,6 +34,7 @@ MOST_TOKENS = 64
 
 #: Ops whose results are numbers that no step changes.
 _SIZES = frozenset({aten.sym_size.int, aten.sym_stride.int, aten.sym_numel.default})
+_MASKS = (torch.bool, torch.uint8)
 _CHANGING = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output})
 
 Step = Callable[..., Any]
@@ -120,6 +121,13 @@ def _is_recorded(node: fx.Node) -> bool:
     return views or is_recorded(op)
 
 
+def _has_changing_size(op: OpOverload, arguments: Sequence[Any]) -> bool:
+    """Whether the size of a result depends on values: of an index only where masks choose."""
+    if op is aten.index.Tensor:
+        return any(index is not None and index.dtype in _MASKS for index in arguments[1])
+    return not _CHANGING.isdisjoint(op.tags)
+
+
 def _is_watched() -> bool:
     return bool(profiler._is_profiler_enabled) or has_modes()
 
@@ -165,7 +173,7 @@ class _Recording:
         result = op(*arguments, **options)
         if is_recorded(op) and self._calls() > before:
             return result
-        if not _CHANGING.isdisjoint(op.tags):
+        if _has_changing_size(op, arguments):
             self.refusal = f"a result of {op} depends on values"
         self._add(before, op, arguments, options, result, writes=op._schema.is_mutable, sizes=op in _SIZES)
         return result
