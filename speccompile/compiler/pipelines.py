@@ -52,6 +52,7 @@ from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.fuse_linears import FuseLinears
+from speccompile.passes.target.fuse_rotary_attention import FuseRotaryAttention
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.move_norms import MoveNorms
@@ -82,6 +83,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
     passes = [
         BoundPositions(),
         attention,
+        *[FuseRotaryAttention()] * (native and config.attends and config.route == "attention"),
         *[ChooseRecurrence(native)] * config.recurrent,
         *[ChooseExperts(native)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),

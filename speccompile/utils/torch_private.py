@@ -155,6 +155,11 @@ def run_kernel(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
+def argument_index(op: OpOverload, name: str) -> int:
+    """The index of the argument ``name`` of ``op``."""
+    return [argument.name for argument in op._schema.arguments].index(name)
+
+
 def is_composite(op: OpOverload) -> bool:
     """Whether an op has a kernel that calls other ops, for all backends."""
     return bool(op.has_kernel_for_dispatch_key(torch._C.DispatchKey.CompositeImplicitAutograd))

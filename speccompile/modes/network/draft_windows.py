@@ -14,15 +14,19 @@ from dataclasses import replace
 import torch
 from torch import fx
 
-import speccompile.ops.native  # noqa: F401  defines an op
+import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
+from speccompile.utils.torch_private import argument_index
 
-#: The attention ops, and the index of ``window`` among their arguments.
-ATTENTION = frozenset(
-    getattr(torch.ops.speccompile, name).default for name in ("attention", "attention_fixed_order", "native_attention")
-)
-WINDOW = 6
+#: The attention ops, with the index of ``window`` among their arguments.
+WINDOW: dict[object, int] = {
+    op: argument_index(op, "window")
+    for op in (
+        getattr(torch.ops.speccompile, name).default
+        for name in ("attention", "attention_fixed_order", "native_attention", "native_rotary_attention")
+    )
+}
 
 
 def has_windows(drafter: StepGraph) -> bool:
@@ -56,17 +60,17 @@ def _name(body: str, by: int) -> str:
 
 def _windows(graph: fx.Graph) -> list[fx.Node]:
     """Calls of an attention op with a window."""
-    calls = (node for node in graph.nodes if node.op == "call_function" and node.target in ATTENTION)
-    return [node for node in calls if len(node.args) > WINDOW and node.args[WINDOW] is not None]
+    calls = (node for node in graph.nodes if node.op == "call_function" and node.target in WINDOW)
+    return [node for node in calls if len(node.args) > (at := WINDOW[node.target]) and node.args[at] is not None]
 
 
 def _wider(body: Body, by: int) -> Body:
     name, graph = _name(body.name, by), fx.Graph()
     graph.output(graph.graph_copy(body.module.graph, {}))
     for node in _windows(graph):
-        window = node.args[WINDOW]
+        window = node.args[WINDOW[node.target]]
         assert isinstance(window, int)
-        node.update_arg(WINDOW, window + by)
+        node.update_arg(WINDOW[node.target], window + by)
     module = fx.GraphModule(torch.nn.Module(), graph, class_name=name)
     key = hashlib.sha256(f"{body.key} {by} wider".encode()).hexdigest()
     return replace(body, name=name, module=module, key=key)

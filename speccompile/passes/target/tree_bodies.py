@@ -15,11 +15,10 @@ from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import call_of
+from speccompile.utils.torch_private import argument_index
 
 #: What the names of such bodies end with.
 SUFFIX = "_of_trees"
-#: Arguments of the attention op before ``parents``, and where ``positions`` are.
-BEFORE_PARENTS, POSITIONS = 10, 4
 
 
 @dataclass(frozen=True)
@@ -72,11 +71,11 @@ def tree_body(body: Body) -> Body:
     result = inner.graph_copy(body.module.graph, copies)
     placeholders = [node for node in inner.nodes if node.op == "placeholder"]
     ops = torch.ops.speccompile
-    attends = {ops.attention.default, ops.native_attention.default}
+    attends = {ops.attention.default, ops.native_attention.default, ops.native_rotary_attention.default}
     calls = [node for node in inner.nodes if node.target in attends]
     if not calls:
         raise AnchorError(anchor=f"attention of {body.name}", reason="trees need layers that call the attention op")
-    positions = calls[0].args[POSITIONS]
+    positions = calls[0].args[argument_index(calls[0].target, "positions")]
     assert isinstance(positions, fx.Node)
     with inner.inserting_after(placeholders[-1]):
         places = inner.placeholder("places")
@@ -85,8 +84,10 @@ def tree_body(body: Body) -> Body:
     for added in (places, parents):
         added.meta = {"val": positions.meta["val"]}
     for node in calls:
-        given = (*node.args, *[None] * (BEFORE_PARENTS - len(node.args)))
-        node.args = (*given[:BEFORE_PARENTS], parents, *given[BEFORE_PARENTS + 1 :])
+        before = argument_index(node.target, "parents")
+        given = (*node.args, *[None] * (before - len(node.args)))
+        # The op that writes the KV itself knows from the parents where it belongs.
+        node.args = (*given[:before], parents, *given[before + 1 :])
     for node in inner.nodes:
         if node.target is torch.ops.aten.index_put_.default:
             tensor, indices, *rest = node.args
