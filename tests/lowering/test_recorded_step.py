@@ -237,8 +237,7 @@ def test_texts_are_those_without_recording(
     spec = specs(mode)
 
     def texts() -> list[list[int]]:
-        requests = [spec.submit(prompt, max_new_tokens=40, **options) for prompt in prompts()]
-        return [request.result().tokens for request in requests]
+        return spec.generate(torch.tensor(prompts()), max_new_tokens=40, **options).tolist()
 
     first, replayed = texts(), texts()
     tiers = [tier for tier in spec.engine.tiers.values() if isinstance(tier.executable, RecordedStep)]
