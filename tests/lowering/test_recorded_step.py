@@ -148,7 +148,9 @@ class TestOfOps:
         torch.testing.assert_close(out, x @ self.WEIGHT.T)
 
     @pytest.mark.parametrize(
-        "reads", [lambda x: x.sum().item(), lambda x: x[x > 0].mean()], ids=["a number", "a size that depends on values"]
+        "reads",
+        [lambda x: x.sum().item(), lambda x: x[x > 0].mean()],
+        ids=["a number", "a size that depends on values"],
     )
     def test_what_depends_on_values_is_refused(self, reads: Callable[[torch.Tensor], Any]) -> None:
         def step(x: torch.Tensor, out: torch.Tensor) -> tuple[()]:

@@ -14,8 +14,8 @@ from speccompile.errors import LoweringError
 from speccompile.ops.cpu.consume import standing_in
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
-from speccompile.ops.fused_linears import linear_input
 from speccompile.ops.cpu.packing import Pack, WeightPacks
+from speccompile.ops.fused_linears import linear_input
 from speccompile.utils.product_linear import product_linear
 from speccompile.utils.torch_private import TorchDispatchMode, without_modes
 

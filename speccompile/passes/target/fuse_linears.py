@@ -208,9 +208,7 @@ def _mean_square(root: Any) -> tuple[Any, float, list[fx.Node]] | None:
     return (power.args[0], float(eps), [root, total, mean, power]) if isinstance(eps, int | float) else None
 
 
-def _fuse(
-    graph: StepGraph, linear: fx.Node, form: Form, ends: _Ends, added: tuple[fx.Node, fx.Node] | None
-) -> None:
+def _fuse(graph: StepGraph, linear: fx.Node, form: Form, ends: _Ends, added: tuple[fx.Node, fx.Node] | None) -> None:
     last, residual = added or (linear, None)
     # x, then each tensor that stands for the weight, bias, features.
     _, *tensors, biases, features = linear.args
