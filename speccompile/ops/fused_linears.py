@@ -6,6 +6,7 @@ computed (``ops/cpu/csrc/base/kernels/linear_ends.cpp``).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -16,7 +17,7 @@ from speccompile.ops.define import define
 from speccompile.ops.native import ROUNDED
 
 #: Activations of a gate, by name.
-ACTIVATIONS = {
+ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "silu": F.silu,
     "gelu": F.gelu,
     "gelu_tanh": lambda x: F.gelu(x, approximate="tanh"),

@@ -119,7 +119,7 @@ def _unrounded_linear(
 def _unrounded_linears(
     form: Form, x: torch.Tensor, lists: Sequence[Any], biases: Sequence[torch.Tensor], features: Sequence[int]
 ) -> list[torch.Tensor]:
-    given = biases or [None] * len(features)
+    given: Sequence[torch.Tensor | None] = biases or [None] * len(features)
     return [
         _unrounded_linear(form, x, tensors, bias, count)
         for tensors, bias, count in zip(zip(*lists, strict=True), given, features, strict=True)

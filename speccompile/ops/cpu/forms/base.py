@@ -21,9 +21,9 @@ class Form(ABC):
     """Layout of a linear's weight in memory, and the ops that read it.
 
     The ops accept, in this order: ``linear(x, *tensors, bias, features)``; ``linears(x, *lists of tensors, biases,
-    features)`` for several weights and one ``x``; ``fused``, which is ``linears`` with other inputs than ``x`` before the
-    lists (:mod:`speccompile.ops.fused_linears`); ``embedding(*tensors, ids, *embedding_sizes)``. The others are defined
-    in :mod:`speccompile.ops.native`.
+    features)`` for several weights and one ``x``; ``fused``, which is ``linears`` with further arguments after ``x``
+    (:mod:`speccompile.ops.fused_linears`); ``embedding(*tensors, ids, *embedding_sizes)``. The others are defined in
+    :mod:`speccompile.ops.native`.
     """
 
     name: ClassVar[str]
