@@ -20,7 +20,7 @@ class Kernels:
         native: linears and attention are the package's C++ ops, over packed weights; else torch's own.
         reason: the reason for this choice, for ``explain()``.
         rounded: linears over rounded weights have a kernel of the package, also if others are torch's own.
-        few_launches: the ops around the layers are joined, since each takes longer to launch than to run.
+        few_launches: the ops around the layers are joined: a launch of one costs more than its work.
         moves_norms: the norm at the start of a layer is compiled with the layer before it.
         joins_weights: torch's linears that read one input are one product
             (:mod:`speccompile.passes.target.join_weights`).

@@ -2,7 +2,7 @@
 
 The ops of a step allocate their results, check their arguments and pass the dispatcher, in every step as in the one
 before. A step of few tokens needs as long for this as for a third of its kernels. So it is recorded at its first run:
-the kernel calls that its C++ ops make, with their addresses, in memory that belongs to the recording
+the kernel calls of its C++ ops, with their addresses, in memory that belongs to the recording
 (``ops/cpu/csrc/base/ops/recording.cpp``). Later runs only repeat these calls. What is not one of these ops (torch's own
 ops, bodies with kernels that Inductor wrote) is called again from Python, and its results are copied to where the
 recorded calls read them.
@@ -59,7 +59,7 @@ class RecordableStep:
         return self.step(*tensors)
 
     def bound(self, arguments: Sequence[torch.Tensor], pool_tokens: int | None) -> RecordedStep:
-        """Return the step over ``arguments``; its C++ ops run in their pool if ``pool_tokens`` says for how many
+        """Return the step over ``arguments``; its C++ ops run in their pool if ``pool_tokens`` is a number of
         tokens (:func:`speccompile.utils.workers.in_pool`)."""
         return RecordedStep(self, tuple(arguments), pool_tokens)
 
@@ -95,7 +95,7 @@ class RecordedStep:
         return ()
 
     def replay(self) -> bool:
-        """Run the recorded step. Return False without having done anything if there is none, or if a profiler or a mode
+        """Run the recorded step. Return False and do nothing if the step is not recorded, or if a profiler or a mode
         must see every op."""
         if self._recording is None or _is_watched():
             return False
@@ -201,7 +201,7 @@ class _Recording:
         writes: bool,
         sizes: bool = False,
     ) -> None:
-        """Record a call of ``function`` from Python, unless it only makes views."""
+        """Record a call of ``function`` from Python, unless its results are views."""
         self._library.speccompile_keep_calls(self._handle, before)
         given = {_storage(tensor) for tensor in _tensors((arguments, options))}
         made = _tensors(result)

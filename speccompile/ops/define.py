@@ -39,8 +39,8 @@ def define(
         cpp: the library of the op's C++ kernel, which returns the values of the reference.
         native: the library of a C++ kernel that rounds in another way. It is the op ``native_NAME``.
         in_bodies: whether compiled bodies call the op of ``cpp`` or ``native``: the library also has its C function.
-        recorded: whether the C++ kernel does all work of the op by ``run_kernel`` (``csrc/base/ops/kernel_calls.h``),
-            so that a recorded step can repeat it without the op.
+        recorded: whether the C++ kernel does all work of the op by ``run_kernel`` (``csrc/base/ops/kernel_calls.h``).
+            A recorded step then repeats it without the op.
         cuda: the op's kernel, as :func:`~speccompile.ops.on_cuda.register_on_cuda` accepts it.
     """
     name = schema.partition("(")[0]

@@ -34,7 +34,7 @@ def linear_input(
     eps: float = 0.0,
     offset: float = 0.0,
 ) -> torch.Tensor:
-    """What the linears of a fused op multiply: ``[..., K]``, of the dtype of ``x``.
+    """Compute the input of the linears of a fused op: ``[..., K]``, of the dtype of ``x``.
 
     Args:
         x: ``[..., K]``.

@@ -22,7 +22,7 @@ _ONE, _SEVERAL = ({getattr(form, name): form for form in FORMS.values()} for nam
 
 @dataclass(frozen=True)
 class _Ends:
-    """What an op computes around linears (:func:`speccompile.ops.fused_linears.linear_input`), as nodes."""
+    """The computation around linears (:func:`speccompile.ops.fused_linears.linear_input`), as nodes."""
 
     x: fx.Node
     gate: fx.Node | None = None
@@ -36,11 +36,11 @@ class _Ends:
 
 @dataclass(frozen=True)
 class FuseLinears(Pass):
-    """Makes one op of packed linears, the norm (of Llama's or Gemma's kind) or the gate that computes their input, and
+    """Joins packed linears into one op with the norm (of Llama's or Gemma's kind) or the gate that computes their input, and
     the residual that is added to the output of a single one.
 
-    The ops around a product would be kernels of their own: some microseconds each, thirty times in a step, on one
-    thread. What another node reads stays outside.
+    As separate kernels, the ops around a product cost some microseconds each, on one thread, in every layer. What
+    another node reads stays outside.
     """
 
     name: ClassVar[str] = "fuse_linears"

@@ -1,4 +1,4 @@
-"""The ops around the decoder layers as bodies: Inductor fuses them, since each takes longer to launch than to run."""
+"""The ops around the decoder layers as bodies: Inductor fuses them, as the launch of one costs more than its work."""
 
 from __future__ import annotations
 
