@@ -36,8 +36,8 @@ class _Ends:
 
 @dataclass(frozen=True)
 class FuseLinears(Pass):
-    """Joins packed linears into one op with the norm (of Llama's or Gemma's kind) or the gate that computes their input, and
-    the residual that is added to the output of a single one.
+    """Joins packed linears into one op with the norm (of Llama's or Gemma's kind) or the gate that computes their
+    input, and with the residual that is added to the output of a single one.
 
     As separate kernels, the ops around a product cost some microseconds each, on one thread, in every layer. What
     another node reads stays outside.
