@@ -10,6 +10,7 @@ from speccompile.compiler.build import Build
 from speccompile.compiler.config import MIXED_TOKENS, BuildConfig
 from speccompile.hidden_states.options import FINAL
 from speccompile.lowering.collective_list import collectives_called
+from speccompile.lowering.recorded_step import MOST_TOKENS, RecordedStep
 from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.policies.base import LearningPolicy
@@ -70,6 +71,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
+        **_recorded(engine),
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
@@ -78,6 +80,20 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "capture check": f"largest logit difference {build.capture_difference:.2g}",
         "built in": ", ".join(f"{name} {seconds:.1f} s" for name, seconds in build.seconds.items()),
     }
+
+
+def _recorded(engine: Engine) -> dict[str, str]:
+    """Which steps are recorded; empty without a backend that records."""
+    tiers = [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()]
+    steps = [part.executable for tier in tiers for part in (*tier.segments, tier)]
+    bound = [step for step in steps if isinstance(step, RecordedStep)]
+    if not bound:
+        return {}
+    refusals = sorted({step.refusal for step in bound if step.refusal is not None})
+    owned = sum(step.nbytes for step in bound)
+    line = f"{len(bound)} of {len(steps)} executables, those of at most {MOST_TOKENS} tokens, at their first run"
+    line += f"; {owned / 2**20:.1f} MiB so far" * bool(owned)
+    return {"recorded": line + "".join(f"; not recorded: {refusal}" for refusal in refusals)}
 
 
 def _idle_gpu(build: Build) -> dict[str, str]:

@@ -277,6 +277,13 @@ def test_a_replay_leaves_the_arena_as_the_step_does(specs: Callable[[str], Specu
             assert torch.equal(replayed[name], value), name
 
 
+def test_explain_counts_recorded_executables(specs: Callable[[str], Speculator]) -> None:
+    spec = specs("ngram")
+    spec.generate(torch.tensor(prompts()[:1]), max_new_tokens=8)
+    (line,) = [line for line in spec.explain().splitlines() if line.startswith("recorded")]
+    assert "of at most 64 tokens, at their first run" in line and "MiB so far" in line and "not recorded" not in line
+
+
 def test_layers_of_llama_consist_of_recorded_ops(specs: Callable[[str], Speculator]) -> None:
     graph = specs("ngram").stages.last.graph
     assert runs_recorded_ops(graph.bodies["decoder_layer"])
