@@ -100,7 +100,7 @@ def make_plan(
         kernels.prepare("lora")
     rounded = ["rounded"] * WeightForms.of(options.weights).rounds
     kernels.prepare(*rounded)
-    if options.consume or rounded:
+    if options.free_originals or rounded:
         # These options need the C++ ops. Waiting for them here avoids a capture in vain.
         kernels = kernels.settled(*rounded)
     check_weights(options, kernels, backend.name, info)
@@ -148,7 +148,7 @@ def make_plan(
     with replacing(choice):
         check_most_drafts(mode, config.tiers)
         if network is not None:
-            check_network(network, config, model, options.consume)
+            check_network(network, config, model, options.free_originals)
     saved = None if saves is None else saved_rows(model, saves)
     if options.learn is not None:
         check_learning(options, config, mode)

@@ -60,7 +60,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
         "reason": "it reads a value of a tensor",
         "advice": "Use torch.where",
     },
-    "ConsumeUnavailable": {"reason": "the tied embedding is read by two ops", "advice": " or untie it"},
+    "FreeOriginalsUnavailable": {"reason": "the tied embedding is read by two ops", "advice": " or untie it"},
     "InvalidCalibration": {"source": "calibration.safetensors", "reason": "the file does not exist"},
     "DeterministicUnavailable": {"evidence": "row 1 differs from row 0", "op": "aten.mm in layer 0"},
     "CannotSave": {"name": "draft=<function>", "reason": "functions cannot be stored"},
@@ -80,7 +80,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "AdapterRemoved": {"name": "legal"},
     "AdaptersFull": {"name": "legal", "count": 2, "loaded": 2, "more": 3},
     "ModelInTraining": {"model": "LlamaForCausalLM"},
-    "ModelConsumed": {"what": "model.layers.0.mlp.up_proj is packed"},
+    "OriginalsFreed": {"what": "model.layers.0.mlp.up_proj is packed"},
     "ModelOnSeveralDevices": {"model": "LlamaForCausalLM", "devices": "cpu, cuda:0", "first": "cuda:0"},
     "UnsupportedDtype": {
         "model": "LlamaForCausalLM",
