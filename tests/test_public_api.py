@@ -44,6 +44,7 @@ GONE = {
     "speccompile.modes.Mode.splits": "nothing reads it: split is a property",
     "speccompile.modes.Mode.weights_from": "nothing read it",
     "speccompile.modes.ReadyMode.goals": "as of Mode",
+    "speccompile.acceptance.Rule.tree_passes": "Rule.passes(form) has the tree as form.tree",
     **{
         f"speccompile.modes.{name}": _PASS_LISTS
         for name in (

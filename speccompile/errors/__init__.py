@@ -48,6 +48,7 @@ from speccompile.errors.model import (
 from speccompile.errors.packages import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.errors.passes import (
     InvalidatedFact,
+    MemberOfBefore,
     MissingFact,
     NothingMatched,
     PassError,
@@ -144,6 +145,7 @@ __all__ = [
     "InvalidTrace",
     "InvalidatedFact",
     "LoweringError",
+    "MemberOfBefore",
     "MissingFact",
     "ModelChanged",
     "ModelConsumed",

@@ -104,6 +104,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     },
     "DamagedCheckpoint": {"source": "model.gguf", "reason": "its tensors need 4096 bytes, and it has 1024"},
     "PassError": {"message": "which pass is wrong, and why"},
+    "MemberOfBefore": {
+        "owner": "Walk",
+        "member": "draft_passes",
+        "base": "speccompile.modes.Mode",
+        "instead": "Return the passes from drafting(form)",
+    },
     "MissingFact": {"consumer": "commit", "fact": "tokens", "provided": "logits"},
     "InvalidatedFact": {"consumer": "pass 'propose'", "fact": "committed", "by": "count"},
     "UnknownValue": {"name": "accepted_rows", "available": "logits, slots"},
