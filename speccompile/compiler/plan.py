@@ -139,7 +139,7 @@ def make_plan(
             mode = mode.loaded(model)
             # The checkpoint decides whether its head drafts trees.
             check_trees(options, mode, rule, info)
-            network = mode.network(model, info, max_len)
+            network = mode.network(model, info, mode.drafts_up_to(max_len))
     most = mode.most_drafts
     if options.tiers is None and most is not None:
         draft_lens = tuple(sorted({min(size, most) for size in draft_lens}))
