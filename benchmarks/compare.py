@@ -103,7 +103,7 @@ def compare(
 
 
 def measure_builds(
-    model: str, arguments: list[str], max_len: int, *, skip_compile: bool, consume: bool
+    model: str, arguments: list[str], max_len: int, *, skip_compile: bool, free_originals: bool
 ) -> dict[str, dict[str, Any]]:
     """Build seconds, cold and warm, and peak memory, each in its own process."""
     # Under its name the model would be fetched again, since the caches are fresh.
@@ -113,10 +113,10 @@ def measure_builds(
         builds[TRANSFORMERS] = {"warm": isolated.run(isolated.TRANSFORMERS, path, [], {})}
     with task("measure a cold and a warm build"):
         builds["speccompile"] = isolated.run_cold_and_warm(isolated.SPECULATOR, path, arguments)
-    if consume:
-        with task("measure memory with consume=True"):
-            consumed = isolated.run(isolated.SPECULATOR, path, [*arguments, "--consume"], {})
-            builds["speccompile, consume=True"] = {"warm": consumed}
+    if free_originals:
+        with task("measure memory with free_originals=True"):
+            freed = isolated.run(isolated.SPECULATOR, path, [*arguments, "--free-originals"], {})
+            builds["speccompile, free_originals=True"] = {"warm": freed}
     if not skip_compile:
         with task("measure torch.compile of the whole forward, cold and warm"):
             builds["torch.compile of the forward"] = isolated.run_cold_and_warm(
@@ -138,7 +138,7 @@ def main(
     variants: Annotated[str, typer.Option(help="Besides transformers generate.")] = ",".join(VARIANTS),
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
     skip_compile: Annotated[bool, typer.Option(help="Leave out torch.compile of transformers' forward.")] = False,
-    consume: Annotated[bool, typer.Option(help="Measure the memory of wrap(consume=True), too.")] = False,
+    free_originals: Annotated[bool, typer.Option(help="Measure the memory of wrap(free_originals=True), too.")] = False,
     skip_build: Annotated[bool, typer.Option(help="Leave out builds and memory in processes of their own.")] = False,
 ) -> None:
     """Compare ways to decode the same prompts."""
@@ -171,7 +171,7 @@ def main(
         if not skip_build:
             arguments = ["--tiers", tiers, "--mode", mode, "--max-len", str(max_len), "--backend", backend]
             arguments += [text for item in option or [] for text in ("--option", item)]
-            builds = measure_builds(model, arguments, max_len, skip_compile=skip_compile, consume=consume)
+            builds = measure_builds(model, arguments, max_len, skip_compile=skip_compile, free_originals=free_originals)
             console.print(build_table(builds))
         if json_file is not None:
             settings = {"model": model, "mode": mode, "options": options, "tiers": draft_lens, "max_len": max_len}

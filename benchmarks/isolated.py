@@ -97,7 +97,7 @@ def main(
     max_len: Annotated[int, typer.Option()] = 2048,
     backend: Annotated[str, typer.Option()] = "auto",
     option: Annotated[list[str] | None, typer.Option()] = None,
-    consume: Annotated[bool, typer.Option()] = False,
+    free_originals: Annotated[bool, typer.Option()] = False,
     weights: Annotated[str, typer.Option()] = "same",
 ) -> None:
     if what not in (SPECULATOR, COMPILED_FORWARD, TRANSFORMERS):
@@ -114,7 +114,7 @@ def main(
         if what == SPECULATOR:
             options = parse_options(option or [])
             draft_lens = parse_tiers(tiers)
-            options |= {"consume": consume, "weights": form}
+            options |= {"free_originals": free_originals, "weights": form}
             spec = wrap(target, mode, tiers=draft_lens, max_len=max_len, backend=backend, **options)
             seconds = time.perf_counter() - started
             parts = spec.build_seconds

@@ -21,8 +21,8 @@ class AmongTop(Rule):
     lossless: ClassVar[bool] = False
     text_invariant: ClassVar[bool] = False
 
-    def passes(self, kind):
-        return keep_passes(partial(among_top, k=self.k), kind)
+    def passes(self, form):
+        return keep_passes(partial(among_top, k=self.k), form)
 
     def explain(self):
         return f"a draft token stays if it is among the {self.k} most likely ones"

@@ -28,7 +28,7 @@ from speccompile.hidden_states.records import about
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
-from speccompile.ops.cpu.consume import consuming
+from speccompile.ops.cpu.free_originals import freeing_originals
 from speccompile.ops.cpu.quantized import QuantizedPacks, quantizing
 from speccompile.passes.base import Pass
 from speccompile.quantized.weight import QuantizedWeights
@@ -64,6 +64,7 @@ def wrap(
     sampling: bool = False,
     logits_processor: Processor | Sequence[Processor] | None = None,
     scores: bool = False,
+    free_originals: bool = False,
     consume: bool = False,
     save_hidden_states: SaveHiddenStates | str | Path | None = None,
     passes: Sequence[Pass] = (),
@@ -77,8 +78,8 @@ def wrap(
 
     Args:
         model: a causal LM with a KV cache, in eval mode, on one device; or a PEFT model over one, whose adapter is in
-            its layers (LoRA and its like). It does not change, unless ``consume``; on CUDA some of its weights move
-            in memory, and keep their values. Weights may change in place later. After a change of hooks, modules,
+            its layers (LoRA and its like). It does not change, unless ``free_originals``; on CUDA some of its weights
+            move in memory, and keep their values. Weights may change in place later. After a change of hooks, modules,
             active adapters or settings, requests raise ``ModelChanged`` until :meth:`Speculator.rebuild` is called.
         mode: How to draft. A name of ``speccompile.modes.available()``; None is ``none``. Of several (``["suffix",
             "ngram"]``), for each row the first whose draft is good enough (``min_score=``, expected accepted tokens).
@@ -145,10 +146,11 @@ def wrap(
         scores: Whether the arena holds ``output_logits`` and ``output_scores``. That is N * T * V * 8 bytes, N being
             ``max_batch + 1`` and T the largest tier + 1 (4 slots, K=7, a vocabulary of 50,000: 16 MB). Steps are not
             slower for requests without these options. ``logprobs`` and ``prompt_logprobs`` do not need it.
-        consume: Whether to keep one copy of the weights. Each packed weight replaces the model's own as soon as it is
-            packed; there are never two copies of all. The model's own forward still works, but slowly: it unpacks a
-            weight whenever it reads it. The model's weights cannot be changed, and it cannot be wrapped again. A failed
-            wrap restores the weights. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
+        free_originals: Whether to keep one copy of the weights. Each packed weight replaces the model's own as soon as
+            it is packed; there are never two copies of all. The model's own forward still works, but slowly: it unpacks
+            a weight whenever it reads it. The model's weights cannot be changed, and it cannot be wrapped again. A
+            failed wrap restores the weights. Needs kernels that read packed weights (a CPU, Inductor, a C++ compiler).
+        consume: The older name of ``free_originals``.
         save_hidden_states: The folder for the target's hidden states of every sequence. Or a
             :class:`~speccompile.hidden_states.SaveHiddenStates`, which has further options. Hidden states are kept for
             all slots until their sequences end (N * S * M values for each layer). Then they are written, each position
@@ -193,7 +195,7 @@ def wrap(
         sampling=sampling,
         logits_processor=logits_processor,
         scores=scores,
-        consume=consume,
+        free_originals=free_originals or consume,
         save_hidden_states=save_hidden_states,
         passes=passes,
         learn=learn,
@@ -306,9 +308,9 @@ def _built(
     writer = None if plan.saves is None else RecordWriter(plan.saves, about(model, plan.saves, form))
     try:
         CacheFolder().drop_unread()
-        with consuming(model, plan.options.consume) as consumed:
+        with freeing_originals(model, plan.options.free_originals) as freed:
             with replacing(plan.config.choice), memory_named(model, plan.info):
-                built = build(model, plan.info, plan.config, storage, consumed)
+                built = build(model, plan.info, plan.config, storage, freed)
             warn_of_positions(model, plan.info, plan.config.max_len)
             parts = (model, built, plan.policy, plan.options, writer)
             if into is None:

@@ -1,8 +1,11 @@
-"""The public names and signatures are those of ``public_api.txt``.
+"""The public names and signatures are those of ``public_api.txt``, and no name of ``public_names.txt`` is gone.
 
-After an addition write the file anew, and commit it with the change::
+After an addition write the files anew, and commit them with the change::
 
     python tests/test_public_api.py
+
+The command replaces ``public_api.txt``. It only adds to ``public_names.txt``, so a name that goes needs a reason in
+``GONE``.
 """
 
 from __future__ import annotations
@@ -10,6 +13,8 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import enum
+import importlib
+import importlib.util
 import inspect
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,6 +32,43 @@ from speccompile.runtime.stats import RequestStats, Stats
 from speccompile.sampling import OPTIONS
 
 GOLDEN = Path(__file__).with_name("public_api.txt")
+#: Every name that was public: in ``speccompile``, its public modules with the members of their classes, and the modules
+#: that pages or examples name.
+NAMES = Path(__file__).with_name("public_names.txt")
+_PASS_LISTS = "Mode.drafting, Mode.after_commit, Mode.taps and Mode.state(tiers) take the place of all lists of passes"
+#: Why names of ``public_names.txt`` are gone. An entry is also the reason for the members of the name.
+GONE = {
+    "speccompile.tools.trtllm_predicates": "a table that nothing read",
+    "speccompile.modes.Mode.goals": "what a pass of after_commit provides must hold in the finished step",
+    "speccompile.modes.Mode.network_on_demand": "nothing reads it: split and ready mean the same",
+    "speccompile.modes.Mode.splits": "nothing reads it: split is a property",
+    "speccompile.modes.Mode.weights_from": "nothing read it",
+    "speccompile.modes.ReadyMode.goals": "as of Mode",
+    "speccompile.acceptance.Rule.tree_passes": "Rule.passes(form) has the tree as form.tree",
+    **{
+        f"speccompile.modes.{name}": _PASS_LISTS
+        for name in (
+            "Mode.commit_passes",
+            "Mode.draft_passes",
+            "Mode.drafter_chunk_passes",
+            "Mode.drafter_passes",
+            "Mode.mark_passes",
+            "Mode.read_passes",
+            "Mode.sampled_draft_passes",
+            "Mode.segment_passes",
+            "Mode.tree_commit_passes",
+            "Mode.tree_draft_passes",
+            "Mode.tree_drafter_passes",
+            "Mode.tree_read_passes",
+            "Mode.tree_state",
+            "ReadyMode.commit_passes",
+            "ReadyMode.draft_passes",
+            "ReadyMode.tree_commit_passes",
+            "ReadyMode.tree_draft_passes",
+            "ReadyMode.tree_state",
+        )
+    },
+}
 
 #: Classes with members that are not for users, and those that are. Of other classes the ways to make one are listed:
 #: the constructor, class methods and static methods.
@@ -163,6 +205,43 @@ def definitions() -> Iterator[tuple[str, Any]]:
     yield from ((kind.__name__, kind) for kind in REACHED)
 
 
+def attribute(value: Any, name: str) -> Any:
+    """The attribute or the submodule ``name`` of ``value``; None if there is neither."""
+    if inspect.ismodule(value) and not hasattr(value, name):
+        found = importlib.util.find_spec(f"{value.__name__}.{name}") if hasattr(value, "__path__") else None
+        return None if found is None else importlib.import_module(found.name)
+    if isinstance(value, type) and any(name in inspect.get_annotations(base) for base in value.__mro__):
+        # A field without a default is no attribute of its class.
+        return True
+    return inspect.getattr_static(value, name, None) if isinstance(value, type) else getattr(value, name, None)
+
+
+def exists(name: str) -> bool:
+    """Whether the dotted ``name`` is a module, a definition of one, or a member of a class."""
+    value: Any = speccompile
+    for part in name.split(".")[1:]:
+        value = attribute(value, part)
+        if value is None:
+            return False
+    return True
+
+
+def names_now() -> set[str]:
+    """Names of the public modules, of their definitions, and of the members of their classes."""
+    public = [(f"{speccompile.__name__}.{name}", value) for name, value in definitions() if value not in REACHED]
+    kinds = [(name, value) for name, value in public if isinstance(value, type)]
+    return {name for name, _ in public} | {f"{name}.{own}" for name, kind in kinds for own in members_of(kind)}
+
+
+def test_no_public_name_is_gone_without_a_reason() -> None:
+    names = NAMES.read_text().split()
+    gone = [name for name in names if not exists(name)]
+    explained = {name for name in gone if any(f"{name}.".startswith(f"{entry}.") for entry in GONE)}
+    assert sorted(set(gone) - explained) == [], "removed or renamed, which breaks code of users"
+    assert not [entry for entry in GONE if entry not in gone], "these names exist, or never were public"
+    assert sorted(names_now() - set(names)) == [], f"new; run `python tests/{Path(__file__).name}`"
+
+
 def members_of(kind: type) -> list[str]:
     if issubclass(kind, Exception):
         return []
@@ -189,3 +268,4 @@ def test_every_public_definition_has_a_docstring() -> None:
 
 if __name__ == "__main__":
     GOLDEN.write_text(public_api())
+    NAMES.write_text("\n".join(sorted({*NAMES.read_text().split(), *names_now()})) + "\n")

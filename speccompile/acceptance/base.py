@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
-from speccompile.graph.keys import Kind
 from speccompile.graph.state import StateSpec
-from speccompile.graph.tree import Tree
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
+from speccompile.utils.earlier_members import refuse_earlier_members
+
+#: The replacement of each member that an earlier version called.
+_EARLIER = {
+    "passes(kind)": "Write passes(form), with form.kind in place of kind",
+    "tree_passes": "Return the passes from passes(form), which has the tree as form.tree",
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +35,7 @@ class Rule(ABC):
     uses_draft_probs: ClassVar[bool] = False
     #: The rule needs the drafter's probabilities: ``wrap`` refuses a mode without them.
     needs_draft_probs: ClassVar[bool] = False
-    #: The drafts may be a tree: the rule has :meth:`tree_passes`.
+    #: The drafts may be a tree: :meth:`passes` supports a form with a ``tree``.
     judges_trees: ClassVar[bool] = False
     #: The rule has passes of the kind ``drawn``: it uses the target's logits only to choose a token.
     draws_without_scores: ClassVar[bool] = False
@@ -40,6 +46,10 @@ class Rule(ABC):
     #: The rule may accept tokens that a request's options forbid: requests with a guide or a prefix function are
     #: refused.
     breaks_guides: ClassVar[bool] = False
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_earlier_members(cls, "speccompile.acceptance.Rule", _EARLIER)
 
     def check(self, info: ModelInfo) -> None:  # noqa: B027  most rules fit every model
         """Refuse options that do not fit the target model.
@@ -53,21 +63,17 @@ class Rule(ABC):
         return []
 
     @abstractmethod
-    def passes(self, kind: Kind) -> list[Pass]:
-        """Passes that require the facts ``step_logits`` and ``drafts`` and provide ``accepted``.
+    def passes(self, form: StepForm) -> list[Pass]:
+        """Passes that require the facts ``step_logits`` and ``drafts`` and provide ``accepted``, in a step of ``form``.
 
         They name two values: ``target_tokens`` ``[B, K+1]``, the accepted drafts and the tokens after them, and
-        ``row_accepted`` ``[B]``, the number of accepted drafts.
-        """
+        ``row_accepted`` ``[B]``, the number of accepted drafts. ``form.kind`` is ``greedy`` or ``sampled``, or
+        ``drawn`` for a rule that :attr:`draws_without_scores`.
 
-    def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
-        """Passes of a rule that :attr:`judges_trees`, in a step of the shape ``tree``, with the facts of
-        :meth:`passes`.
-
-        They name ``target_tokens`` and ``path`` ``[B, 1 + depth]``, and ``row_accepted`` ``[B]``. Those of the kind
-        ``scored`` also name the values that :class:`~speccompile.passes.step.tree_accept.JoinScores` reads.
+        In a form with a ``tree``, which only a rule that :attr:`judges_trees` receives, they also name ``path``;
+        ``target_tokens`` and ``path`` are ``[B, 1 + depth]``. There the kind may also be ``scored``: the passes then
+        name the values that :class:`~speccompile.passes.step.tree_accept.JoinScores` reads.
         """
-        raise NotImplementedError(f"rule {self.name!r} has judges_trees = True: implement its tree_passes")
 
     def commit_passes(self) -> list[Pass]:
         """Passes that run after the commit."""

@@ -17,7 +17,7 @@ from torch import fx
 
 from speccompile.acceptance.base import Rule
 from speccompile.errors import PassError
-from speccompile.graph.keys import Kind
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import COINS, RESIDUAL, coins, gumbel
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
@@ -57,10 +57,10 @@ class CoinRule(Rule):
                 (not normalised) that the target's own token is drawn from if it comes at that position.
         """
 
-    def passes(self, kind: Kind) -> list[Pass]:
-        return (
-            [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), CoinAccept(self.judge, self.needs_draft_probs)]
-        )
+    def passes(self, form: StepForm) -> list[Pass]:
+        if form.kind == "greedy":
+            return [GreedyAccept()]
+        return [ProcessLogits(), CoinAccept(self.judge, self.needs_draft_probs)]
 
 
 @dataclass(frozen=True)

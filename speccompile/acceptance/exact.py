@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from speccompile.acceptance.base import Rule
-from speccompile.graph.keys import Kind
-from speccompile.graph.tree import Tree
+from speccompile.graph.step_form import StepForm
 from speccompile.passes.base import Pass
 from speccompile.passes.step.drawn_accept import DrawnAccept, TreeDrawnAccept
 from speccompile.passes.step.greedy_accept import GreedyAccept
@@ -30,15 +29,13 @@ class Exact(Rule):
     judges_trees: ClassVar[bool] = True
     draws_without_scores: ClassVar[bool] = True
 
-    def passes(self, kind: Kind) -> list[Pass]:
+    def passes(self, form: StepForm) -> list[Pass]:
+        kind, tree = form.kind, form.tree
         if kind == "drawn":
-            return [DrawnAccept()]
-        return [GreedyAccept()] if kind == "greedy" else [ProcessLogits(), ExactAccept()]
-
-    def tree_passes(self, tree: Tree, kind: Kind) -> list[Pass]:
-        if kind == "drawn":
-            return [TreeDrawnAccept(tree)]
-        return [TreeGreedyAccept(tree) if kind == "greedy" else TreeExactAccept(tree)]
+            return [DrawnAccept() if tree is None else TreeDrawnAccept(tree)]
+        if kind == "greedy":
+            return [GreedyAccept() if tree is None else TreeGreedyAccept(tree)]
+        return [ProcessLogits(), ExactAccept()] if tree is None else [TreeExactAccept(tree)]
 
     def explain(self) -> str:
         return "a draft token stays while it is what the target would have chosen without it"

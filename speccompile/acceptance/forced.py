@@ -22,8 +22,8 @@ from speccompile.acceptance.base import Rule
 from speccompile.acceptance.lossy import keep_passes
 from speccompile.acceptance.replay import STATE, CountSteps, replayed, trace_problem, trace_state
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import Kind
 from speccompile.graph.state import StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import FORCED, SEEDS, coins
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
@@ -98,10 +98,10 @@ class Forced(Rule):
         assert self.accepted is not None
         return [min(1.0, max(0.0, self.accepted - place)) for place in range(count)]
 
-    def passes(self, kind: Kind) -> list[Pass]:
+    def passes(self, form: StepForm) -> list[Pass]:
         if self.trace is None:
-            return keep_passes(partial(forced_count, rule=self), kind)
-        return keep_passes(partial(replayed, period=len(self.trace)), kind, STATE)
+            return keep_passes(partial(forced_count, rule=self), form)
+        return keep_passes(partial(replayed, period=len(self.trace)), form, STATE)
 
     def commit_passes(self) -> list[Pass]:
         return [] if self.trace is None else [CountSteps()]

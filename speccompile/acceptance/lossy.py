@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 import torch.nn.functional as F
 
-from speccompile.graph.keys import Kind
+from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import name_judged
@@ -67,9 +67,9 @@ class LossyAcceptSampled(LossyAccept):
     draws: ClassVar[bool] = True
 
 
-def keep_passes(criterion: Criterion, kind: Kind, state: tuple[str, ...] = ()) -> list[Pass]:
+def keep_passes(criterion: Criterion, form: StepForm, state: tuple[str, ...] = ()) -> list[Pass]:
     """The passes of a rule that accepts drafts by ``criterion``. The criterion receives the state tensors ``state``."""
-    if kind == "greedy":
+    if form.kind == "greedy":
         return [LossyAccept(criterion, state)]
     return [ProcessLogits(), LossyAcceptSampled(criterion, state)]
 

@@ -15,7 +15,7 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.acceptance.base import Rule
 from speccompile.acceptance.lossy import keep_passes, number_problem
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import Kind
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
 
@@ -81,11 +81,11 @@ class Relaxed(Rule):
                 reason = f"it is not a token id of the target (0 .. {info.vocab_size - 1}), so it never comes"
                 raise InvalidOption(where="acceptance 'relaxed'", name=name, value=getattr(self, name), reason=reason)
 
-    def passes(self, kind: Kind) -> list[Pass]:
+    def passes(self, form: StepForm) -> list[Pass]:
         options: dict[str, Any] = {"begin": self.begin, "end": self.end, "top_k": self.top_k, "delta": self.delta}
         if self.trtllm_compat:
-            return keep_passes(partial(within_top_in_trtllm, **options), kind, ("prompt_length",))
-        return keep_passes(partial(within_top, **options), kind)
+            return keep_passes(partial(within_top_in_trtllm, **options), form, ("prompt_length",))
+        return keep_passes(partial(within_top, **options), form)
 
     def explain(self) -> str:
         return (

@@ -14,7 +14,7 @@ import torch
 from speccompile.acceptance.base import Rule
 from speccompile.acceptance.lossy import keep_passes, number_problem
 from speccompile.errors import InvalidOption
-from speccompile.graph.keys import Kind
+from speccompile.graph.step_form import StepForm
 from speccompile.passes.base import Pass
 
 
@@ -42,8 +42,8 @@ class Typical(Rule):
             if problem := number_problem(value, most):
                 raise InvalidOption(where="acceptance 'typical'", name=name, value=value, reason=problem)
 
-    def passes(self, kind: Kind) -> list[Pass]:
-        return keep_passes(partial(likely_enough, threshold=self.threshold, alpha=self.alpha), kind)
+    def passes(self, form: StepForm) -> list[Pass]:
+        return keep_passes(partial(likely_enough, threshold=self.threshold, alpha=self.alpha), form)
 
     def explain(self) -> str:
         return f"a draft token stays while p > min({self.threshold:g}, {self.alpha:g} exp(-H))"

@@ -22,9 +22,9 @@ from speccompile.compiler.seconds import Seconds
 from speccompile.errors import (
     CaptureError,
     CaptureMismatch,
-    ConsumeUnavailable,
     DeterministicUnavailable,
     DeviceMemoryFull,
+    FreeOriginalsUnavailable,
     LoweringError,
     PassError,
     PassFailed,
@@ -40,7 +40,7 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.lowering.backends import Eager, lower
 from speccompile.lowering.kernels import STOCK, Kernels
-from speccompile.ops.cpu.consume import ConsumedWeights
+from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
 from speccompile.ops.in_cpp import libraries_of
 from speccompile.passes.target.tree_bodies import of_trees
@@ -57,14 +57,14 @@ class Attempt:
     Args:
         stored: whether a stored capture may be used.
         routes: the routes by which the model may be captured, best first.
-        consumed: receives the packed weights; None leaves the model's own in place.
+        freed: receives the packed weights; None leaves the model's own in place.
         mismatch: why the capture by an earlier route failed its check.
     """
 
     config: BuildConfig
     stored: bool = True
     routes: Sequence[Route] = ROUTES
-    consumed: ConsumedWeights | None = None
+    freed: FreedOriginals | None = None
     mismatch: CaptureMismatch | None = None
 
 
@@ -90,10 +90,10 @@ def first_that_passes(
     """Build by ``attempt``, then by the attempts that follow it, until one passes all checks.
 
     Raises:
-        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, FreeOriginalsUnavailable.
     """
     settle_rotary(model)
-    # Its key describes the model as it is now: an attempt may consume weights.
+    # Its key describes the model as it is now: an attempt may free weights.
     store = CaptureStore(model, info, storage)
     while True:
         built = None
@@ -106,7 +106,7 @@ def first_that_passes(
                     stored=attempt.stored,
                     routes=attempt.routes,
                     storage=storage,
-                    consumed=attempt.consumed,
+                    freed=attempt.freed,
                 )
             try:
                 lowered, difference = _check(model, info, attempt.config, built, seconds)
@@ -142,9 +142,9 @@ def next_attempt(attempt: Attempt, error: Exception, built: BuiltStages | None, 
         # kernels keep it.
         if built.config.one_shape or config.weights.rounds:
             raise error
-        if attempt.consumed is not None:
+        if attempt.freed is not None:
             reason = "deterministic=True needs torch's own linears for this model, which read unpacked weights"
-            raise ConsumeUnavailable(reason=reason, advice=" or deterministic=None") from error
+            raise FreeOriginalsUnavailable(reason=reason, advice=" or deterministic=None") from error
         return replace(attempt, stored=True, config=replace(config, kernels=STOCK))
     if attempt.mismatch is not None and isinstance(error, UnsupportedModel | CaptureError):
         raise attempt.mismatch from None

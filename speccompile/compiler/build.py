@@ -25,7 +25,7 @@ from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering.backends import Backend, Eager, Inductor, ask
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.tier import Executables, Tier
-from speccompile.ops.cpu.consume import ConsumedWeights
+from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.outcomes import pack
 from speccompile.utils.build_lock import one_build
@@ -44,7 +44,7 @@ class Build:
 
     Args:
         config: the requested options, with those that the build decided.
-        weights: the model's weights, by path; consumed weights in their packed form.
+        weights: the model's weights, by path; freed weights in their packed form.
         constants: the other tensors of modules and hooks that its steps read.
         model: the stages of the model, from which all executables start.
         executables: those of ``BuildConfig.kind``.
@@ -84,16 +84,16 @@ def build(
     info: ModelInfo,
     config: BuildConfig,
     storage: Storage | None = None,
-    consumed: ConsumedWeights | None = None,
+    freed: FreedOriginals | None = None,
 ) -> Build:
     """Build all executables of a wrap.
 
     Args:
         storage: of captures, finished steps and compiled bodies; None is the cache folder.
-        consumed: receives the packed weights; None leaves the model's own in place.
+        freed: receives the packed weights; None leaves the model's own in place.
 
     Raises:
-        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, ConsumeUnavailable.
+        CaptureError, CaptureMismatch, PassError, LoweringError, DeterministicUnavailable, FreeOriginalsUnavailable.
     """
     seconds = Seconds()
     storage = CacheFolder() if storage is None else storage
@@ -101,7 +101,7 @@ def build(
     backend = ask(backend, "take a storage", lambda: backend.with_storage(storage), (Eager, Inductor))
     ask(backend, "prepare", lambda: backend.prepare(info.device), object)
     config = replace(config, backend=backend)
-    checked = first_that_passes(model, info, Attempt(config, consumed=consumed), storage, seconds)
+    checked = first_that_passes(model, info, Attempt(config, freed=freed), storage, seconds)
     stages = checked.stages
     config, arena, outlined = stages.config, stages.arena, stages.model.last.graph
     weights = partial(named_tensors, model)
@@ -123,15 +123,15 @@ def build(
         # Another thread may run the steps, with its own workers.
         release_workers()
     identity = None
-    if consumed is not None and config.weights.rounds:
+    if freed is not None and config.weights.rounds:
         identity = target_id(model, config.target_form)
-        stages.packs.consume_rounded()
+        stages.packs.replace_rounded_originals()
     return Build(
         config,
         info,
         stages.observed,
         arena,
-        stages.model[CAPTURE].graph.weights | (consumed.tensors() if consumed else {}),
+        stages.model[CAPTURE].graph.weights | (freed.tensors() if freed else {}),
         stages.model[CAPTURE].graph.constants,
         stages.packs,
         stages.model,

@@ -29,7 +29,7 @@ from speccompile.graph_capture.model_info import ModelInfo, all_names
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
-from speccompile.ops.cpu.consume import ConsumedWeights
+from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import reading_packs
 from speccompile.passes.target.choose_experts import has_experts
@@ -45,7 +45,7 @@ class BuiltStages:
     """The observation, the arena, and the stages: of the model, each tier, each prefill chunk, and the drafter.
 
     Args:
-        probe: the model's own results, for the capture check of a model whose weights are consumed while they are
+        probe: the model's own results, for the capture check of a model whose weights are freed while they are
             packed.
     """
 
@@ -71,17 +71,17 @@ def build_stages(
     routes: Sequence[Route] = ROUTES,
     kind: Kind | None = None,
     storage: Storage | None = None,
-    consumed: ConsumedWeights | None = None,
+    freed: FreedOriginals | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
-    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``consumed`` receives the packed weights.
+    ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``freed`` receives the packed weights.
     """
     started = time.perf_counter()
     storage = CacheFolder() if storage is None else storage
-    if consumed is not None:
-        # An earlier attempt may have consumed weights.
-        consumed.undo()
+    if freed is not None:
+        # An earlier attempt may have freed weights.
+        freed.undo()
     settle_rotary(model)
     known = CaptureStore(model, info, storage).load() if stored else None
     if known is not None and not known.fits(plan_layout(info, config, known.observed)):
@@ -114,12 +114,12 @@ def build_stages(
     check_mode(config)
     check_checkpoints(config)
     probe = None
-    if consumed is not None and not config.weights.rounds:
+    if freed is not None and not config.weights.rounds:
         # The model still reads its own weights here. Later it would unpack them: slower, and with more memory.
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
-        consumed.release_unread()
+        freed.release_unread()
     importance = None if config.calibration is None else config.calibration.importance
-    packs = WeightPacks(config.weights, consumed, all_names(model), config.quantized, importance)
+    packs = WeightPacks(config.weights, freed, all_names(model), config.quantized, importance)
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"

@@ -16,7 +16,7 @@ from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tre
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.sharding import NO_DIGEST
-from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.errors import FreeOriginalsUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
@@ -85,7 +85,7 @@ def check_backend(mode: Mode, backend: str) -> None:
 
 
 def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: ModelInfo) -> None:
-    """Check that the kernels of linears read the requested form of weights, and only packed ones with ``consume``."""
+    """Check that the kernels of linears read the requested form of weights: a packed one with ``free_originals``."""
     if isinstance(options.weights, QuantizedPacks) and not (kernels.native or traits_of(info.device).cpp_ops):
         reason = (
             f"integers of a checkpoint only run on a CPU, and the model is on {info.device.type}; load it dequantised"
@@ -95,15 +95,15 @@ def check_weights(options: WrapOptions, kernels: Kernels, backend: str, info: Mo
         where = f"with backend {backend!r} on {info.device.type}"
         reason = f"it needs the C++ ops, and {where} linears run on {kernels.reason}"
         raise InvalidOption(where="wrap", name="weights", value=options.weights, reason=reason)
-    if options.consume and not kernels.native:
+    if options.free_originals and not kernels.native:
         reason = (
             f"with backend {backend!r} on {info.device.type} the linears' kernels are {kernels.reason}, which read the "
             "model's weights in place"
         )
-        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
-    if options.consume and isinstance(options.weights, QuantizedPacks):
+        raise FreeOriginalsUnavailable(reason=reason, advice="; there is one copy of them then, too")
+    if options.free_originals and isinstance(options.weights, QuantizedPacks):
         reason = f"the model's own values of the {options.weights.format} weights are released without it"
-        raise ConsumeUnavailable(reason=reason, advice="; there is one copy of them then, too")
+        raise FreeOriginalsUnavailable(reason=reason, advice="; there is one copy of them then, too")
 
 
 def check_calibrated(options: WrapOptions) -> None:
@@ -117,7 +117,7 @@ def check_calibrated(options: WrapOptions) -> None:
         raise InvalidOption(where="wrap", name="calibration", value=value, reason=reason)
 
 
-def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, consume: bool) -> None:
+def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedModel, free_originals: bool) -> None:
     """Check that the weights of ``network`` are not sharded, and can be rounded if an option rounds them."""
     if any(hasattr(weight, "to_local") for weight in network.module.parameters()):
         reason = "its weights, or the target's that it shares, are sharded; give the folder of a checkpoint"
@@ -129,8 +129,8 @@ def check_network(network: DraftNetwork, config: BuildConfig, model: PreTrainedM
         reason = f"it needs the C++ ops, and linears run on {config.kernels.reason}"
     elif network.module is model and (config.weights.format or config.weights == WeightForms(network.weights)):
         reason = f"the target's own weights are {config.weights} already"
-    elif consume and _share_weights(network.module, model):
-        reason = "consume=True frees the weights that this option rounds; use consume=False"
+    elif free_originals and _share_weights(network.module, model):
+        reason = "free_originals=True frees the weights that this option rounds; use free_originals=False"
     if reason:
         option = config.mode.rounded_by
         raise config.mode.invalid(option, getattr(config.mode, option), reason)
@@ -149,8 +149,10 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
         reason = "no tier has drafts; give tiers with a draft length above 0"
     elif not config.rule.text_invariant:
         reason = f"with the acceptance rule {config.rule.name!r} the text depends on the drafts; use acceptance='exact'"
-    elif options.consume:
-        reason = "the head learns from the model's own weights, which consume=True frees; use consume=False"
+    elif options.free_originals:
+        reason = (
+            "the head learns from the model's own weights, which free_originals=True frees; use free_originals=False"
+        )
     elif config.weights.rounds:
         reason = f"the head learns from the model's own weights, and the text is that of weights={options.weights!r}"
     elif options.save_hidden_states is not None:

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 DEFAULT_MODE = "ngram"
 DEFAULT_TIERS = (0, 1, 3, 7)
+#: Names that options had, and their names now.
+OLDER_NAMES = {"consume": "free_originals"}
 #: The default of ``max_len`` for a model with as many positions.
 DEFAULT_MAX_LEN = 2048
 
@@ -170,7 +172,7 @@ class WrapOptions(Options):
     scores: bool = field(
         default=False, metadata=option("Whether the arena holds `output_logits` and `output_scores`.", flag)
     )
-    consume: bool = field(default=False, metadata=option("Whether to keep one copy of the weights.", flag))
+    free_originals: bool = field(default=False, metadata=option("Whether to keep one copy of the weights.", flag))
     save_hidden_states: SaveHiddenStates | str | Path | None = field(
         default=None, metadata=option("The folder for the target's hidden states of every sequence.")
     )
@@ -213,7 +215,8 @@ class WrapOptions(Options):
 
     @classmethod
     def of(cls, arguments: Mapping[str, Any]) -> WrapOptions:
-        """The options of a call of ``wrap`` with these keyword arguments."""
+        """The options of a call of ``wrap`` with these keyword arguments, which may have older names."""
+        arguments = {OLDER_NAMES.get(name, name): value for name, value in arguments.items()}
         own = {name: value for name, value in arguments.items() if name in cls.names()}
         return cls(**own, mode_options={name: value for name, value in arguments.items() if name not in own})
 

@@ -36,7 +36,7 @@ from speccompile.graph_capture.model_info import inspect_model, named_tensors
 from speccompile.graph_capture.store import CaptureStore, config_text
 from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.lowering.inductor import ARTIFACTS
-from speccompile.ops.cpu.consume import is_consumed
+from speccompile.ops.cpu.free_originals import originals_freed
 from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 from speccompile.sampling.pipeline import registered_processors
 from speccompile.utils.machine import machine
@@ -75,8 +75,10 @@ def check_savable(path: Path, model: PreTrainedModel, options: WrapOptions) -> N
     if isinstance(options.weights, QuantizedForms):
         reason = "a package holds no weights, and those of a quantised checkpoint are given to wrap"
         raise CannotSave(name="weights", reason=reason)
-    if is_consumed(model):
-        raise CannotSave(name="consume", reason="a package is matched with the model's own weights, which are gone")
+    if originals_freed(model):
+        raise CannotSave(
+            name="free_originals", reason="a package is matched with the model's own weights, which are gone"
+        )
     if code := own_code(model):
         raise CannotSave(name="the model", reason=f"it has {code}, which is your code")
     for name, value in options.arguments().items():

@@ -225,15 +225,15 @@ def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:
     rule, kind = config.rule, form.step_kind
     scored, chosen = kind == "scored", _same_choice(config, form)
     if form.tree is not None:
-        judged = rule.tree_passes(form.tree, kind)
+        judged = rule.passes(replace(form, kind=kind))
         scores = [JoinScores(form.tree), RecordScores()] * (scored and config.scores)
         records = [MovePath(scored), *scores, *[RecordLogprobs()] * scored]
         return [*judged, *chosen, JudgeChain(form.tree), *records]
     if not scored:
         by_scores = kind == "drawn" and not rule.draws_without_scores
-        return [*rule.passes("sampled" if by_scores else kind), *chosen]
+        return [*rule.passes(replace(form, kind="sampled" if by_scores else kind)), *chosen]
     recorded: list[Pass] = []
-    for item in rule.passes("sampled"):
+    for item in rule.passes(replace(form, kind="sampled")):
         # Accepting adds noise to the scores in place.
         recorded += [item, *[RecordScores()] * (config.scores and isinstance(item, ProcessLogits))]
     return [*recorded, *chosen, RecordLogprobs()]

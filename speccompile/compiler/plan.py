@@ -100,7 +100,7 @@ def make_plan(
         kernels.prepare("lora")
     rounded = ["rounded"] * WeightForms.of(options.weights).rounds
     kernels.prepare(*rounded)
-    if options.consume or rounded:
+    if options.free_originals or rounded:
         # These options need the C++ ops. Waiting for them here avoids a capture in vain.
         kernels = kernels.settled(*rounded)
     check_weights(options, kernels, backend.name, info)
@@ -139,7 +139,7 @@ def make_plan(
             mode = mode.loaded(model)
             # The checkpoint decides whether its head drafts trees.
             check_trees(options, mode, rule, info)
-            network = mode.network(model, info, max_len)
+            network = mode.network(model, info, mode.drafts_up_to(max_len))
     most = mode.most_drafts
     if options.tiers is None and most is not None:
         draft_lens = tuple(sorted({min(size, most) for size in draft_lens}))
@@ -148,7 +148,7 @@ def make_plan(
     with replacing(choice):
         check_most_drafts(mode, config.tiers)
         if network is not None:
-            check_network(network, config, model, options.consume)
+            check_network(network, config, model, options.free_originals)
     saved = None if saves is None else saved_rows(model, saves)
     if options.learn is not None:
         check_learning(options, config, mode)

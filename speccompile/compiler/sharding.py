@@ -71,7 +71,7 @@ def _rank_error(error: BaseException | None) -> RankError | None:
 
 def _check_options(options: WrapOptions) -> None:
     reasons = {
-        "consume": "the sharded model shares its weights with other ranks' work; load it with a larger tp_size instead",
+        "free_originals": "other ranks need the weights of the sharded model; load it with a larger tp_size instead",
         "adapters": "adapters are not split over ranks; merge one into the model before it is sharded",
         "learn": "each rank would train its own head; train with one process",
         "save_hidden_states": NO_DIGEST,

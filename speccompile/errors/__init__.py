@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from speccompile.errors.adapters import AdapterRemoved, AdaptersFull, InvalidAdapter, UnknownAdapter
 from speccompile.errors.arguments import (
-    ConsumeUnavailable,
     DeterministicUnavailable,
     DeviceMemoryFull,
     DuplicateMode,
+    FreeOriginalsUnavailable,
     InvalidCalibration,
     InvalidOption,
     InvalidPolicy,
@@ -38,9 +38,9 @@ from speccompile.errors.model import (
     CannotBeTiny,
     CaptureError,
     CaptureMismatch,
-    ModelConsumed,
     ModelInTraining,
     ModelOnSeveralDevices,
+    OriginalsFreed,
     UnknownFamily,
     UnsupportedDtype,
     UnsupportedModel,
@@ -48,6 +48,7 @@ from speccompile.errors.model import (
 from speccompile.errors.packages import CannotSave, CorruptPackage, ForeignPackage
 from speccompile.errors.passes import (
     InvalidatedFact,
+    MemberOfBefore,
     MissingFact,
     NothingMatched,
     PassError,
@@ -95,6 +96,10 @@ from speccompile.errors.training import (
 )
 from speccompile.errors.warnings import Degraded, IgnoredSetting, OutputTruncated
 
+#: Older names.
+ConsumeUnavailable = FreeOriginalsUnavailable
+ModelConsumed = OriginalsFreed
+
 __all__ = [
     "AdapterRemoved",
     "AdaptersFull",
@@ -125,6 +130,7 @@ __all__ = [
     "FollowerRank",
     "ForeignPackage",
     "ForkedSpeculator",
+    "FreeOriginalsUnavailable",
     "HeadKeys",
     "IgnoredSetting",
     "InsideStep",
@@ -139,6 +145,7 @@ __all__ = [
     "InvalidTrace",
     "InvalidatedFact",
     "LoweringError",
+    "MemberOfBefore",
     "MissingFact",
     "ModelChanged",
     "ModelConsumed",
@@ -148,6 +155,7 @@ __all__ = [
     "NoTexts",
     "NothingMatched",
     "OptionOfAnotherMode",
+    "OriginalsFreed",
     "OutputTruncated",
     "PassError",
     "PassFailed",

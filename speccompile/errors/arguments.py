@@ -151,10 +151,10 @@ class UnsupportedProcessor(UserError):
     )
 
 
-class ConsumeUnavailable(UserError):
-    """``consume=True`` cannot keep only one copy of the weights for this model."""
+class FreeOriginalsUnavailable(UserError):
+    """``free_originals=True`` cannot keep only one copy of the weights for this model."""
 
-    template = "consume=True is not available: {reason}. Use consume=False{advice}."
+    template = "free_originals=True is not available: {reason}. Use free_originals=False{advice}."
 
 
 class InvalidCalibration(UserError):

@@ -29,12 +29,12 @@ class ModelInTraining(UserError):
     template = "{model} is in training mode (dropout would change the text). Call model.eval() first."
 
 
-class ModelConsumed(UserError):
+class OriginalsFreed(UserError):
     """Plain weights are needed, but ``wrap`` has packed the weights of this model."""
 
     template = (
-        "the weights of this model were packed by wrap (consume=True, or weights of a quantised checkpoint), and no "
-        "other copy exists: {what}. Load the model again."
+        "the weights of this model were packed by wrap (free_originals=True, or weights of a quantised checkpoint), "
+        "and no other copy exists: {what}. Load the model again."
     )
 
 

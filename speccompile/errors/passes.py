@@ -61,6 +61,12 @@ class UndeclaredDraftProbs(PassError):
     )
 
 
+class MemberOfBefore(PassError):
+    """A class of the user defines a member that an earlier version called, and that this version does not call."""
+
+    template = "class {owner!r} defines {member!r}, which {base} no longer calls. {instead}."
+
+
 class PassFailed(PassError):
     """A pass of the user raised; ``reason`` is its error."""
 

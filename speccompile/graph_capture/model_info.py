@@ -8,8 +8,14 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import ModelConsumed, ModelInTraining, ModelOnSeveralDevices, UnsupportedDtype, UnsupportedModel
-from speccompile.ops.cpu.consume import is_consumed
+from speccompile.errors import (
+    ModelInTraining,
+    ModelOnSeveralDevices,
+    OriginalsFreed,
+    UnsupportedDtype,
+    UnsupportedModel,
+)
+from speccompile.ops.cpu.free_originals import originals_freed
 from speccompile.ops.cpu.quantized import is_quantized
 from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.torch_private import is_traceable_wrapper_subclass
@@ -39,7 +45,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     """Check that ``model`` can be captured, and return its facts.
 
     Raises:
-        UnsupportedModel, ModelInTraining, ModelConsumed, ModelOnSeveralDevices, UnsupportedDtype: it cannot be
+        UnsupportedModel, ModelInTraining, OriginalsFreed, ModelOnSeveralDevices, UnsupportedDtype: it cannot be
             captured; the message has the remedy.
     """
     if not isinstance(model, PreTrainedModel):
@@ -62,10 +68,10 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         raise UnsupportedModel(model=name, reason=reason)
     if in_training(model):
         raise ModelInTraining(model=name)
-    if is_consumed(model):
-        raise ModelConsumed(what="it cannot be wrapped again")
+    if originals_freed(model):
+        raise OriginalsFreed(what="it cannot be wrapped again")
     if is_quantized(model):
-        raise ModelConsumed(what="it can be wrapped again only with weights=QuantizedWeights(...) of all of them")
+        raise OriginalsFreed(what="it can be wrapped again only with weights=QuantizedWeights(...) of all of them")
     _check_dense(model, name)
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})

@@ -17,10 +17,33 @@ from speccompile.hidden_states.options import SaveHiddenStates
 from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
+from speccompile.utils.earlier_members import refuse_earlier_members
 
 #: State of a mode with several drafters, int64 ``[N]``: the drafter of the stored drafts, as an index of
 #: :attr:`Mode.drafter_names`.
 DRAFT_SOURCE = "draft_source"
+
+_DRAFTING = "Return the passes from drafting(form)"
+_AFTER_COMMIT = "Return the passes from after_commit(form)"
+_READ = "Remove it: of a split drafter, the package stores and reads what the passes of drafting(form) have named"
+_STATE = "Return the state tensors from state(tiers)"
+#: The replacement of each member that an earlier version called.
+_EARLIER = {
+    "draft_passes": _DRAFTING,
+    "sampled_draft_passes": _DRAFTING,
+    "tree_draft_passes": _DRAFTING,
+    "drafter_passes": _DRAFTING,
+    "tree_drafter_passes": _DRAFTING,
+    "segment_passes": f"{_DRAFTING}, which continues after form.begin drafts",
+    "drafter_chunk_passes": _AFTER_COMMIT,
+    "commit_passes": _AFTER_COMMIT,
+    "tree_commit_passes": _AFTER_COMMIT,
+    "mark_passes": "Return the positions in the target from taps",
+    "read_passes": _READ,
+    "tree_read_passes": _READ,
+    "tree_state": _STATE,
+    "state()": _STATE,
+}
 
 #: ``(token ids of a row's sequence, Kmax) -> at most Kmax draft tokens``, or None for no drafts.
 HostDraft = Callable[[list[int], int], Sequence[int] | None]
@@ -53,6 +76,10 @@ class Mode(ABC):
     runs_target_layers: ClassVar[bool] = False
     #: The name of the option that rounds the weights of the drafter's network.
     rounded_by: ClassVar[str] = "draft_weights"
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        refuse_earlier_members(cls, "speccompile.modes.Mode", _EARLIER)
 
     @property
     def label(self) -> str:
@@ -108,13 +135,18 @@ class Mode(ABC):
         """The largest draft length that the mode supports, after :meth:`loaded`; None is any."""
         return None
 
+    def drafts_up_to(self, max_len: int) -> int:
+        """The largest number of tokens of a sequence that its network drafts for; at most ``max_len``, that of
+        ``wrap``."""
+        return max_len
+
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
         """The mode's own network, or None. It is captured in addition to the target ``model``.
 
         :func:`speccompile.modes.network.passes.forward_drafter` copies it into steps. Its KV is state of the arena.
 
         Args:
-            max_len: the largest number of tokens of a sequence.
+            max_len: the result of :meth:`drafts_up_to`.
 
         Raises:
             UserError: the network cannot draft for that target.

@@ -47,6 +47,7 @@ class DraftTarget(DraftModelMode):
     mask_token_id: int | None = None
 
     name: ClassVar[str] = "draft_target"
+    reads_draft: ClassVar[bool] = True
 
     @property
     def rounded_by(self) -> str:  # type: ignore[override]

@@ -77,6 +77,9 @@ class LookupFirst(Mode):
         assert isinstance(loaded, NetworkMode)
         return replace(self, network_mode=loaded)
 
+    def drafts_up_to(self, max_len: int) -> int:
+        return self.network_mode.drafts_up_to(max_len)
+
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DraftNetwork | None:
         return self.network_mode.network(model, info, max_len)
 

@@ -85,9 +85,9 @@ def _buffer(buffer: Buffer) -> tuple[str, ...]:
 def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator[Saving]:
     own = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None and not pack.format}.values()
     quantized = any(pack.format for pack in packs)
-    if own and packs.consumed is None and not quantized:
-        yield Saving("consume=True", sum(map(_own_bytes, own)), "one copy of each packed weight instead of two")
-    if own and packs.consumed is None and not packs.rounds:
+    if own and packs.freed is None and not quantized:
+        yield Saving("free_originals=True", sum(map(_own_bytes, own)), "one copy of each packed weight instead of two")
+    if own and packs.freed is None and not packs.rounds:
         for name in WEIGHT_FORMS:
             if FORMS[name].rounds:
                 forms = WeightForms(name)

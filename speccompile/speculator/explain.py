@@ -108,9 +108,9 @@ def _counted(numbers: tuple[int, ...], noun: str) -> str:
 
 def _weights(build: Build) -> str:
     packs = build.packs
-    if packs.consumed is not None:
+    if packs.freed is not None:
         size = f"{len(packs)} of them in {packs.nbytes / 2**20:.1f} MiB"
-        return f"consumed: {size}, which the model itself unpacks at each use"
+        return f"originals freed: {size}, which the model itself unpacks at each use"
     joined = f"; {build.model[JoinWeights.name].note}" if JoinWeights.name in build.model else ""
     if not packs:
         return "the model's own, in one copy" + joined
@@ -129,7 +129,7 @@ def _weights(build: Build) -> str:
         left -= held
     if others:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
-    saves = f"; consume=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
+    saves = f"; free_originals=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
     return "; ".join(lines) + saves + joined
 
 

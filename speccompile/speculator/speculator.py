@@ -243,7 +243,7 @@ class Speculator(Generation, Inspection, ModelInterface):
 
         Raises:
             CannotSave: an option of ``wrap`` is your own code (a logits processor, a policy, an acceptance rule), or
-                the model has hooks, or its weights were consumed. Nothing is compiled in this case.
+                the model has hooks, or its weights were freed. Nothing is compiled in this case.
             LoweringError: Inductor's caches are off, so nothing can be saved, or it cannot compile.
             OSError: ``path`` cannot be written.
         """

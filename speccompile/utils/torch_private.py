@@ -111,6 +111,7 @@ __all__ = [
     "is_explicit_composite",
     "is_traceable_wrapper_subclass",
     "op_schemas",
+    "parse_schema",
     "parse_to",
     "persistent_buffers",
     "pick_vec_isa",
@@ -288,6 +289,11 @@ def all_gather_into(result: torch.Tensor, part: torch.Tensor, group: Any) -> Non
 def set_timeout(group: Any, timeout: timedelta) -> None:
     """Set the timeout of later collectives of a process group."""
     torch.distributed.distributed_c10d._set_pg_timeout(timeout, group)
+
+
+def parse_schema(schema: str) -> torch.FunctionSchema:
+    """Return the parsed ``schema``, ``"NAME(Tensor x) -> Tensor"``. Raises RuntimeError if torch cannot read it."""
+    return torch._C.parse_schema(schema)
 
 
 def op_schemas(namespace: str) -> list[str]:

@@ -16,6 +16,7 @@ from speccompile.acceptance.lossy import accept_tolerated
 from speccompile.acceptance.relaxed import thinking, within_top
 from speccompile.acceptance.typical import likely_enough
 from speccompile.errors import InvalidOption, MissingFact, PassOrderError, UnknownAcceptance
+from speccompile.graph.step_form import StepForm
 from speccompile.passes.base import facts
 from speccompile.passes.pipeline import Pipeline
 from speccompile.passes.step.greedy_accept import greedy_accept
@@ -165,10 +166,10 @@ def test_an_unknown_rule_is_refused_with_the_available_names() -> None:
 )
 def test_scores_are_made_before_they_are_judged(rule: Rule) -> None:
     known, goals = {"step_logits", "drafts"}, facts("accepted")
-    process, accept = rule.passes("sampled")
+    process, accept = rule.passes(StepForm(1, kind="sampled"))
     Pipeline((process, accept), goals).check(known)
     with pytest.raises(PassOrderError):
         Pipeline((accept, process), goals).check(known)
     with raises(MissingFact, consumer=f"pass '{accept.name}'", fact="scores", provided="drafts, step_logits"):
         Pipeline((accept,), goals).check(known)
-    Pipeline(tuple(rule.passes("greedy")), goals).check(known)
+    Pipeline(tuple(rule.passes(StepForm(1))), goals).check(known)

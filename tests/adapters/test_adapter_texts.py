@@ -182,7 +182,7 @@ def test_every_kind_of_drafter_drafts_for_all(
             assert request.result().token_ids == own_text(adapted, name, prompt, NEW)
 
 
-@pytest.mark.parametrize("options", [{"weights": "int8"}, {"consume": True}], ids=["int8", "consume"])
+@pytest.mark.parametrize("options", [{"weights": "int8"}, {"free_originals": True}], ids=["int8", "free_originals"])
 def test_the_weights_of_the_base_may_have_another_form(
     options: dict[str, Any], backend: str, folders: dict[str, Path]
 ) -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import save_file
 
 import speccompile
 from speccompile import Calibration
-from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption, ModelConsumed
+from speccompile.errors import CannotSave, InvalidCalibration, InvalidOption, OriginalsFreed
 from support.errors import raises
 from support.families import model_of
 from support.packed_models import MODELS, PROMPTS, wrapped
@@ -82,8 +82,8 @@ def test_logits_are_nearer_than_with_the_nearest_numbers() -> None:
 
 def test_a_model_that_has_no_weights_of_its_own_is_refused() -> None:
     model = tiny_llama()
-    wrapped(model, tiers=(0,), max_batch=1, consume=True)
-    with raises(ModelConsumed):
+    wrapped(model, tiers=(0,), max_batch=1, free_originals=True)
+    with raises(OriginalsFreed):
         speccompile.calibrate(model, PROMPTS)
 
 

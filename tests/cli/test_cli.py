@@ -95,7 +95,7 @@ def test_inspect_shows_that_packed_weights_are_a_second_copy() -> None:
     result = call("inspect", "tiny", "--no-build", "--tiers", "0", "--max-len", "64", "--mode", "none")
     lines = [line.split() for line in result.stdout.splitlines()]
     assert ["packed", "copies", str(len(linears)), f"{packed:,}", f"{packed / 2**20:,.1f}"] in lines
-    assert ["consume=True", "saves", f"{packed:,}", f"{packed / 2**20:,.1f}"] in lines
+    assert ["free_originals=True", "saves", f"{packed:,}", f"{packed / 2**20:,.1f}"] in lines
 
 
 def test_inspect_prints_all_of_it_as_json() -> None:

@@ -25,7 +25,7 @@ from speccompile.compiler.option_checks import (
 )
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.sharding import NO_DIGEST
-from speccompile.errors import ConsumeUnavailable, InvalidOption, InvalidTiers
+from speccompile.errors import FreeOriginalsUnavailable, InvalidOption, InvalidTiers
 from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.heads import Eagle3Head
@@ -94,11 +94,11 @@ def test_a_sharded_model_saves_no_hidden_states() -> None:
 # --- weights --------------------------------------------------------------------------------------
 
 
-def test_quantised_weights_are_not_consumed(model: LlamaForCausalLM) -> None:
+def test_quantised_weights_are_not_freed(model: LlamaForCausalLM) -> None:
     """The model's own values of them are released without that option."""
-    options = WrapOptions(weights=QuantizedPacks(quantized(model, "Q8_0")), consume=True)
+    options = WrapOptions(weights=QuantizedPacks(quantized(model, "Q8_0")), free_originals=True)
     reason = "the model's own values of the Q8_0 weights are released without it"
-    with raises(ConsumeUnavailable, reason=reason, advice="; there is one copy of them then, too"):
+    with raises(FreeOriginalsUnavailable, reason=reason, advice="; there is one copy of them then, too"):
         check_weights(options, CPP_OPS, "eager", inspect_model(model))
 
 
@@ -135,8 +135,8 @@ def test_a_drafters_weights_are_not_sharded(model: LlamaForCausalLM) -> None:
             "with the acceptance rule 'typical' the text depends on the drafts; use acceptance='exact'",
         ),
         (
-            {"consume": True},
-            "the head learns from the model's own weights, which consume=True frees; use consume=False",
+            {"free_originals": True},
+            "the head learns from the model's own weights, which free_originals=True frees; use free_originals=False",
         ),
         ({"weights": "int8"}, "the head learns from the model's own weights, and the text is that of weights='int8'"),
         (

@@ -26,7 +26,7 @@ from support.docstrings import different_paragraphs, paragraphs
 from support.errors import raises
 
 #: Parameters of ``wrap`` that are not options.
-OTHERS = {"model", "progress", "mode_options"}
+OTHERS = {"model", "consume", "progress", "mode_options"}
 #: The module; the package's attribute of that name is the function.
 WRAP = sys.modules[speccompile.wrap.__module__]
 
@@ -72,6 +72,27 @@ def test_a_manifest_holds_the_arguments() -> None:
     options = WrapOptions(mode=("suffix", "ngram"), tiers=(0, 2), mode_options={"min_score": 0.5})
     manifest = {"options": {name: list(x) if isinstance(x, tuple) else x for name, x in options.arguments().items()}}
     assert read_wrap_options(manifest) == options
+
+
+def test_a_manifest_may_have_the_older_name_of_an_option() -> None:
+    assert read_wrap_options({"options": {"consume": False, "max_batch": 2}}) == WrapOptions(max_batch=2)
+    assert WrapOptions.of({"consume": True}).free_originals is True
+
+
+@pytest.mark.parametrize("name", ["free_originals", "consume"])
+def test_originals_are_freed_under_either_name(
+    name: str, model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[dict[str, Any]] = []
+
+    def options(**arguments: Any) -> NoReturn:
+        seen.append(arguments)
+        raise LookupError("the arguments are known")
+
+    monkeypatch.setattr(WRAP, "WrapOptions", options)
+    with pytest.raises(LookupError, match="the arguments are known"):
+        speccompile.wrap(model, **{name: True})
+    assert seen[0]["free_originals"] is True and "consume" not in seen[0]
 
 
 def test_unknown_options_are_answered_with_the_names_of_all(model: LlamaForCausalLM) -> None:

@@ -7,12 +7,17 @@ import runpy
 from pathlib import Path
 
 import pytest
+import torch
 import typer
+from transformers import LlamaForCausalLM
 
+import speccompile
 from speccompile.cli.models import encode, tiny_model, tiny_tokenizer
+from speccompile.errors import InvalidOption
 from speccompile.modes import registry
 from speccompile.policies import Fixed
 from speccompile.training.turn_files import read_turns
+from support.errors import raises
 from support.training_data import write_texts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -117,3 +122,20 @@ def test_custom_draft_model(capsys: pytest.CaptureFixture[str]) -> None:
     found = re.findall(r"fused=(\w+): same text; acceptance length ([\d.]+)", capsys.readouterr().out)
     assert [fused for fused, _ in found] == ["True", "False"]
     assert all(float(length) > 1.1 for _, length in found), "the drafter was to be right now and then"
+
+
+def test_the_custom_draft_model_applies_its_options_and_refuses_one_that_it_does_not_read(
+    model: LlamaForCausalLM,
+) -> None:
+    mode = runpy.run_path(str(EXAMPLES / "custom_draft_model.py"))["FirstLayers"]
+    speccompile.register_mode("first_layers", mode, replace=True)
+    options = {"mode": "first_layers", "backend": "eager", "policy": "fixed:3", "tiers": (0, 3), "max_len": 64}
+    prompt = torch.tensor([[1, 2, 3, 4]])
+    with speccompile.wrap(model, draft_max_len=6, **options) as spec:
+        assert spec.check(prompt, max_new_tokens=24)
+        assert spec.stats.draft_tokens <= 6, "longer sequences are decoded without drafts"
+    for draft in (model, "folder"):
+        with raises(
+            InvalidOption, where="mode 'first_layers'", name="draft", reason=re.compile("leave the option out")
+        ):
+            speccompile.wrap(model, draft=draft, **options)

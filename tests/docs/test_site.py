@@ -100,7 +100,7 @@ def test_every_pass_is_listed(site: Path) -> None:
 
 
 def test_every_error_is_listed_with_a_message(site: Path, inventory: set[str]) -> None:
-    classes = [value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)]
+    classes = {value for value in vars(errors).values() if inspect.isclass(value) and issubclass(value, Exception)}
     assert {f"speccompile.errors.{value.__name__}" for value in classes} <= inventory
     text = (site / "reference" / "errors.html").read_text()
     assert "this speculator was closed; wrap the model again." in text and text.count(

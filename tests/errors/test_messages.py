@@ -22,7 +22,7 @@ WRITE = "SPECCOMPILE_WRITE_MESSAGES"
 CLASSES = {
     name: found
     for name, found in inspect.getmembers(errors, inspect.isclass)
-    if issubclass(found, SpecCompileError) and found.__module__ == errors.__name__
+    if issubclass(found, SpecCompileError) and found.__module__ == errors.__name__ and found.__name__ == name
 }
 
 
@@ -52,6 +52,11 @@ def test_templates_end_with_a_full_stop() -> None:
     ends = {name: list(string.Formatter().parse(kind.template))[-1] for name, kind in CLASSES.items()}
     # A field at the end brings its own.
     assert not [name for name, (text, field, _, _) in ends.items() if field is None and not text.endswith(".")]
+
+
+def test_older_names_are_the_classes_of_now() -> None:
+    assert errors.ConsumeUnavailable is errors.FreeOriginalsUnavailable
+    assert errors.ModelConsumed is errors.OriginalsFreed
 
 
 # --- the helper that asserts them ---------------------------------------------------------------------------------

@@ -300,7 +300,7 @@ def test_what_needs_the_model_or_one_process_is_refused_by_name(folder: Path) ->
     both = {
         "tiers": "RanksDiffer",
         "passes": "RanksDiffer",
-        "consume": "InvalidOption",
+        "free_originals": "InvalidOption",
         "save_hidden_states": "InvalidOption",
         "calibration": "InvalidOption",
         "the mode": "InvalidOption",

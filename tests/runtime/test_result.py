@@ -48,9 +48,12 @@ def test_time_runs_out_between_own_steps(make: Make, model: LlamaForCausalLM) ->
 
     engine = make(policy=Slow()).engine
     request = engine.submit(prompt(5), max_new_tokens=100)
+    # On a busy machine the prompt alone may need longer than the timeout.
+    while not request.new_tokens:
+        engine.step()
     with pytest.raises(TimeoutError, match=r"within 0.02 s"):
         request.result(timeout=0.02)
-    assert not request.finished and len(request.new_tokens) >= 1
+    assert not request.finished
     assert request.result().token_ids == greedy(model, prompt(5), 100)
 
 

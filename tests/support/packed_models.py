@@ -30,8 +30,8 @@ def greedy(model: Any, ids: torch.Tensor = PROMPTS, new: int = NEW) -> torch.Ten
     return result
 
 
-def consumed(model: PreTrainedModel, **options: Any) -> Speculator:
-    return wrapped(model, **{"consume": True} | options)
+def with_freed_originals(model: PreTrainedModel, **options: Any) -> Speculator:
+    return wrapped(model, **{"free_originals": True} | options)
 
 
 def gpt2() -> GPT2LMHeadModel:

@@ -339,7 +339,7 @@ def refused(model: PreTrainedModel, rank: int, folder: Path) -> Any:
 
     note("tiers", lambda: wrapped(model, folder, "ngram", tiers=(0, 2 + rank)))
     note("passes", lambda: wrapped(model, folder, "ngram", passes=[BestLogits()] * rank))
-    for option in ({"consume": True}, {"save_hidden_states": str(folder / "states")}, {"calibration": "file"}):
+    for option in ({"free_originals": True}, {"save_hidden_states": str(folder / "states")}, {"calibration": "file"}):
         note(next(iter(option)), lambda option=option: wrapped(model, folder, "ngram", **option))
     saving = {"mode": "save_hidden_states", "output_directory": str(folder / "states"), "tiers": (0,), "policy": None}
     note("the mode", lambda: wrapped(model, folder, **saving))

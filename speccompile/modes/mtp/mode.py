@@ -55,9 +55,6 @@ class MtpMode(HeadMode):
             raise InvalidHead(source="of MTP modules that was given", reason=reason)
         return replace(self, draft=head)
 
-    def _max_len(self, max_len: int) -> int:
-        return min(self.draft_max_len or max_len, max_len)
-
 
 @dataclass(frozen=True)
 class Mtp(MtpMode):
@@ -82,7 +79,7 @@ class Mtp(MtpMode):
         return len(self.draft.layers) if isinstance(self.draft, MtpHead) else None
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
-        return MtpNetwork(self.draft, info, self._max_len(max_len), self.chain, self.draft_weights)
+        return MtpNetwork(self.draft, info, max_len, self.chain, self.draft_weights)
 
     def drafting(self, form: StepForm) -> list[Pass]:
         return [DraftByModules(*form.chain, chain=self.chain)]

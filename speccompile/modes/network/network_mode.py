@@ -35,6 +35,9 @@ class NetworkMode(Mode):
         if self.draft_weights not in WEIGHT_FORMS:
             raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(WEIGHT_FORMS)}")
 
+    def drafts_up_to(self, max_len: int) -> int:
+        return min(self.draft_max_len or max_len, max_len)
+
 
 @dataclass(frozen=True)
 class SplitMode(NetworkMode):

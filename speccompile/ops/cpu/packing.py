@@ -13,7 +13,7 @@ from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.utils.weight_forms import WeightForms
 
 if TYPE_CHECKING:
-    from speccompile.ops.cpu.consume import ConsumedWeights
+    from speccompile.ops.cpu.free_originals import FreedOriginals
     from speccompile.ops.cpu.quantized import QuantizedPacks
 
 PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -25,13 +25,13 @@ class Pack:
 
     Args:
         tensors: what stands for it, see :class:`~speccompile.ops.cpu.forms.base.Form`.
-        weight: the model's, or a transposed view of that; None once it is consumed.
+        weight: the model's, or a transposed view of that; None once it is freed.
         of_vocabulary: it is an embedding's or an lm_head's.
         is_table: only an embedding reads it, so no inputs exist that a calibration could weigh.
         format: of the checkpoint whose integers it holds; empty where ``weight`` was packed.
         order: int64 ``[depth]``, the input that each of its columns is multiplied with; None: all in their order.
-        stand_in: substitute that the model reads within :func:`~speccompile.ops.cpu.consume.standing_in`, once a
-            rounded weight is consumed.
+        stand_in: substitute that the model reads within :func:`~speccompile.ops.cpu.free_originals.standing_in`, once a
+            rounded weight is freed.
         importance: of its inputs, float32 ``[depth]``, if rounding uses it.
     """
 
@@ -79,7 +79,7 @@ class Pack:
 class WeightPacks:
     """The packed weights of a wrap: each one once, for all tiers and prefill.
 
-    With ``consumed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
+    With ``freed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
     same ones, and then the packs are. ``names`` are all names of a weight by each of them, where it has several.
     ``quantized`` are packed already. ``importance`` is that of a calibration, by a name of the weight.
     """
@@ -87,13 +87,13 @@ class WeightPacks:
     def __init__(
         self,
         forms: WeightForms | None = None,
-        consumed: ConsumedWeights | None = None,
+        freed: FreedOriginals | None = None,
         names: Mapping[str, Sequence[str]] | None = None,
         quantized: QuantizedPacks | None = None,
         importance: Mapping[str, torch.Tensor] | None = None,
     ) -> None:
         self.forms = WeightForms() if forms is None else forms
-        self.consumed = consumed
+        self.freed = freed
         self.quantized = quantized
         self.followers: list[WeightPacks] = []
         #: Shapes of tables of the tokens that have no pack, since their form does not round, by path.
@@ -120,7 +120,7 @@ class WeightPacks:
             importance = self._importance_of(path) if form.calibrated and not is_table else None
             tensors = self._known(weight, form) if importance is None else None
             features, depth = weight.shape
-            own = None if self.consumed and not form.rounds else weight
+            own = None if self.freed and not form.rounds else weight
             self._packs[path] = Pack(
                 form,
                 tensors or _pack(form, weight, importance),
@@ -158,8 +158,8 @@ class WeightPacks:
         known = self._importance or {}
         return next((known[name] for name in self.names_of(path) if name in known), None)
 
-    def consume(self, path: str, *, transposed: bool, release: Callable[[], None]) -> None:
-        """Let the pack replace the model's weight at ``path``: now, or a rounded one in :meth:`consume_rounded`.
+    def replace_original(self, path: str, *, transposed: bool, release: Callable[[], None]) -> None:
+        """Let the pack replace the model's weight at ``path``, at once, or in :meth:`replace_rounded_originals`.
 
         Args:
             transposed: the model's is ``[K, N]``.
@@ -171,15 +171,15 @@ class WeightPacks:
         else:
             take()
 
-    def consume_rounded(self) -> None:
+    def replace_rounded_originals(self) -> None:
         """Let the packs replace rounded weights, once nothing is compared with the model's own any more."""
         while self._to_take:
             self._to_take.pop()()
 
     def _take(self, path: str, transposed: bool, release: Callable[[], None]) -> None:
         pack = self._packs[path]
-        assert self.consumed is not None
-        stand_in = self.consumed.take(path, pack.form, pack.tensors, pack.features, pack.depth, transposed=transposed)
+        assert self.freed is not None
+        stand_in = self.freed.take(path, pack.form, pack.tensors, pack.features, pack.depth, transposed=transposed)
         self._packs[path] = replace(pack, weight=None, stand_in=stand_in)
         release()
 

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 from transformers.pytorch_utils import Conv1D
 
-from speccompile.errors import InvalidOption, ModelConsumed
+from speccompile.errors import InvalidOption, OriginalsFreed
 from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.ops.cpu.packing import Pack
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
@@ -39,14 +39,14 @@ class QuantizedParameter(nn.Parameter):
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func in _READERS:
-            raise ModelConsumed(what="call spec(input_ids) for its forward")
+            raise OriginalsFreed(what="call spec(input_ids) for its forward")
         return super().__torch_function__(func, types, args, kwargs or {})
 
     def __deepcopy__(self, memo: object) -> NoReturn:
-        raise ModelConsumed(what="it cannot be copied")
+        raise OriginalsFreed(what="it cannot be copied")
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        raise ModelConsumed(what="it cannot be pickled; save_pretrained writes its weights, dequantised")
+        raise OriginalsFreed(what="it cannot be pickled; save_pretrained writes its weights, dequantised")
 
 
 def values_of(weight: torch.Tensor) -> torch.Tensor:
@@ -251,4 +251,4 @@ class _ValuesInState:
 
 
 def _refuse_to_load(*_arguments: object) -> None:
-    raise ModelConsumed(what="its weights cannot be loaded anew")
+    raise OriginalsFreed(what="its weights cannot be loaded anew")

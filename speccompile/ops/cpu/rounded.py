@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch.overrides import TorchFunctionMode
 
 from speccompile.errors import LoweringError
-from speccompile.ops.cpu.consume import standing_in
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.int8 import quantise
+from speccompile.ops.cpu.free_originals import standing_in
 from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.ops.fused_linears import linear_input
 from speccompile.utils.product_linear import product_linear

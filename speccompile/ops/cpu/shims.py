@@ -11,8 +11,9 @@ from speccompile.ops.cpu.openmp import REGIONS
 from speccompile.ops.in_cpp import IN_BODIES
 from speccompile.utils.torch_private import OpOverload, op_schemas
 
-#: C types by the type of an argument of a schema. A list also has an argument for its length.
-_TYPES = {
+#: C types by the type of an argument of a schema: an op that bodies call has arguments of these types only. A list
+#: also has an argument for its length.
+C_TYPES = {
     "Tensor": "AtenTensorHandle {}",
     "Optional[Tensor]": "const AtenTensorHandle* {}",
     "List[Tensor]": "const AtenTensorHandle* {0}, int64_t {0}_count",
@@ -24,8 +25,8 @@ _TYPES = {
     "float": "double {}",
     "Optional[float]": "const double* {}",
 }
-#: How a C function returns a result of a schema.
-_RESULTS = {"Tensor": "AtenTensorHandle* out", "List[Tensor]": "..."}
+#: How a C function returns a result of a schema, by the type of the result.
+C_RESULTS = {"Tensor": "AtenTensorHandle* out", "List[Tensor]": "..."}
 
 # A body is compiled while the ops that it calls are still being built. So none of them needs to exist when it loads:
 # each is looked up when it is first called. A macro, since a function cannot pass on a variable number of arguments.
@@ -60,7 +61,7 @@ def shims() -> Shims:
 
 
 def _declaration(op: OpOverload) -> str:
-    arguments = [_TYPES[str(argument.type)].format(argument.name) for argument in op._schema.arguments]
-    arguments += [_RESULTS[str(result.type)] for result in op._schema.returns]
+    arguments = [C_TYPES[str(argument.type)].format(argument.name) for argument in op._schema.arguments]
+    arguments += [C_RESULTS[str(result.type)] for result in op._schema.returns]
     function = f"aoti_torch_cpu_{op._schema.name.partition('::')[2]}"
     return _DECLARATION.format(function=function, arguments=", ".join(arguments), regions=REGIONS)

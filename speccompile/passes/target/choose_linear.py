@@ -117,8 +117,8 @@ class PackLinears(Pass):
             new.meta = {key: value for key, value in user.meta.items() if key in ("layer", "pass")}
             graph.replace(user, new)
         graph.drop_placeholder(node)
-        if self.packs.consumed is not None:
-            self.packs.consume(port.path, transposed=transposed, release=port.release)
+        if self.packs.freed is not None:
+            self.packs.replace_original(port.path, transposed=transposed, release=port.release)
 
 
 def _in_order(graph: StepGraph, x: fx.Node, order: torch.Tensor, port: Port, known: _Ordered) -> fx.Node:

@@ -1,4 +1,4 @@
-"""Targets with recurrent state in half precision, with rounded and consumed weights, from packages, and saved."""
+"""Targets with recurrent state in half precision, with rounded and freed weights, from packages, and saved."""
 
 from __future__ import annotations
 
@@ -63,11 +63,11 @@ def test_with_rounded_weights_the_text_does_not_depend_on_tiers(name: str) -> No
         assert report or report.largest_logit_change < 0.1
 
 
-def test_with_consumed_weights_the_text_is_that_of_transformers() -> None:
+def test_with_freed_originals_the_text_is_that_of_transformers() -> None:
     model = model_of("qwen3_next")
     expected = [greedy(model, prompt, NEW) for prompt in PROMPTS]
-    with wrapped(model, consume=True) as spec:
-        assert "consumed" in spec.explain()
+    with wrapped(model, free_originals=True) as spec:
+        assert "originals freed" in spec.explain()
         assert texts(spec) == expected
 
 

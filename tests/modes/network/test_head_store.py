@@ -113,13 +113,13 @@ def test_a_stored_head_that_computes_something_else_is_captured_again(
     assert exports == ["Eagle3Head"] and folder.read(name) == stored
 
 
-def test_over_weights_that_the_wrap_consumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_over_weights_that_the_wrap_frees(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The head reads the target's embedding and lm_head, which are packs after the first wrap."""
     exports = noted_exports(tmp_path, monkeypatch)
     options = SIZES | {"tiers": (0, 1), "policy": "fixed:1", "backend": "inductor"}
     for _ in range(2):
         target = tiny_llama()
-        with wrap(target, "mtp", draft=MtpHead.random(target, 1), consume=True, **options):
+        with wrap(target, "mtp", draft=MtpHead.random(target, 1), free_originals=True, **options):
             pass
     assert len(exports) == 1
 

@@ -115,7 +115,7 @@ def rounded(model: LlamaForCausalLM, mode: str, draft: Any, **options: Any) -> S
         ("draft_target", {}),
         ("draft_target", {"weights": "int8"}),
         ("eagle3", {}),
-        ("eagle3_one_model", {"consume": True}),
+        ("eagle3_one_model", {"free_originals": True}),
         ("mtp", {}),
         ("mtp", {"chain": "target"}),
         ("mtp_eagle", {"fused": True}),
@@ -192,8 +192,8 @@ def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) 
 @pytest.mark.parametrize(
     ("mode", "options", "says"),
     [
-        ("mtp", {"consume": True}, "consume=True frees the weights"),
-        ("draft_target", {"consume": True}, "consume=True frees the weights"),
+        ("mtp", {"free_originals": True}, "free_originals=True frees the weights"),
+        ("draft_target", {"free_originals": True}, "free_originals=True frees the weights"),
         ("draft_target", {"weights": "int8"}, "weights are int8 already"),
     ],
 )
@@ -206,7 +206,10 @@ def test_what_shares_weights_does_not_go_with_rounding(mode: str, options: dict[
 
 @pytest.mark.parametrize(
     ("options", "says"),
-    [({"weights": "int8"}, "weights are int8 already"), ({"consume": True}, "consume=True frees the weights")],
+    [
+        ({"weights": "int8"}, "weights are int8 already"),
+        ({"free_originals": True}, "free_originals=True frees the weights"),
+    ],
 )
 def test_what_does_not_go_with_rounding(model: LlamaForCausalLM, options: dict[str, Any], says: str) -> None:
     with raises(InvalidOption, name="draft", value="self:int8", reason=re.compile(says)):

@@ -16,10 +16,10 @@ import speccompile
 from speccompile import Adapters
 from speccompile.errors import (
     CannotSave,
-    ConsumeUnavailable,
+    FreeOriginalsUnavailable,
     InvalidOption,
-    ModelConsumed,
     ModelOnSeveralDevices,
+    OriginalsFreed,
     WeightsReplaced,
 )
 from speccompile.heads import Eagle3Head, MtpHead
@@ -181,9 +181,9 @@ def test_the_models_own_forward_is_refused_and_its_state_is_dequantised(tmp_path
     weights = quantized(model, "GPTQ")
     floats = dequantize_(copy.deepcopy(model), weights)
     spec = plain(model, weights=weights)
-    with raises(ModelConsumed, what=re.compile("call spec")):
+    with raises(OriginalsFreed, what=re.compile("call spec")):
         model(PROMPTS)
-    with raises(ModelConsumed, what=re.compile("cannot be loaded")):
+    with raises(OriginalsFreed, what=re.compile("cannot be loaded")):
         model.load_state_dict(floats.state_dict())
     with torch.no_grad():
         assert spec(PROMPTS).logits.isfinite().all()
@@ -200,7 +200,7 @@ def test_a_model_can_be_wrapped_again_with_quantised_weights_alone() -> None:
     weights = quantized(model, "Q8_0")
     first = plain(model, weights=weights)
     text = first.generate(PROMPTS[:1], max_new_tokens=LENGTH)
-    with raises(ModelConsumed, what=re.compile("wrapped again only with weights=QuantizedWeights")):
+    with raises(OriginalsFreed, what=re.compile("wrapped again only with weights=QuantizedWeights")):
         plain(model)
     # What was refused leaves the first one as it was.
     with raises(InvalidOption, name="weights"):
@@ -228,7 +228,10 @@ def test_a_failed_wrap_leaves_dequantised_values(monkeypatch: pytest.MonkeyPatch
 def test_what_is_refused_at_once_leaves_the_model_as_it_was() -> None:
     model = tiny_llama()
     weights, wanted = quantized(model, "Q4_0"), greedy(model)
-    for options, error in (({"consume": True}, ConsumeUnavailable), ({"acceptance": "none such"}, ValueError)):
+    for options, error in (
+        ({"free_originals": True}, FreeOriginalsUnavailable),
+        ({"acceptance": "none such"}, ValueError),
+    ):
         with pytest.raises(error):
             plain(model, weights=weights, **options)
     assert torch.equal(greedy(model), wanted)

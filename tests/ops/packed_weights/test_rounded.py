@@ -175,12 +175,12 @@ def test_the_table_of_tokens_is_rounded_however_the_model_reads_them(name: str) 
     assert spec.check(list(PROMPTS[:, :16] % 90 + 5), max_new_tokens=20, reference="plain")
 
 
-@pytest.mark.parametrize("consume", [False, True])
-def test_products_with_a_transposed_weight_are_linears(consume: bool) -> None:
+@pytest.mark.parametrize("free_originals", [False, True])
+def test_products_with_a_transposed_weight_are_linears(free_originals: bool) -> None:
     """Falcon's layers multiply with ``weight.T``."""
     model = model_of("falcon")
     calibration = speccompile.calibrate(model, PROMPTS)
-    spec = wrapped(model, weights="int4", calibration=calibration, consume=consume)
+    spec = wrapped(model, weights="int4", calibration=calibration, free_originals=free_originals)
     forms = [pack.form.name for _, pack in spec._build.packs.items()]
     assert forms.count("int4") == 4 * len(model.transformer.h) and forms.count("int8") == 2
     assert spec.check(list(PROMPTS), max_new_tokens=NEW)

@@ -1,4 +1,4 @@
-"""``consume=True``: the model's weights become the packs, and there is one copy."""
+"""``free_originals=True``: the model's weights become the packs, and there is one copy."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks import isolated
-from speccompile.errors import ModelChanged, ModelConsumed, WeightsReplaced
+from speccompile.errors import ModelChanged, OriginalsFreed, WeightsReplaced
 from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering import kernels
 from speccompile.ops.cpu.forms.same import Same
 from speccompile.pretrained import fetch_smollm2
 from support.errors import raises
-from support.packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
+from support.packed_models import MODELS, PROMPTS, alive, greedy, watched, with_freed_originals, wrapped
 from support.tiny import tiny_llama
 
 
@@ -33,18 +33,18 @@ def test_one_copy_is_left(name: str) -> None:
         matrices -= {"transformer.wpe.weight"}
     elif name == "untied":
         matrices -= {"model.embed_tokens.weight"}
-    spec = consumed(model)
+    spec = with_freed_originals(model)
     spec.generate(PROMPTS, max_new_tokens=8)
     gc.collect()
     assert set(refs) - alive(refs) == matrices
-    assert f"consumed: {len(matrices)} of them in {spec._build.packs.nbytes / 2**20:.1f} MiB" in spec.explain()
+    assert f"originals freed: {len(matrices)} of them in {spec._build.packs.nbytes / 2**20:.1f} MiB" in spec.explain()
 
 
-def test_what_is_not_consumed_keeps_its_weights() -> None:
+def test_what_is_not_freed_keeps_its_weights() -> None:
     model = tiny_llama()
     refs = watched(model)
-    spec = consumed(model, consume=False)
-    assert alive(refs) == set(refs) and "consumed" not in spec.explain()
+    spec = with_freed_originals(model, free_originals=False)
+    assert alive(refs) == set(refs) and "originals freed" not in spec.explain()
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -57,7 +57,7 @@ def test_explain_says_that_packed_weights_are_a_second_copy(tie: bool) -> None:
     packed, own = spec._build.packs.nbytes / 2**20, sum(matrices.values()) / 2**20
     explained = spec.explain()
     assert f"a second copy of {packed:.1f} MiB beside the model's own {own:.1f} MiB" in explained
-    assert f"consume=True keeps one copy and saves {own:.1f} MiB" in explained
+    assert f"free_originals=True keeps one copy and saves {own:.1f} MiB" in explained
 
 
 @pytest.mark.parametrize("tie", [False, True])
@@ -79,7 +79,7 @@ def test_explain_says_that_unpacked_weights_are_the_models_own(monkeypatch: pyte
 
 def test_the_pack_is_what_the_model_has() -> None:
     model = tiny_llama(tie_word_embeddings=True)
-    spec = consumed(model)
+    spec = with_freed_originals(model)
     own = {parameter.data_ptr() for parameter in model.parameters()}
     tiers = [*spec.engine.tiers.values(), *spec.prefill.values()]
     for tier in tiers:
@@ -108,7 +108,7 @@ def test_they_go_one_by_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
         model = tiny_llama()
         refs = watched(model)
         left.clear()
-        spec = consumed(model, tiers=(0,), max_batch=1, max_len=8)
+        spec = with_freed_originals(model, tiers=(0,), max_batch=1, max_len=8)
         assert spec.stages["capture"].note == came
         assert left == list(range(len(refs), len(refs) - 15, -1))
 
@@ -118,7 +118,7 @@ def test_the_text_is_the_models_own(name: str) -> None:
     model = MODELS[name]()
     wanted = greedy(copy.deepcopy(model), new=20)
     plain = copy.deepcopy(model)
-    spec = consumed(model)
+    spec = with_freed_originals(model)
     with torch.no_grad():
         assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
     assert torch.equal(greedy(model, new=20), wanted)
@@ -132,7 +132,7 @@ def test_the_text_is_the_models_own(name: str) -> None:
 
 @pytest.mark.parametrize("form", ["same", "int4"])
 def test_every_stage_runs(form: str) -> None:
-    spec = consumed(tiny_llama(), weights=form)
+    spec = with_freed_originals(tiny_llama(), weights=form)
     for stage in spec.stages.values():
         stage.call(*stage.make_inputs())
     spec.generate(PROMPTS, max_new_tokens=4, do_sample=True, seed=1)
@@ -140,17 +140,17 @@ def test_every_stage_runs(form: str) -> None:
 
 def test_it_cannot_be_wrapped_again() -> None:
     model = tiny_llama()
-    with consumed(model) as spec:
+    with with_freed_originals(model) as spec:
         spec.generate(PROMPTS, max_new_tokens=4)
-    for consume in (False, True):
-        with raises(ModelConsumed, what=re.compile("cannot be wrapped again")):
-            consumed(model, consume=consume)
+    for freed in (False, True):
+        with raises(OriginalsFreed, what=re.compile("cannot be wrapped again")):
+            with_freed_originals(model, free_originals=freed)
 
 
 def test_what_becomes_of_other_wraps_of_the_model() -> None:
     model = tiny_llama()
-    before = consumed(model, consume=False)
-    spec = consumed(model)
+    before = with_freed_originals(model, free_originals=False)
+    spec = with_freed_originals(model)
     with raises(ModelChanged, what=re.compile(r"was added|is Parametrized")):
         before.generate(PROMPTS)
     spec.generate(PROMPTS, max_new_tokens=4)
@@ -158,11 +158,11 @@ def test_what_becomes_of_other_wraps_of_the_model() -> None:
 
 def test_its_weights_cannot_be_changed() -> None:
     model = tiny_llama()
-    spec = consumed(model)
+    spec = with_freed_originals(model)
     up = model.model.layers[0].mlp.up_proj
-    with raises(ModelConsumed, what=re.compile("cannot be assigned to")):
+    with raises(OriginalsFreed, what=re.compile("cannot be assigned to")):
         up.weight = torch.zeros_like(up.weight)
-    with raises(ModelConsumed, what=re.compile("cannot be loaded anew")):
+    with raises(OriginalsFreed, what=re.compile("cannot be loaded anew")):
         model.load_state_dict(tiny_llama(seed=1).state_dict(), strict=False)
     spec.generate(PROMPTS, max_new_tokens=4)
     with pytest.raises(RuntimeError, match="Inplace update to inference tensor"), torch.no_grad():
@@ -175,7 +175,7 @@ def test_its_weights_cannot_be_changed() -> None:
 @pytest.mark.parametrize("form", ["same", "int8"])
 def test_the_model_can_be_trained_through_what_is_left(form: str) -> None:
     model = tiny_llama()
-    consumed(model, weights=form)
+    with_freed_originals(model, weights=form)
     model(PROMPTS, labels=PROMPTS).loss.backward()
     assert model.model.norm.weight.grad is not None
 
@@ -185,7 +185,7 @@ def test_it_can_be_saved_and_loaded(name: str, tmp_path: Path) -> None:
     model = MODELS[name]()
     plain = {key: value.clone() for key, value in model.state_dict().items()}
     wanted = greedy(model, new=20)
-    consumed(model)
+    with_freed_originals(model)
     state = model.state_dict()
     assert state.keys() == plain.keys() and all(torch.equal(state[key], plain[key]) for key in plain)
     model.save_pretrained(tmp_path)
@@ -199,7 +199,7 @@ def test_memory_of_five_tiers() -> None:
     config = AutoConfig.from_pretrained(fetch_smollm2())
     kv = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * (max_len + width) * 2 * 4
     weights = 134_515_008 * 4
-    arguments = ["--tiers", "0,1,3,7,15", "--max-len", str(max_len), "--consume"]
+    arguments = ["--tiers", "0,1,3,7,15", "--max-len", str(max_len), "--free-originals"]
     # A first build generates code, which needs about 100 MB of its own.
     for _ in range(2):
         measured = isolated.run(isolated.SPECULATOR, str(fetch_smollm2()), arguments, {})

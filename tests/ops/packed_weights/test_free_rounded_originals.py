@@ -1,4 +1,4 @@
-"""``consume=True`` with rounded weights: the model has those alone, and computes with them."""
+"""``free_originals=True`` with rounded weights: the model has those alone, and computes with them."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from speccompile.errors import ModelConsumed
+from speccompile.errors import OriginalsFreed
 from speccompile.ops.cpu.forms import FORMS
 from support.errors import raises
-from support.packed_models import MODELS, PROMPTS, alive, consumed, greedy, watched, wrapped
+from support.packed_models import MODELS, PROMPTS, alive, greedy, watched, with_freed_originals, wrapped
 from support.tiny import tiny_llama
 
 MIXED = {"*": "int4", "lm_head": "same", "down_proj": "int8"}
@@ -24,19 +24,19 @@ def test_no_float_weight_is_left(name: str, form: Any) -> None:
     refs = watched(model)
     matrices = {path for path, parameter in model.named_parameters() if parameter.dim() == 2}
     matrices -= {"gpt2": {"transformer.wpe.weight"}}.get(name, set())
-    spec = consumed(model, weights=form)
+    spec = with_freed_originals(model, weights=form)
     spec.generate(PROMPTS, max_new_tokens=8)
     gc.collect()
     assert set(refs) - alive(refs) == matrices
     explained = spec.explain()
-    assert f"consumed: {len(matrices)} of them in {spec._build.packs.nbytes / 2**20:.1f} MiB" in explained
+    assert f"originals freed: {len(matrices)} of them in {spec._build.packs.nbytes / 2**20:.1f} MiB" in explained
     assert "rounded to int" in explained
 
 
 @pytest.mark.parametrize(
     ("name", "form"), [("untied", "int4"), ("tied", MIXED), ("gpt2", "int8"), ("bfloat16", "int4")], ids=str
 )
-def test_the_text_is_that_without_consume(name: str, form: Any) -> None:
+def test_the_text_is_that_without_it(name: str, form: Any) -> None:
     model = MODELS[name]()
     plain = copy.deepcopy(model)
     with wrapped(plain, weights=form) as spec:
@@ -44,7 +44,7 @@ def test_the_text_is_that_without_consume(name: str, form: Any) -> None:
         identity = spec.target_id
         with torch.no_grad():
             logits = spec(PROMPTS).logits
-    spec = consumed(model, weights=form)
+    spec = with_freed_originals(model, weights=form)
     assert spec.target_id == identity
     with torch.no_grad():
         assert torch.equal(spec(PROMPTS).logits, logits)
@@ -57,7 +57,7 @@ def test_the_text_is_that_without_consume(name: str, form: Any) -> None:
 
 def test_the_check_compares_with_the_models_own_forward(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the model computes with the packs, not what the steps compute."""
-    spec = consumed(tiny_llama(), weights="int8")
+    spec = with_freed_originals(tiny_llama(), weights="int8")
     right = FORMS["int8"].linear
     monkeypatch.setattr(type(FORMS["int8"]), "linear", staticmethod(lambda *inputs: -right(*inputs)))
     assert not spec.check(list(PROMPTS), max_new_tokens=20)
@@ -66,7 +66,7 @@ def test_the_check_compares_with_the_models_own_forward(monkeypatch: pytest.Monk
 @pytest.mark.parametrize(("name", "form"), [("tied", "int4"), ("gpt2", "int8")])
 def test_the_model_itself_has_rounded_weights(name: str, form: str) -> None:
     model = MODELS[name]()
-    spec = consumed(model, weights=form)
+    spec = with_freed_originals(model, weights=form)
     rounded = MODELS[name]()
     with torch.no_grad():
         for path, pack in spec._build.packs.items():
@@ -82,12 +82,12 @@ def test_the_model_itself_has_rounded_weights(name: str, form: str) -> None:
 
 def test_its_weights_cannot_be_changed() -> None:
     model = tiny_llama()
-    spec = consumed(model, weights="int4")
+    spec = with_freed_originals(model, weights="int4")
     up = model.model.layers[0].mlp.up_proj
-    with raises(ModelConsumed):
+    with raises(OriginalsFreed):
         up.weight = torch.zeros_like(up.weight)
-    with raises(ModelConsumed):
+    with raises(OriginalsFreed):
         model.load_state_dict(tiny_llama(seed=1).state_dict(), strict=False)
-    with raises(ModelConsumed):
+    with raises(OriginalsFreed):
         wrapped(model, weights="int4")
     spec.generate(PROMPTS, max_new_tokens=4)

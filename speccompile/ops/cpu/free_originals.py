@@ -1,4 +1,4 @@
-"""``wrap(consume=True)``: packed weights replace the model's own, and only one copy of them remains.
+"""``wrap(free_originals=True)``: packed weights replace the model's own, and only one copy of them remains.
 
 Weights in the form ``same`` can be restored from their packs, so each is freed when it is packed. Rounded weights
 cannot: the model's own stay until the wrap has passed its checks, and if it fails they stay.
@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from speccompile.errors import ModelConsumed
+from speccompile.errors import OriginalsFreed
 from speccompile.ops.cpu.forms.base import Form
 from speccompile.utils.memory import release_file_pages, trim_heap
 
@@ -79,12 +79,12 @@ class Unpack(nn.Module):
         """The parameter's storage. torch calls this once at registration, and again at each assignment of a weight."""
         packed, self._registering = self._registering, None
         if packed is None:
-            raise ModelConsumed(what="its weights cannot be assigned to")
+            raise OriginalsFreed(what="its weights cannot be assigned to")
         return weight.new_empty(0) if self._rounded else packed[0]
 
 
-def is_consumed(model: nn.Module) -> bool:
-    """Whether ``wrap(consume=True)`` has packed the weights of ``model``."""
+def originals_freed(model: nn.Module) -> bool:
+    """Whether ``wrap(free_originals=True)`` has packed the weights of ``model``."""
     return any(isinstance(module, Unpack) for module in model.modules())
 
 
@@ -132,7 +132,7 @@ class _Taken:
     own: torch.Tensor | None
 
 
-class ConsumedWeights:
+class FreedOriginals:
     """The weights of a model that one wrap has replaced by their packs."""
 
     def __init__(self, model: nn.Module) -> None:
@@ -211,7 +211,7 @@ class ConsumedWeights:
 
 
 class _UnpackState:
-    """Hook of ``state_dict`` for saving the model: a consumed weight has its own name and form there."""
+    """Hook of ``state_dict`` for saving the model: a freed weight has its own name and form there."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -222,20 +222,20 @@ class _UnpackState:
 
 
 def _refuse_to_load(*_arguments: object) -> None:
-    raise ModelConsumed(what="its weights cannot be loaded anew")
+    raise OriginalsFreed(what="its weights cannot be loaded anew")
 
 
 @contextlib.contextmanager
-def consuming(model: nn.Module, enabled: bool) -> Iterator[ConsumedWeights | None]:
+def freeing_originals(model: nn.Module, enabled: bool) -> Iterator[FreedOriginals | None]:
     """The owner of the weights that a wrap of ``model`` packs, None unless ``enabled``. It restores them if the wrap
     fails."""
     if not enabled:
         yield None
         return
-    consumed = ConsumedWeights(model)
+    freed = FreedOriginals(model)
     try:
-        yield consumed
+        yield freed
     except BaseException:
-        consumed.undo()
+        freed.undo()
         raise
-    consumed.settle()
+    freed.settle()

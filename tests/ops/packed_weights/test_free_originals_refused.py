@@ -12,24 +12,24 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CannotSave, CaptureMismatch, ConsumeUnavailable, InvalidOption
+from speccompile.errors import CannotSave, CaptureMismatch, FreeOriginalsUnavailable, InvalidOption
 from speccompile.lowering.kernels import Kernels
 from speccompile.ops.cpu.forms.same import Same
 from support.errors import raises
-from support.packed_models import PROMPTS, alive, consumed, greedy, watched, with_neighbours
+from support.packed_models import PROMPTS, alive, greedy, watched, with_freed_originals, with_neighbours
 from support.tiny import tiny_llama
 
 
 def test_a_flag_is_wanted() -> None:
-    with raises(InvalidOption, name="consume", value="yes"):
-        consumed(tiny_llama(), consume="yes")
+    with raises(InvalidOption, name="free_originals", value="yes"):
+        with_freed_originals(tiny_llama(), free_originals="yes")
 
 
 def test_without_packed_weights_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = "torch's own: no C++ compiler was found"
     monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(False, reason))
-    with raises(ConsumeUnavailable, reason=re.compile(r"no C\+\+ compiler was found")):
-        consumed(tiny_llama())
+    with raises(FreeOriginalsUnavailable, reason=re.compile(r"no C\+\+ compiler was found")):
+        with_freed_originals(tiny_llama())
 
 
 def state(model: PreTrainedModel) -> dict[str, tuple[torch.Tensor, int]]:
@@ -50,7 +50,7 @@ def untouched() -> Iterator[PreTrainedModel]:
     assert before.keys() == after.keys() and kinds == [type(module) for module in model.modules()]
     assert all(torch.equal(before[name][0], after[name][0]) and before[name][1] == after[name][1] for name in before)
     assert model.lm_head.weight is model.model.embed_tokens.weight and list(model.state_dict()) == keys
-    consumed(model, consume=False).generate(PROMPTS, max_new_tokens=4)
+    with_freed_originals(model, free_originals=False).generate(PROMPTS, max_new_tokens=4)
 
 
 any_form = pytest.mark.parametrize("form", ["same", "int4", {"*": "int8", "mlp": "same"}], ids=str)
@@ -67,7 +67,7 @@ def test_a_failed_wrap_gives_the_weights_back(
 
         patch.setattr("speccompile.compiler.attempts.check_capture", refused)
         with pytest.raises(CaptureMismatch):
-            consumed(untouched, weights=form)
+            with_freed_originals(untouched, weights=form)
 
 
 def test_an_interrupted_wrap_gives_the_weights_back(
@@ -84,7 +84,7 @@ def test_an_interrupted_wrap_gives_the_weights_back(
     with monkeypatch.context() as patch:
         patch.setattr(Same, "pack", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            consumed(untouched)
+            with_freed_originals(untouched)
 
 
 @any_form
@@ -94,11 +94,11 @@ def test_a_failure_behind_the_build_gives_the_weights_back(
     with monkeypatch.context() as patch:
         patch.setattr("speccompile.runtime.engine.Engine.prepare", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            consumed(untouched, sampling=True, weights=form)
+            with_freed_originals(untouched, sampling=True, weights=form)
 
 
 def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The first route is refused by the check; the second one is captured, and consumes again."""
+    """The first route is refused by the check; the second one is captured, and frees weights again."""
     from speccompile.compiler import attempts
 
     # Other tests are to find no capture by that route.
@@ -113,11 +113,11 @@ def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPa
 
     model = tiny_llama()
     wanted = greedy(model, new=20)
-    consumed(tiny_llama(), consume=False, tiers=(0,))
+    with_freed_originals(tiny_llama(), free_originals=False, tiers=(0,))
     monkeypatch.setattr(attempts, "check_capture", once)
     refs = watched(model)
     # A stored capture, a new one, and one by the model's own attention.
-    spec = consumed(model, tiers=(0,))
+    spec = with_freed_originals(model, tiers=(0,))
     assert spec.route == "eager" and len(calls) == 3
     assert torch.equal(spec.generate(PROMPTS, max_new_tokens=20), wanted)
     gc.collect()
@@ -127,7 +127,7 @@ def test_a_second_attempt_starts_from_plain_weights(monkeypatch: pytest.MonkeyPa
 def test_where_bits_are_not_kept_one_copy_is() -> None:
     model = with_neighbours()
     refs = watched(model)
-    spec = consumed(model)
+    spec = with_freed_originals(model)
     gc.collect()
     assert "deterministic  no" in spec.explain() and len(refs) - len(alive(refs)) == 15
     spec.generate(PROMPTS, max_new_tokens=4)
@@ -136,11 +136,11 @@ def test_where_bits_are_not_kept_one_copy_is() -> None:
 def test_deterministic_that_needs_torchs_own_linears_is_refused() -> None:
     model = with_neighbours()
     before = state(model)
-    with raises(ConsumeUnavailable, reason=re.compile("deterministic=True needs torch's own linears")):
-        consumed(model, deterministic=True)
+    with raises(FreeOriginalsUnavailable, reason=re.compile("deterministic=True needs torch's own linears")):
+        with_freed_originals(model, deterministic=True)
     assert all(torch.equal(parameter, before[name][0]) for name, parameter in model.named_parameters())
 
 
-def test_a_consumed_model_cannot_be_saved_in_a_package(tmp_path: Path) -> None:
+def test_a_model_with_freed_originals_cannot_be_saved_in_a_package(tmp_path: Path) -> None:
     with raises(CannotSave, reason=re.compile("which are gone")):
-        consumed(tiny_llama()).save(tmp_path / "package")
+        with_freed_originals(tiny_llama()).save(tmp_path / "package")
