@@ -29,7 +29,7 @@ def fake(x: torch.Tensor) -> torch.Tensor:
         ("refused(Tensor x) -> Tensor", {"cpp": "bas"}, "cpp='bas' is not a library; add the folder ops/cpu/csrc/bas"),
         ("refused(Tensor x) -> Tensor", {"native": "bas"}, "native='bas' is not a library"),
         ("refused(Tensor x) -> Tensor", {"reference": fake, "in_bodies": True}, "in_bodies=True needs a C++ kernel"),
-        ("refused(Tensor x, str s) -> Tensor", {"cpp": "base", "in_bodies": True}, "a value of type str"),
+        ("refused(Tensor x, bool[] s) -> Tensor", {"cpp": "base", "in_bodies": True}, "a value of type List[bool]"),
         ("refused(Tensor x) -> int", {"cpp": "base", "in_bodies": True}, "a value of type int"),
         ("refused(Tensor x) -> Tensor", {"cuda": "no_file.kernel"}, "got 'no_file.kernel'"),
         ("refused(Tensor x) -> Tensor", {"cuda": "tree"}, "got 'tree'"),
