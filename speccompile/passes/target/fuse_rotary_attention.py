@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeGuard
 
 import torch
 from torch import fx
@@ -94,15 +94,16 @@ def _write(
         return None
     write = before[0]
     tensor, indices, _, *accumulate = write.args
-    if tensor is not cache or write.users or any(accumulate) or len(indices) != 2:  # type: ignore[arg-type]
+    assert isinstance(indices, list | tuple)
+    if tensor is not cache or write.users or any(accumulate) or len(indices) != 2:
         return None
-    rows, at = indices  # type: ignore[misc]
+    rows, at = indices
     own_rows = isinstance(rows, fx.Node) and rows.target is aten.unsqueeze.default and rows.args == (slots, 1)
     return write if own_rows and at is positions else None
 
 
 def _by_place(graph: StepGraph, rotation: _Rotation, source: fx.Node) -> fx.Node:
-    """What is rotated, as ``[B, T, heads, D]`` like ``source``."""
+    """The input of a rotation, as ``[B, T, heads, D]`` like ``source``."""
     if not _is_flipped(source):
         return rotation.x
     return graph.graph.call_function(aten.transpose.int, (rotation.x, _PLACES, _HEADS))
@@ -175,7 +176,7 @@ def _over_all_features(node: fx.Node) -> _Rotation | None:
     return None
 
 
-def _is_product(node: Any) -> bool:
+def _is_product(node: Any) -> TypeGuard[fx.Node]:
     return isinstance(node, fx.Node) and node.target is aten.mul.Tensor
 
 
