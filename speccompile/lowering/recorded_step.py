@@ -13,6 +13,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import functools
+import time
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -102,6 +103,11 @@ class RecordedStep:
         self._recording.replay()
         return True
 
+    def timed(self) -> list[tuple[str, float]]:
+        """Replay the step once, call by call, and return the op and the seconds of each call, in order. Empty if the step
+        is not recorded."""
+        return [] if self._recording is None else self._recording.timed()
+
     @property
     def nbytes(self) -> int:
         """Bytes of the results that the recording owns."""
@@ -140,9 +146,11 @@ class _Recording:
         self._handle = self._library.speccompile_new_recording()
         weakref.finalize(self, self._library.speccompile_delete_recording, self._handle)
         self._pool_tokens = pool_tokens
-        self._runs: list[Callable[[], None]] = []
+        self._runs: list[functools.partial[None]] = []
         self._python: list[_PythonCall] = []
         self._first = 0
+        #: Of each kernel call.
+        self._names: list[str] = []
         #: See :attr:`RecordedStep.refusal`.
         self.refusal: str | None = None
 
@@ -167,11 +175,28 @@ class _Recording:
         for run in self._runs:
             run()
 
+    def timed(self) -> list[tuple[str, float]]:
+        seconds = []
+
+        def time_call(name: str, call: Callable[[], None]) -> None:
+            started = time.perf_counter()
+            call()
+            seconds.append((name, time.perf_counter() - started))
+
+        for run in self._runs:
+            if run.func == self._repeat:
+                for at in range(*run.args):
+                    time_call(self._names[at], functools.partial(self._repeat, at, at + 1))
+            else:
+                time_call("calls from Python", run)
+        return seconds
+
     def op(self, op: OpOverload, arguments: Sequence[Any], options: Mapping[str, Any]) -> Any:
         """Call ``op`` and record the call."""
         before = self._calls()
         result = op(*arguments, **options)
-        if is_recorded(op) and self._calls() > before:
+        if is_recorded(op) and (made := self._calls() - before):
+            self._names += [op._schema.name] * made
             return result
         if _has_changing_size(op, arguments):
             self.refusal = f"a result of {op} depends on values"

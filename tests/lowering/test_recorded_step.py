@@ -186,6 +186,16 @@ class TestOfOps:
             torch.testing.assert_close(out, 3 * x @ self.WEIGHT.T)
         assert len(calls) == 3
 
+    def test_calls_are_timed_one_by_one(self) -> None:
+        x, out = torch.randn(3, 32), torch.zeros(3, 64)
+        recorded = bound(self.step, x, out)
+        assert recorded.timed() == []
+        recorded(x, out)
+        x.normal_()
+        names = [name for name, seconds in recorded.timed() if seconds > 0]
+        assert names.count("speccompile::packed_linear") == 2 and names[-1] == "calls from Python"
+        torch.testing.assert_close(out, self.wanted(x))
+
     def test_half_precision_is_recorded_too(self) -> None:
         weight = pack(self.WEIGHT.bfloat16())
         x, out = torch.randn(3, 32).bfloat16(), torch.zeros(3, 64).bfloat16()
