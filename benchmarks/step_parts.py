@@ -1,4 +1,4 @@
-"""Where does a recorded step on a CPU spend its time? Each of its kernel calls is timed in its place, at several contexts.
+"""Where does a recorded step on a CPU spend its time? Each kernel call is timed in its place, at several contexts.
 
 ``python -m benchmarks.step_parts``; see README.md beside this file.
 """
@@ -39,7 +39,7 @@ PARTS = {
 
 
 def part_of(name: str, since: int) -> str:
-    """The part of a step that a call of the op ``name`` belongs to; ``since``: linears since the attention before it."""
+    """The part of a step that a call of ``name`` belongs to; ``since``: linears since the attention before it."""
     if "linear" in name:
         return "lm_head" if since < 0 else LINEARS[min(since, len(LINEARS) - 1)]
     return next((part for op, part in PARTS.items() if op in name), name)

@@ -104,8 +104,8 @@ class RecordedStep:
         return True
 
     def timed(self) -> list[tuple[str, float]]:
-        """Replay the step once, call by call, and return the op and the seconds of each call, in order. Empty if the step
-        is not recorded."""
+        """Replay the step once, call by call, and return the op and the seconds of each call, in order; nothing if the
+        step is not recorded."""
         return [] if self._recording is None else self._recording.timed()
 
     @property
