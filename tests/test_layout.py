@@ -31,6 +31,15 @@ def test_file_names_are_unique() -> None:
     assert not [name for name, count in names.items() if count > 1]
 
 
+def test_no_class_name_of_the_package_exists_twice() -> None:
+    places: dict[str, list[str]] = {}
+    for path in sorted(PACKAGE.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef):
+                places.setdefault(node.name, []).append(f"{path.relative_to(PACKAGE)}:{node.lineno}")
+    assert {name: found for name, found in places.items() if len(found) > 1} == {}
+
+
 def test_no_test_module_is_imported() -> None:
     tests = {path.stem for path in FILES if path.name.startswith(("test_", "check_")) or path.name == "conftest.py"}
     imported = []
