@@ -1,4 +1,4 @@
-"""The tests mirror the package's rooms, and share code by ``tests/support`` alone."""
+"""The tests mirror the package's folders, and share code only by ``tests/support``."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 TESTS = Path(__file__).parent
 PACKAGE = TESTS.parent / "speccompile"
 FILES = [path for path in TESTS.rglob("*.py") if "__pycache__" not in path.parts]
-#: Folders that are no room of the package: helpers, whole systems, and what lies beside the package.
+#: Folders that the package does not have: helpers, whole systems, and what lies beside the package.
 OTHERS = {"support", "end_to_end", "benchmarks", "docs"}
 
 
-def test_every_folder_is_a_room_of_the_package() -> None:
-    rooms = {path.stem for path in PACKAGE.iterdir()}
-    assert {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"} <= rooms | OTHERS
+def test_every_folder_of_tests_is_one_of_the_package() -> None:
+    folders = {path.stem for path in PACKAGE.iterdir()}
+    assert {path.name for path in TESTS.iterdir() if path.is_dir()} - {"__pycache__"} <= folders | OTHERS
 
 
 def test_every_folder_of_the_package_has_a_folder_of_tests() -> None:
