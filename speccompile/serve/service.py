@@ -275,11 +275,11 @@ class Service:
     def _submit_one(
         self, prompt: Prompt, index: int, body: GenerationFields, outputs: OutputOptions, arguments: dict[str, Any]
     ) -> Request:
-        room = max(1, self.max_len - len(prompt.ids))
+        most = max(1, self.max_len - len(prompt.ids))
         try:
             return self.engine.submit(
                 prompt.ids,
-                max_new_tokens=room if outputs.max_new_tokens is None else min(outputs.max_new_tokens, room),
+                max_new_tokens=most if outputs.max_new_tokens is None else min(outputs.max_new_tokens, most),
                 seed=seed_of(body, index % body.n),
                 # In vLLM smaller numbers have precedence.
                 priority=-body.priority,
