@@ -24,7 +24,7 @@ from benchmarks.report import Comparison, build_table, categories_table, runs_ta
 from speccompile import Speculator, modes, wrap
 from speccompile.cli.measure import (
     TRANSFORMERS,
-    Clock,
+    TokenTimer,
     Variant,
     differences,
     measure,
@@ -33,7 +33,7 @@ from speccompile.cli.measure import (
 )
 from speccompile.cli.models import encode, load
 from speccompile.cli.progress import count_runs
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.errors import InvalidOption
 from speccompile.pretrained import fetch_smollm2
@@ -82,7 +82,7 @@ def parse_variants(text: str) -> list[str]:
 def compare(
     model: PreTrainedModel,
     variants: Sequence[Variant],
-    prompts: Sequence[Prompt],
+    prompts: Sequence[NamedPrompt],
     ids: Sequence[torch.Tensor],
     new_tokens: int,
     after_run: Callable[[], None] = lambda: None,
@@ -95,7 +95,7 @@ def compare(
             longest = max(ids, key=lambda item: item.shape[1])
             started = time.perf_counter()
             with task(f"compile {variant.name}"):
-                variant.generate(longest, new_tokens, Clock())
+                variant.generate(longest, new_tokens, TokenTimer())
             warm_up[variant.name] = time.perf_counter() - started
     runs = measure(variants, ids, new_tokens, after_run)
     found = {name: differences(model, ids, runs[variants[0].name], own) for name, own in runs.items()}

@@ -23,7 +23,7 @@ from benchmarks.machine import describe
 from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, wrap
-from speccompile.cli.measure import NEAR_TIE, Clock, Run, Summary, Variant, measure
+from speccompile.cli.measure import NEAR_TIE, Run, Summary, TokenTimer, Variant, measure
 from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
 from speccompile.cli.session import parse_options, session
@@ -54,7 +54,7 @@ class Way:
     def variant(self, temperature: float) -> Variant:
         """Decodes with it. At a temperature, the seed depends on the prompt alone."""
 
-        def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+        def generate(ids: torch.Tensor, new_tokens: int, clock: TokenTimer) -> torch.Tensor:
             self.spec.engine.policy = self.policy
             self.spec.stats.reset()
             options: dict[str, Any] = {"do_sample": False}
@@ -137,7 +137,7 @@ def warm_up(way: Way, ids: torch.Tensor) -> None:
     policy = way.policy
     for draft_len in way.spec.engine.draft_lens:
         way.policy = Fixed(draft_len)
-        generate(ids, WARM_UP_TOKENS, Clock())
+        generate(ids, WARM_UP_TOKENS, TokenTimer())
     way.policy = way.spec.engine.policy = policy
     way.spec.engine.policies.prepare()
     way.steps.clear()

@@ -15,7 +15,7 @@ from gguf import GGMLQuantizationType, GGUFReader, GGUFValueType, GGUFWriter, Ll
 from gguf.quants import dequantize, quantize
 from transformers import PreTrainedModel
 
-from speccompile.cli.measure import Clock, Variant
+from speccompile.cli.measure import TokenTimer, Variant
 from speccompile.pretrained import smollm2_gguf
 
 WORKER = Path(__file__).with_name("peer_worker.py")
@@ -61,7 +61,7 @@ class Peer:
     def variant(self, eos: list[int]) -> Variant:
         """It decodes greedily; ``eos`` ends a text."""
 
-        def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+        def generate(ids: torch.Tensor, new_tokens: int, clock: TokenTimer) -> torch.Tensor:
             assert self._process.stdin is not None
             request = {"ids": ids[0].tolist(), "new": new_tokens, "eos": eos}
             self._process.stdin.write(json.dumps(request) + "\n")

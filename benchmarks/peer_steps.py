@@ -18,7 +18,7 @@ from benchmarks.machine import describe
 from benchmarks.peer_processes import NOT_INSTALLED, PEERS, peers
 from benchmarks.steps import PIPED_WIDTH, PROMPT, SHORT, Ratio, Work, figures, interleaved, read_once, step, tables
 from speccompile import Speculator, wrap
-from speccompile.cli.measure import Clock, Variant, tier_variant
+from speccompile.cli.measure import TokenTimer, Variant, tier_variant
 from speccompile.cli.models import load
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
@@ -35,7 +35,7 @@ def token(variant: Variant, ids: torch.Tensor, new_tokens: int) -> Work:
     """Seconds of a new token, without the first one, which the pass over the prompt yields."""
 
     def measure() -> float:
-        clock = Clock()
+        clock = TokenTimer()
         found = variant.generate(ids, new_tokens, clock)
         return (clock.seconds - clock.first_seconds) / (found.shape[1] - ids.shape[1] - 1)
 
@@ -44,7 +44,7 @@ def token(variant: Variant, ids: torch.Tensor, new_tokens: int) -> Work:
 
 def first_token(variant: Variant, ids: torch.Tensor) -> Work:
     def measure() -> float:
-        clock = Clock()
+        clock = TokenTimer()
         variant.generate(ids, 2, clock)
         return clock.first_seconds
 

@@ -28,7 +28,7 @@ from speccompile import Speculator, wrap
 from speccompile.cli.measure import TRANSFORMERS, Run, Summary, Variant, tier_variant
 from speccompile.cli.models import encode
 from speccompile.cli.progress import count_runs
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.cli.session import parse_tiers, session
 from speccompile.errors import InvalidOption
 from speccompile.pretrained import load
@@ -144,7 +144,7 @@ def claims_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return table
 
 
-def chosen_prompts(path: Path | None, categories: Sequence[str], count: int) -> list[Prompt]:
+def chosen_prompts(path: Path | None, categories: Sequence[str], count: int) -> list[NamedPrompt]:
     """``count`` prompts of each category; of all prompts, if none is named.
 
     Raises:
@@ -165,7 +165,7 @@ def chosen_prompts(path: Path | None, categories: Sequence[str], count: int) -> 
 
 def run(
     model: PreTrainedModel,
-    texts: Sequence[Prompt],
+    texts: Sequence[NamedPrompt],
     ids: Sequence[torch.Tensor],
     new_tokens: int,
     *,

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from itertools import chain, zip_longest
 from pathlib import Path
 
-from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
+from speccompile.cli.prompts import BUILT_IN, NamedPrompt, read_prompts
 
 
-def choose_prompts(path: Path | None, count: int | None) -> list[Prompt]:
+def choose_prompts(path: Path | None, count: int | None) -> list[NamedPrompt]:
     """``count`` prompts of ``path`` (all, if None), else the built-in ones."""
     prompts = read_prompts(path) if path else list(BUILT_IN)
     return prompts if count is None else spread(prompts, count)
@@ -20,9 +20,9 @@ def name_of(path: Path | None) -> str:
     return path.name if path else "built in"
 
 
-def spread(prompts: Sequence[Prompt], count: int) -> list[Prompt]:
+def spread(prompts: Sequence[NamedPrompt], count: int) -> list[NamedPrompt]:
     """The first ``count`` prompts when the categories take turns, in the order in which they first occur."""
-    by_category: dict[str, list[Prompt]] = {}
+    by_category: dict[str, list[NamedPrompt]] = {}
     for prompt in prompts:
         by_category.setdefault(prompt.category, []).append(prompt)
     rounds = chain.from_iterable(zip_longest(*by_category.values()))

@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from speccompile.cli.measure import Run, Summary
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.runtime.check import Difference
 
 
@@ -20,7 +20,7 @@ class Comparison:
     ``warm_up_seconds`` are those of the untimed first call, where a variant compiles in it.
     """
 
-    prompts: Sequence[Prompt]
+    prompts: Sequence[NamedPrompt]
     runs: Mapping[str, Sequence[Run]]
     differences: Mapping[str, Sequence[Difference]]
     warm_up_seconds: Mapping[str, float]

@@ -24,7 +24,7 @@ from benchmarks.servers import BATCH_TOKENS, serve_batching, serve_engine, serve
 from benchmarks.serving import Service, arrivals, fitting_prompts, percentile
 from speccompile import modes, wrap
 from speccompile.cli.models import load
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.runtime.check import Difference, first_difference
 from speccompile.runtime.policy_controller import parse_policy
@@ -97,7 +97,9 @@ def _shares_text(shares: Mapping[int, float]) -> str:
     return ", ".join(f"{key}: {share:.0%}" for key, share in shares.items()) or "-"
 
 
-def report(prompts: Sequence[Prompt], services: Sequence[Service], rows: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def report(
+    prompts: Sequence[NamedPrompt], services: Sequence[Service], rows: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
     requests = [
         {"variant": service.name, "prompt": prompt.name, "category": prompt.category, **asdict(served)}
         for service in services

@@ -17,7 +17,7 @@ from transformers import PreTrainedTokenizerBase
 
 from benchmarks.prompts import choose_prompts
 from speccompile.cli.models import encode
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.errors import InvalidOption
 
 
@@ -93,7 +93,7 @@ def arrivals(rate: float, count: int, seed: int) -> list[float]:
 
 def fitting_prompts(
     tokenizer: PreTrainedTokenizerBase, path: Path | None, count: int | None, longest: int
-) -> list[tuple[Prompt, list[int]]]:
+) -> list[tuple[NamedPrompt, list[int]]]:
     """Prompts of ``path`` with at most ``longest`` tokens, and those.
 
     Raises:

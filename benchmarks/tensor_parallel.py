@@ -23,7 +23,7 @@ from benchmarks.machine import describe
 from speccompile import Speculator, pretrained
 from speccompile.ops import collective
 from speccompile.runtime.measure import dummy_rows
-from speccompile.tools.rank_costs import Machine, ShardedModel, fitted, step_seconds
+from speccompile.tools.rank_costs import RankSpeeds, ShardedModel, fitted, step_seconds
 
 CONTEXT = 200
 WARM_UP = 5
@@ -109,7 +109,7 @@ def step_times(path: Path) -> dict[int, float]:
     return {int(size) + 1: tier["milliseconds"] / 1e3 for size, tier in tiers.items()}
 
 
-def add_paper(tiers: dict[str, Any], model: ShardedModel, machine: Machine, ranks: int) -> None:
+def add_paper(tiers: dict[str, Any], model: ShardedModel, machine: RankSpeeds, ranks: int) -> None:
     """The milliseconds of each tier by :mod:`speccompile.tools.rank_costs`, beside the measured ones."""
     for draft_len, tier in tiers.items():
         tier["paper_ms"] = 1e3 * step_seconds(model, machine, ranks=ranks, width=int(draft_len) + 1)

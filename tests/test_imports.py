@@ -1,4 +1,4 @@
-"""Rooms of the package import one another in one direction, as ``docs/architecture.md`` draws it."""
+"""The folders of the package import one another in one direction, as ``docs/architecture.md`` draws it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1] / "speccompile"
 
-#: Each room and those that it may import. Every room may import ``errors``, and all but that one ``utils``.
+#: Each folder and those that it may import. Every folder may import ``errors``, and all but that one ``utils``.
 ALLOWED = {
     "errors": "",
     "utils": "",
@@ -66,7 +66,7 @@ def module_of(path: Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-def room_of(module: str) -> str:
+def folder_of(module: str) -> str:
     return module.split(".")[1] if "." in module else "__init__"
 
 
@@ -89,30 +89,30 @@ def imports_of(path: Path, modules: frozenset[str]) -> list[tuple[int, str]]:
     return found
 
 
-def test_no_room_imports_one_above_it() -> None:
+def test_no_folder_imports_one_above_it() -> None:
     files = {module_of(path): path for path in ROOT.rglob("*.py")}
     modules = frozenset(files)
     wrong = []
     for module, path in files.items():
-        own = room_of(module)
+        own = folder_of(module)
         allowed = {own, *({"errors"} if own == "errors" else {"errors", "utils"}), *ALLOWED[own].split()}
         wrong += [
             f"{path.relative_to(ROOT.parent)}:{line}: {own} imports {imported}"
             for line, imported in imports_of(path, modules)
-            if room_of(imported) not in allowed
+            if folder_of(imported) not in allowed
         ]
     assert not wrong, "\n".join(wrong)
 
 
 def test_the_allowed_directions_have_no_circle() -> None:
-    rooms = {own: {"errors", "utils", *above.split()} - {own} for own, above in ALLOWED.items()}
-    rooms["utils"] = {"errors"}
-    rooms["errors"] = set()
-    assert set(TopologicalSorter(rooms).static_order()) == set(ALLOWED)
+    folders = {own: {"errors", "utils", *above.split()} - {own} for own, above in ALLOWED.items()}
+    folders["utils"] = {"errors"}
+    folders["errors"] = set()
+    assert set(TopologicalSorter(folders).static_order()) == set(ALLOWED)
 
 
-def test_no_two_folders_of_a_room_import_each_other() -> None:
-    """A room's own files may import its folders, and be imported by them: a registry its modes, a mode its base."""
+def test_no_two_folders_of_a_folder_import_each_other() -> None:
+    """A folder's own files may import its folders, and be imported by them: a registry its modes, a mode its base."""
     files = {module_of(path): path for path in ROOT.rglob("*.py")}
     modules = frozenset(files)
     folder = {module: str(path.parent.relative_to(ROOT)) for module, path in files.items()}
@@ -126,14 +126,14 @@ def test_no_two_folders_of_a_room_import_each_other() -> None:
     assert not [(own, other) for own, other in both if Path(own).parent == Path(other).parent != Path(".")]
 
 
-def test_the_architecture_page_lists_rooms_in_that_order() -> None:
-    """It says that a room imports rooms above it in the table."""
+def test_the_architecture_page_lists_packages_in_that_order() -> None:
+    """It states that a package imports packages above it in the table."""
     page = (ROOT.parent / "docs" / "architecture.md").read_text()
     rows = re.findall(r"^\| (`[^|]*`) \|", page, re.MULTILINE)
-    rooms = [name for row in rows for name in re.findall(r"`(\w+)(?:/|\.py)`", row) if name in ALLOWED]
-    assert len(rooms) > 20
-    for own in rooms:
-        below = [name for name in ALLOWED[own].split() if name in rooms and rooms.index(name) > rooms.index(own)]
+    folders = [name for row in rows for name in re.findall(r"`(\w+)(?:/|\.py)`", row) if name in ALLOWED]
+    assert len(folders) > 20
+    for own in folders:
+        below = [name for name in ALLOWED[own].split() if name in folders and folders.index(name) > folders.index(own)]
         assert not below, (own, below)
 
 
@@ -153,12 +153,12 @@ def test_every_form_of_an_import_is_seen(tmp_path: Path, monkeypatch: pytest.Mon
     file.parent.mkdir(parents=True)
     file.write_text(f"def late():\n    {line}\n")
     seen = imports_of(file, frozenset({"speccompile", "speccompile.cli"}))
-    assert [(number, room_of(name)) for number, name in seen] == [(2, "cli")]
+    assert [(number, folder_of(name)) for number, name in seen] == [(2, "cli")]
 
 
-def test_every_room_is_in_the_table() -> None:
-    rooms = {path.name if path.is_dir() else path.stem for path in ROOT.iterdir() if path.suffix in ("", ".py")}
-    assert rooms - {"__pycache__"} == set(ALLOWED)
+def test_every_folder_is_in_the_table() -> None:
+    folders = {path.name if path.is_dir() else path.stem for path in ROOT.iterdir() if path.suffix in ("", ".py")}
+    assert folders - {"__pycache__"} == set(ALLOWED)
 
 
 def test_what_runs_over_other_versions_imports_no_extra() -> None:

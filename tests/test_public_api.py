@@ -39,6 +39,7 @@ _PASS_LISTS = "Mode.drafting, Mode.after_commit, Mode.taps and Mode.state(tiers)
 #: Why names of ``public_names.txt`` are gone. An entry is also the reason for the members of the name.
 GONE = {
     "speccompile.tools.trtllm_predicates": "a table that nothing read",
+    "speccompile.tools.rank_costs.Machine": "it is RankSpeeds; Machine is a class of the report",
     "speccompile.modes.Mode.goals": "what a pass of after_commit provides must hold in the finished step",
     "speccompile.modes.Mode.network_on_demand": "nothing reads it: split and ready mean the same",
     "speccompile.modes.Mode.splits": "nothing reads it: split is a property",

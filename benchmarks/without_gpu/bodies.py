@@ -14,7 +14,8 @@ from benchmarks.without_gpu.hopper import hopper
 from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering.inductor import _compile, artifact_name
+from speccompile.lowering.artifacts import artifact_name
+from speccompile.lowering.inductor import compile_body
 
 DEVICE = torch.device("cuda", 0)
 
@@ -55,7 +56,7 @@ def _written(body: Body) -> str:
     fresh = config.patch({"fx_graph_cache": False, "fx_graph_remote_cache": False})
     with hopper(), keeping, untuned, fresh:
         try:
-            _compile(body, DEVICE)
+            compile_body(body, DEVICE)
         except LoweringError:
             if not found:
                 raise

@@ -182,6 +182,6 @@ def fill(
     row_length = length[slots]
     lens = useful_lens(torch.full_like(row_length, draft_len), row_length, limit[slots])
     newest = tokens[slots, (row_length - 1).clamp(min=0)][:, None]
-    room = torch.arange(draft_len, device=drafts.device) < lens[:, None]
+    offered = torch.arange(draft_len, device=drafts.device) < lens[:, None]
     drafts = F.pad(drafts, (0, draft_len - drafts.shape[1]), value=-1)
-    return torch.where(room, torch.where(drafts < 0, newest, drafts), -1), lens
+    return torch.where(offered, torch.where(drafts < 0, newest, drafts), -1), lens

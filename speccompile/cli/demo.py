@@ -29,7 +29,7 @@ from speccompile.cli.measure import (
 )
 from speccompile.cli.models import encode, load, max_len_for
 from speccompile.cli.progress import count_runs
-from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
+from speccompile.cli.prompts import BUILT_IN, NamedPrompt, read_prompts
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
 
@@ -87,7 +87,7 @@ def _show_build(spec: Speculator) -> None:
     typer.echo(f"built in {sum(spec.build_seconds.values()):.1f} s ({parts})\n")
 
 
-def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
+def _show_table(runs: dict[str, list[Run]], prompts: Sequence[NamedPrompt]) -> None:
     """``kernels``: K=0 over transformers; ``speculation``: a tier over K=0; ``both``: their product."""
     reference = Summary(runs[TRANSFORMERS])
     # The seven columns must fit a terminal of 80 characters.
@@ -115,7 +115,7 @@ def _show_table(runs: dict[str, list[Run]], prompts: Sequence[Prompt]) -> None:
     typer.echo("kernels: K=0 / transformers; speculation: K / K=0; both: K / transformers")
 
 
-def _show_categories(runs: Mapping[str, Sequence[Run]], prompts: Sequence[Prompt]) -> None:
+def _show_categories(runs: Mapping[str, Sequence[Run]], prompts: Sequence[NamedPrompt]) -> None:
     """Show results by category of prompt: acceptance depends on the kind of text."""
     categories = list(dict.fromkeys(prompt.category for prompt in prompts))
     if len(categories) < 2:

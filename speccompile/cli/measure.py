@@ -22,7 +22,7 @@ NEAR_TIE = 1e-3
 _WARM_UP_TOKENS = 8
 
 
-class Clock:
+class TokenTimer:
     """Streamer that records the time of the first token, and the tokens and target passes after it."""
 
     def __init__(self) -> None:
@@ -56,7 +56,7 @@ class Variant:
     """One way to decode: (ids ``[1, P]``, new tokens, clock) -> ids ``[1, P + new]``."""
 
     name: str
-    generate: Callable[[torch.Tensor, int, Clock], torch.Tensor]
+    generate: Callable[[torch.Tensor, int, TokenTimer], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **set
     # Without a pad token generate warns on every call. A single row never needs it.
     settings = {"pad_token_id": 0 if pad is None else pad, **settings}
 
-    def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+    def generate(ids: torch.Tensor, new_tokens: int, clock: TokenTimer) -> torch.Tensor:
         result: torch.Tensor = model.generate(  # type: ignore[operator]
             ids,
             attention_mask=torch.ones_like(ids),
@@ -127,7 +127,7 @@ def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> V
     """
     assert not spec.engine.prefix_reuse, "wrap with prefix_reuse=False"
 
-    def generate(ids: torch.Tensor, new_tokens: int, clock: Clock) -> torch.Tensor:
+    def generate(ids: torch.Tensor, new_tokens: int, clock: TokenTimer) -> torch.Tensor:
         spec.set_tier(draft_len)
         result = spec.generate(ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock)
         # Tokens are streamed one by one. The number of passes comes from the request.
@@ -157,7 +157,7 @@ def measure(
     # The warm-up has the longest prompt: buffers that depend on the size of the input are then large enough.
     longest = max(prompts, key=lambda ids: ids.shape[1])
     for variant in variants:
-        variant.generate(longest, min(new_tokens, _WARM_UP_TOKENS), Clock())
+        variant.generate(longest, min(new_tokens, _WARM_UP_TOKENS), TokenTimer())
         after_run()
     runs: dict[str, list[Run]] = {variant.name: [] for variant in variants}
     for number, ids in enumerate(prompts):
@@ -170,7 +170,7 @@ def measure(
 
 
 def _timed(variant: Variant, ids: torch.Tensor, new_tokens: int) -> Run:
-    clock = Clock()
+    clock = TokenTimer()
     result = variant.generate(ids, new_tokens, clock)
     seconds = clock.seconds
     tokens = result[0, ids.shape[1] :].tolist()

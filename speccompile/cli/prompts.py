@@ -14,7 +14,7 @@ from speccompile.errors import InvalidInput
 
 
 @dataclass(frozen=True)
-class Prompt:
+class NamedPrompt:
     """A prompt. ``chat`` is False for text to continue without a template; None leaves the choice to the tokenizer."""
 
     name: str
@@ -27,7 +27,7 @@ class Prompt:
 _FORM = '{"turns": ["Write a poem about a river."]}'
 
 
-def read_prompts(path: Path) -> list[Prompt]:
+def read_prompts(path: Path) -> list[NamedPrompt]:
     """Read the prompts of a file, gzipped if the name ends in ``.gz``.
 
     A file whose name ends in ``.jsonl`` or ``.json`` has a JSON object in each line: Spec-Bench's (``turns``, of which
@@ -49,11 +49,11 @@ def read_prompts(path: Path) -> list[Prompt]:
     return prompts
 
 
-def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[Prompt]:
+def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[NamedPrompt]:
     for number, line in enumerate(lines, start=1):
         place = f"{path.name}:{number}"
         if line.strip() and not as_json:
-            yield Prompt(place, "prompts", line.strip())
+            yield NamedPrompt(place, "prompts", line.strip())
         elif line.strip():
             try:
                 yield _prompt(json.loads(line), place)
@@ -64,7 +64,7 @@ def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[Prompt
                 raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=str(error)) from error
 
 
-def _prompt(fields: Any, place: str) -> Prompt:
+def _prompt(fields: Any, place: str) -> NamedPrompt:
     if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
         raise ValueError(f"it is not a JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval), like {_FORM}")
     chat = "turns" in fields
@@ -75,7 +75,7 @@ def _prompt(fields: Any, place: str) -> Prompt:
         raise ValueError("its prompt must be a text that is not empty")
     name = str(fields.get("question_id", fields.get("task_id", place)))
     family = name.partition("/")[0] if "task_id" in fields else "prompts"
-    return Prompt(name, str(fields.get("category", family)), text, None if chat else False)
+    return NamedPrompt(name, str(fields.get("category", family)), text, None if chat else False)
 
 
 _STORY = (
@@ -96,12 +96,14 @@ _MUSEUM = (
 _CORRECT = "Fix the spelling mistakes in this text and write out the whole corrected text"
 
 BUILT_IN = (
-    Prompt("repeat", "quoting", f"Repeat this text word for word:\n\n{_STORY}"),
-    Prompt("extract", "quoting", f"Extract all names and places from this text:\n\n{_JOURNEY}"),
-    Prompt("correct", "quoting", f"{_CORRECT}:\n\n{_MUSEUM}"),
-    Prompt("write", "other", "Write the opening of a story about a clockmaker who finds a letter in an old watch."),
-    Prompt("explain", "other", "Why does the moon have phases, and how long does one cycle take?"),
-    Prompt(
+    NamedPrompt("repeat", "quoting", f"Repeat this text word for word:\n\n{_STORY}"),
+    NamedPrompt("extract", "quoting", f"Extract all names and places from this text:\n\n{_JOURNEY}"),
+    NamedPrompt("correct", "quoting", f"{_CORRECT}:\n\n{_MUSEUM}"),
+    NamedPrompt(
+        "write", "other", "Write the opening of a story about a clockmaker who finds a letter in an old watch."
+    ),
+    NamedPrompt("explain", "other", "Why does the moon have phases, and how long does one cycle take?"),
+    NamedPrompt(
         "code", "other", "Write a Python function that returns the prime numbers below n, and explain how it works."
     ),
 )

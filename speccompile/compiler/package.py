@@ -35,7 +35,7 @@ from speccompile.graph_capture.model_facts import own_code
 from speccompile.graph_capture.model_info import inspect_model, named_tensors
 from speccompile.graph_capture.store import CaptureStore, config_text
 from speccompile.hidden_states.options import SaveHiddenStates
-from speccompile.lowering.inductor import ARTIFACTS
+from speccompile.lowering.artifacts import ARTIFACTS
 from speccompile.ops.cpu.free_originals import originals_freed
 from speccompile.policies import Cost, Ema, Fixed, Gate, Schedule, ScheduleUpTo
 from speccompile.sampling.pipeline import registered_processors

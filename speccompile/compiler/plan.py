@@ -76,7 +76,7 @@ def make_plan(
     draft_lens = options.draft_lens
     own_passes = check_passes(options.passes)
     rule = choose_rule(options.acceptance)
-    asked = modes.create(options.mode, dict(options.mode_options), others=options.parameters())
+    requested = modes.create(options.mode, dict(options.mode_options), others=options.parameters())
     policy = _choose_policy(options, draft_lens, rule)
     info = inspect_model(model)
     max_len, max_len_reason = _choose_max_len(model, options.max_len)
@@ -85,7 +85,7 @@ def make_plan(
     rule.check(info)
     backend = choose_backend(options.backend, info.device)
     kernels = ask(backend, "choose kernels", lambda: backend.choose_kernels(info), Kernels)
-    mode, choice = _choose_mode(asked, model, options, kernels, passed_over)
+    mode, choice = _choose_mode(requested, model, options, kernels, passed_over)
     with replacing(choice):
         mode.check(info)
         check_rule(rule, mode, draft_lens)
@@ -163,12 +163,12 @@ def make_plan(
 
 
 def _choose_mode(
-    asked: Mode | Auto, model: PreTrainedModel, options: WrapOptions, kernels: Kernels, passed_over: Failed | None
+    requested: Mode | Auto, model: PreTrainedModel, options: WrapOptions, kernels: Kernels, passed_over: Failed | None
 ) -> tuple[Mode, Choice | None]:
     """The mode, and the choice of ``auto`` that led to it, or None."""
-    if isinstance(asked, Mode):
-        return asked, None
-    choice = asked.choose(
+    if isinstance(requested, Mode):
+        return requested, None
+    choice = requested.choose(
         model,
         modes.available(),
         draft_len=max(options.draft_lens),
@@ -176,7 +176,7 @@ def _choose_mode(
         native=kernels.native,
         failed=passed_over,
     )
-    choice = replace(choice, predictions=asked.predictions)
+    choice = replace(choice, predictions=requested.predictions)
     chosen = modes.create(choice.mode, choice.options)
     assert isinstance(chosen, Mode)
     return chosen, choice

@@ -23,9 +23,9 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.printing import callable_of, load_python, to_python
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.lowering.compiled_bodies import CompiledBodies
 from speccompile.lowering.cuda.captures import Captures, Weights
 from speccompile.lowering.cuda.device import CudaDevice
-from speccompile.lowering.inductor import CompiledBodies
 from speccompile.lowering.kernels import STOCK, Kernels, choose_kernels
 from speccompile.lowering.recorded_step import RecordableStep, runs_recorded_ops
 from speccompile.utils.devices import traits_of

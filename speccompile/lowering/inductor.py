@@ -9,48 +9,31 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import operator
-import tempfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, cast
 
 import torch
 from torch import fx
-from torch.autograd import profiler
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from speccompile.errors import LoweringError, error_line
 from speccompile.graph.body import Body, size_of
 from speccompile.graph.state import primes_clear_of
-from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering.object_code import machine_code
 from speccompile.ops import lora
 from speccompile.ops.cpu.shims import shims
-from speccompile.utils.build_lock import one_build
 from speccompile.utils.devices import traits_of
 from speccompile.utils.inductor_folder import (
     VARIABLE,
-    make_inductor_folder_writable,
-    replace_inductor_folder_after,
     replaced_inductor_folder,
-    warn_of_lost_kernels,
     write_error,
 )
-from speccompile.utils.machine import machine
-from speccompile.utils.progress import task
-from speccompile.utils.sources import sources
-from speccompile.utils.storage import Storage, digest
 from speccompile.utils.torch_private import (
     INDUCTOR_LOG,
     CompiledArtifact,
     ConstantSource,
     FakeTensorMode,
     OpOverload,
-    compiled_function,
     decomposed,
-    direct_call,
     enable_python_dispatcher,
     inductor_cache_dir,
     inductor_config,
@@ -61,178 +44,13 @@ from speccompile.utils.tracer_isolation import traced_alone
 
 aten = torch.ops.aten
 
-#: Returns one tensor, or a tuple of several, like the body.
-BodyFunction = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 
-ARTIFACTS = "compiled"
-
-# Packages whose code decides how a body is compiled. The body itself is also in its key.
-PACKAGES = ("graph", "lowering", "ops", "utils")
-
-
-@dataclass(frozen=True)
-class _Loaded:
-    """A loaded artifact. ``call`` may use its module directly; the artifact must stay alive meanwhile. ``code`` calls
-    the kernels."""
-
-    artifact: CompiledArtifact
-    call: BodyFunction
-    code: str
-
-
-@dataclass(frozen=True)
-class CompiledBodies:
-    """The compiled bodies of one wrap, by artifact name. A body that ``storage`` has is not compiled again."""
-
-    storage: Storage
-    _loaded: dict[str, _Loaded] = field(default_factory=dict, repr=False)
-
-    def functions(self, graph: StepGraph) -> dict[str, BodyFunction]:
-        """Return a compiled function for each body of ``graph``, by the body's name. It can be called as soon as the
-        body's C++ ops are loaded.
-
-        Raises:
-            LoweringError: Inductor cannot compile a body, or cannot load its stored code.
-        """
-        with one_build():
-            make_inductor_folder_writable()
-            functions = {name: self._load(body, graph.device).call for name, body in graph.bodies.items()}
-            warn_of_lost_kernels()
-            return functions
-
-    def code(self, graph: StepGraph) -> dict[str, str]:
-        """Return the source that calls the kernels, for each body of ``graph`` that :meth:`functions` has returned."""
-        names = {name: artifact_name(body, graph.device) for name, body in graph.bodies.items()}
-        return {name: self._loaded[artifact].code for name, artifact in names.items() if artifact in self._loaded}
-
-    def files(self, graph: StepGraph) -> dict[str, bytes]:
-        """Return the files of a package for the bodies of ``graph``, by name: artifacts, and their machine code.
-
-        Raises:
-            LoweringError: Inductor's caches are off, so nothing can be saved, or it cannot compile.
-        """
-        found = {artifact_name(body, graph.device): body for body in graph.bodies.values()}
-        artifacts = {
-            name: self.storage.read(name) or _file_of(_compile(body, graph.device), body)
-            for name, body in found.items()
-        }
-        return artifacts | machine_code([*artifacts.values()])
-
-    def _load(self, body: Body, device: torch.device) -> _Loaded:
-        name = artifact_name(body, device)
-        if name not in self._loaded:
-            data = self.storage.read(name)
-            artifact = self._make(name, body, device) if data is None else _again_elsewhere(lambda: _read(name, data))
-            compiled, source = compiled_function(artifact)
-            # On a GPU AOTAutograd's wrappers also align inputs. A CUDA graph pays for them only once.
-            call = _direct(compiled, body) if traits_of(device).host_memory else _function(artifact, body)
-            self._loaded[name] = _Loaded(artifact, call, source)
-        return self._loaded[name]
-
-    def _make(self, name: str, body: Body, device: torch.device) -> CompiledArtifact:
-        with task(f"compile {body.name}" + f" for {len(body.layers)} layers" * bool(body.layers)):
-            artifact = _again_elsewhere(lambda: _compile(body, device))
-        if _is_saveable(artifact):
-            self.storage.write(name, _file_of(artifact, body))
-        return artifact
-
-
-def _again_elsewhere(make: Callable[[], CompiledArtifact]) -> CompiledArtifact:
-    """Call ``make``. Call it again if Inductor's folder could not be written and was replaced."""
-    try:
-        return make()
-    except LoweringError as error:
-        if not replace_inductor_folder_after(error):
-            raise
-        return make()
-
-
-def artifact_name(body: Body, device: torch.device) -> str:
-    parts = [
-        sources(*PACKAGES),
-        torch.__version__,
-        str(torch.version.git_version),
-        repr(machine(device)),
-        body.module.code,
-    ]
-    parts += [repr(body.dims), repr(body.dtypes), repr(device)]
-    return f"{ARTIFACTS}/{digest(chr(10).join(parts))[:32]}.bin"
-
-
-def _direct(compiled: Callable[[list[torch.Tensor]], Any], body: Body) -> BodyFunction:
-    """Return a function that calls the compiled code without AOTAutograd's wrappers.
-
-    The wrappers handle gradients, aliases and subclasses, which a body does not have. They need a tenth of the time of
-    a small model's layer. They would also record the call while a profiler runs, so ``call`` does that here.
-    """
-    recorded_as, run, result = f"speccompile::{body.name}", direct_call(compiled), _selected(body)
-
-    def call(*inputs: torch.Tensor) -> Any:
-        # torch sets this flag while a profiler runs. Reading it needs nanoseconds, an unused record microseconds.
-        if profiler._is_profiler_enabled:
-            with profiler.record_function(recorded_as):
-                return result(run(inputs))
-        return result(run(inputs))
-
-    return call
-
-
-def _function(artifact: CompiledArtifact, body: Body) -> BodyFunction:
-    result = _selected(body)
-
-    def call(*inputs: torch.Tensor) -> Any:
-        return result(artifact(*inputs))
-
-    return call
-
-
-def _selected(body: Body) -> Callable[[Any], Any]:
-    """Return a function from an artifact's result to the body's result."""
-    return operator.itemgetter(0) if len(body.results) == 1 else tuple
-
-
-def _is_saveable(artifact: CompiledArtifact) -> bool:
-    # All artifacts that standalone_compile returns here have this method, though their base class does not declare it.
-    saveable: bool = cast(Any, artifact).is_saveable()
-    return saveable
-
-
-def _file_of(artifact: CompiledArtifact, body: Body) -> bytes:
-    if not _is_saveable(artifact):
-        raise LoweringError(
-            f"Inductor has nothing of {body.name!r} that can be saved, since its caches are off: unset "
-            "TORCHINDUCTOR_FORCE_DISABLE_CACHES, TORCHINDUCTOR_FX_GRAPH_CACHE and TORCHINDUCTOR_AUTOGRAD_CACHE",
-            unsaved=body.name,
-        )
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "artifact")
-        artifact.save(path=str(path), format="binary")
-        return path.read_bytes()
-
-
-def _read(name: str, data: bytes) -> CompiledArtifact:
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "artifact")
-        path.write_bytes(data)
-        try:
-            return CompiledArtifact.load(path=str(path), format="binary")
-        except Exception as error:
-            advice = f"Delete {name} in the cache folder, or wrap the model instead of loading a package"
-            if write_error(error):
-                advice = _advice_of_folder()
-            raise LoweringError(
-                f"Inductor could not load code that was compiled before ({error_line(error)}). {advice}",
-                file=name,
-                reason=error_line(error),
-            ) from error
-
-
-def _advice_of_folder() -> str:
+def folder_advice() -> str:
     folder = replaced_inductor_folder() or inductor_cache_dir()
     return f"Set {VARIABLE} to a folder that can be written: {folder} cannot be written"
 
 
-def _compile(body: Body, device: torch.device) -> CompiledArtifact:
+def compile_body(body: Body, device: torch.device) -> CompiledArtifact:
     mode = FakeTensorMode(shape_env=ShapeEnv())
     fakes = _example_inputs(body, device, mode)
     module = _returning_tuple(body)
@@ -257,7 +75,7 @@ def _compile(body: Body, device: torch.device) -> CompiledArtifact:
     except Exception as error:
         message = f"Inductor could not compile {body.name!r}: {error}"
         if write_error(error):
-            message += f". {_advice_of_folder()}"
+            message += f". {folder_advice()}"
         raise LoweringError(message, body=body.name, reason=error_line(error)) from error
 
 

@@ -8,7 +8,7 @@ import operator
 from collections import OrderedDict
 from collections.abc import Collection, Mapping, Sequence
 
-from speccompile.policies.base import Done, Row, TreeShape
+from speccompile.policies.base import Done, Row, TreeTier
 from speccompile.policies.tree_gain import TreeGain
 
 #: Weight of older observations at each new one. The fast mean detects changes.
@@ -79,7 +79,7 @@ class AcceptanceEstimator:
         trees: tiers whose drafts are trees.
     """
 
-    def __init__(self, longest: int, trees: Mapping[int, TreeShape] | None = None) -> None:
+    def __init__(self, longest: int, trees: Mapping[int, TreeTier] | None = None) -> None:
         self._trees = {tree: TreeGain(shape.depth, shape.branches) for tree, shape in (trees or {}).items()}
         self._longest = longest = max([longest, *(gain.depth for gain in self._trees.values())])
         self._all = Positions(longest)

@@ -22,7 +22,7 @@ class Policy(Protocol):
 
 
 @dataclass(frozen=True)
-class TreeShape:
+class TreeTier:
     """Shape of a tier whose drafts are a tree: the largest number of draft tokens that it accepts, and the number of
     continuations of a token."""
 
@@ -42,7 +42,7 @@ class Ladder:
 
     draft_lens: tuple[int, ...]
     costs: CostTable | None = None
-    trees: Mapping[int, TreeShape] = field(default_factory=dict)
+    trees: Mapping[int, TreeTier] = field(default_factory=dict)
 
     @property
     def largest(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from speccompile.policies.acceptance import AcceptanceEstimator
-from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming
+from speccompile.policies.base import Done, Ladder, Row, TreeTier, Upcoming
 from speccompile.policies.costs import CostTable, RunningCosts
 from speccompile.policies.options import check_built, check_candidates, check_number, text_of
 
@@ -72,7 +72,7 @@ class CostChooser:
         options: Cost,
         candidates: tuple[int, ...],
         costs: CostTable,
-        trees: Mapping[int, TreeShape] | None = None,
+        trees: Mapping[int, TreeTier] | None = None,
     ) -> None:
         self._options = options
         self._chains, self._trees = candidates, tuple(trees or ())

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from speccompile.policies.base import Done, Ladder, TreeShape, Upcoming
+from speccompile.policies.base import Done, Ladder, TreeTier, Upcoming
 from speccompile.policies.options import check_built, check_number, check_whole, text_of
 
 
@@ -66,7 +66,7 @@ class GateChooser:
         shape: shape of the tier if its drafts are a tree, else None.
     """
 
-    def __init__(self, options: Gate, tier: int, shape: TreeShape | None) -> None:
+    def __init__(self, options: Gate, tier: int, shape: TreeTier | None) -> None:
         self._options = options
         self._tier = tier
         self._shape = shape

@@ -11,7 +11,7 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.kernel_list import STEP, KernelCall
 from speccompile.report.measure import StepTimes
-from speccompile.report.program_data import Body, Kernel, Node, Region
+from speccompile.report.program_data import BodyReport, Kernel, Node, Region
 from speccompile.report.programs import Times
 from speccompile.report.regions import is_linear, is_ours
 from speccompile.report.run_data import RegionCost
@@ -53,7 +53,7 @@ def _is_a_kernel(node: fx.Node) -> bool:
 
 
 def region_costs(
-    nodes: Iterable[Node], bodies: Iterable[Body], step: StepTimes | None, bandwidth: float | None
+    nodes: Iterable[Node], bodies: Iterable[BodyReport], step: StepTimes | None, bandwidth: float | None
 ) -> tuple[RegionCost, ...]:
     """Costs by region of a step's nodes. Calls of bodies are split by the regions of their nodes. Regions without calls
     are left out.
@@ -83,7 +83,7 @@ def region_costs(
 
 
 def _take_apart(
-    body: Body, callers: list[Node], all_callers: list[Node], ms: dict[Region, float], nbytes: dict[Region, int]
+    body: BodyReport, callers: list[Node], all_callers: list[Node], ms: dict[Region, float], nbytes: dict[Region, int]
 ) -> None:
     """Add the regions of a body's nodes, in proportion to the share of ``callers`` in all calls of the body."""
     whole = sum(node.ms or 0.0 for node in callers)
@@ -106,7 +106,7 @@ def floor_ms(nbytes: int, bandwidth: float | None) -> float | None:
 
 
 def kernel_rows(
-    calls: Iterable[KernelCall], nodes: Iterable[Node], bodies: Iterable[Body], bandwidth: float | None
+    calls: Iterable[KernelCall], nodes: Iterable[Node], bodies: Iterable[BodyReport], bandwidth: float | None
 ) -> tuple[Kernel, ...]:
     """Kernels with the bytes and the times of their calls."""
     callers: dict[str, Iterable[Node]] = {STEP: list(nodes), **{body.name: body.nodes for body in bodies}}
@@ -130,7 +130,7 @@ def kernel_rows(
 
 
 def _written(
-    found: list[Kernel], called: Mapping[str, Node], bodies: Iterable[Body], nodes: Iterable[Node]
+    found: list[Kernel], called: Mapping[str, Node], bodies: Iterable[BodyReport], nodes: Iterable[Node]
 ) -> Iterable[Kernel]:
     """For each compiled body, the time of its calls outside of kernels that were measured one by one."""
     for body in bodies:

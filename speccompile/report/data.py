@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from speccompile.report.memory_data import Buffer, Memory
-from speccompile.report.program_data import Body, Collective, Kernel, Program
+from speccompile.report.program_data import BodyReport, Collective, Kernel, Program
 from speccompile.report.run_data import AcceptanceCounts, Decoded, Measured, RegionCost, TraceReport
 
 FORMAT = 1
@@ -47,7 +47,7 @@ class TierReport:
     kind: str
     tree: TreeShape | None
     program: Program
-    bodies: tuple[Body, ...]
+    bodies: tuple[BodyReport, ...]
     drafters: tuple[Program, ...]
     kernels: tuple[Kernel, ...]
     regions: tuple[RegionCost, ...]

@@ -63,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True)
-class Stage:
+class StageReport:
     """The graph after one pass.
 
     Args:
@@ -94,12 +94,12 @@ class Program:
     """Stages of a pipeline, and the nodes of all of them."""
 
     name: str
-    stages: tuple[Stage, ...]
+    stages: tuple[StageReport, ...]
     nodes: tuple[Node, ...]
 
 
 @dataclass(frozen=True)
-class Body:
+class BodyReport:
     """A function for a group of equal decoder layers. ``nbytes`` and ``ms`` of a node are sums over a step."""
 
     name: str

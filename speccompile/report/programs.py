@@ -15,7 +15,7 @@ from speccompile.graph import stage as graph_stage
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import state_writes, written
 from speccompile.passes.base import Pass
-from speccompile.report.program_data import Body, Node, Program, Region, Stage
+from speccompile.report.program_data import BodyReport, Node, Program, Region, StageReport
 from speccompile.report.regions import op_name, regions_of_body, regions_of_passes, regions_of_step
 from speccompile.report.traffic import Reads, body_values, of_call, of_step
 
@@ -56,11 +56,11 @@ def program(
     return Program(name, shown, tuple(nodes))
 
 
-def _stage(stage: graph_stage.Stage, made_by: Pass | None) -> Stage:
+def _stage(stage: graph_stage.Stage, made_by: Pass | None) -> StageReport:
     before = {} if stage.previous is None else stage.previous.op_counts
     after = stage.op_counts
     delta = {_short(name): after.get(name, 0) - before.get(name, 0) for name in {**before, **after}}
-    return Stage(
+    return StageReport(
         name=stage.name,
         summary=CAPTURE if made_by is None else first_sentence(type(made_by)),
         note=stage.note,
@@ -150,7 +150,7 @@ def _text(value: Any) -> str:
     return f"{str(value.dtype).removeprefix('torch.')}[{', '.join(map(str, value.shape))}]"
 
 
-def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tuple[Body, ...]:
+def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tuple[BodyReport, ...]:
     """Bodies that a step calls, with the bytes and times of all of their calls."""
     calls: dict[str, list[fx.Node]] = {}
     for node in graph.graph.nodes:
@@ -167,7 +167,7 @@ def bodies_of(graph: StepGraph, reads: Reads, times: Times | None = None) -> tup
                 nbytes[node] = nbytes.get(node, 0) + count
         measured = {} if times is None else times.of_bodies.get(name, {})
         found.append(
-            Body(
+            BodyReport(
                 name,
                 body.layers,
                 tuple(

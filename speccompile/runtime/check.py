@@ -122,13 +122,13 @@ def check_texts(
         answer = partial(answer_of, target, own_forward=own_forward)
     differences = []
     for index, prompt in enumerate(prompts):
-        room = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
+        most = min(max_new_tokens, engine.arena.layout.max_len - len(prompt))
         # Prefix reuse is off: KV of the checked sequence must not be used by the reference.
         sampling = target.sampling("check", {}, do_sample=False, seed=None, eos=eos)
-        params = Params(room, tuple(eos), sampling, patient=True, reuse=False, adapter=adapter)
+        params = Params(most, tuple(eos), sampling, patient=True, reuse=False, adapter=adapter)
         got = decode(engine, [prompt], params)[0].new_tokens
         if reference == "transformers":
-            expected = answer(TextOf(prompt, room, eos))
+            expected = answer(TextOf(prompt, most, eos))
         else:
             policy, engine.policy = engine.policy, Fixed(0)
             try:
@@ -155,8 +155,8 @@ def answer_of(
     processors = [processor.original for processor in target.processors]
     with as_packed(target.packs), own_forward():
         if isinstance(question, TextOf):
-            asked = question.prompt, question.max_new_tokens, question.eos
-            return transformers_greedy(target.model, *asked, processors)
+            sequence = question.prompt, question.max_new_tokens, question.eos
+            return transformers_greedy(target.model, *sequence, processors)
         where = question.index, question.prompt, question.expected, question.got
         return first_difference(target.model, *where, processors, rounds=target.packs.rounds)
 

@@ -52,8 +52,8 @@ def save_texts(
         return engine.submitter.enqueue(request)
 
     specs = [(index, RecordSpec(id, tuple(loss_masks[index]))) for index, id in enumerate(names)]
-    room = engine.arena.layout.max_batch + engine.options.max_waiting
-    _collect(writer, specs, submit, at_once=min(room, 2 * engine.arena.layout.max_batch), progress=options.progress)
+    capacity = engine.arena.layout.max_batch + engine.options.max_waiting
+    _collect(writer, specs, submit, at_once=min(capacity, 2 * engine.arena.layout.max_batch), progress=options.progress)
 
 
 def _check(

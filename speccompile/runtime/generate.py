@@ -129,8 +129,8 @@ def _prompt_or_bos(
 
 def _min_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> dict[str, Any]:
     """Convert ``min_length`` to a number of new tokens: transformers counts padding as part of the prompt."""
-    asked = options.get("min_length")
-    least = python_numbers(settings.config.min_length if asked is None else asked)
+    requested = options.get("min_length")
+    least = python_numbers(settings.config.min_length if requested is None else requested)
     if not isinstance(least, int) or isinstance(least, bool) or least < 0:
         # No value, or one that the pipeline refuses.
         return {}

@@ -16,7 +16,7 @@ from speccompile.policies.base import (
     Policy,
     Row,
     StoppingChooser,
-    TreeShape,
+    TreeTier,
     Upcoming,
     start,
 )
@@ -73,8 +73,8 @@ class Policies:
         if chooser is None:
             if isinstance(policy, LearningPolicy) and policy.uses_costs and self.costs is None:
                 self.costs = self._measure()
-            trees: dict[int, TreeShape] = {
-                tree: TreeShape(tree.depth, tree.branches) for tree in self._draft_lens if isinstance(tree, Tree)
+            trees: dict[int, TreeTier] = {
+                tree: TreeTier(tree.depth, tree.branches) for tree in self._draft_lens if isinstance(tree, Tree)
             }
             chooser = self._chooser = start(policy, Ladder(chains(self._draft_lens), self.costs, trees))
         return chooser

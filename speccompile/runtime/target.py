@@ -175,11 +175,11 @@ class Target:
         settings = settings or self.settings
         config = settings.config
         if given is None and config.max_new_tokens is None and config.max_length is not None:
-            room = read_count(settings.source("max_length"), "max_length", config.max_length) - prompt_length
-            if room < 1:
+            most = read_count(settings.source("max_length"), "max_length", config.max_length) - prompt_length
+            if most < 1:
                 reason = f"the prompt already has {prompt_length} tokens; give max_new_tokens"
                 raise InvalidOption(where=where, name="max_length", value=config.max_length, reason=reason)
-            return room
+            return most
         value = config.max_new_tokens if given is None else given
         return read_count(where, "max_new_tokens", default if value is None else value)
 

@@ -50,7 +50,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
         guide_field=guide_field,
     )
     continuations = await service.start([Prompt(ids, "messages")], body, outputs)
-    answer = _Answer(service, body, grammar, continuations)
+    answer = _ChatAnswer(service, body, grammar, continuations)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
@@ -83,7 +83,7 @@ class _Choice:
         return text, calls
 
 
-class _Answer:
+class _ChatAnswer:
     """State of one response while it is generated."""
 
     def __init__(

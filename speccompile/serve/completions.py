@@ -56,7 +56,7 @@ async def complete(service: Service, body: CompletionBody) -> Response:
         for continuation in continuations:
             continuation.request.cancel()
         raise
-    answer = _Answer(service, body, continuations, echoes)
+    answer = _CompletionAnswer(service, body, continuations, echoes)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
@@ -79,7 +79,7 @@ def _echoes(service: Service, body: CompletionBody, prompts: Sequence[Prompt]) -
     ]
 
 
-class _Answer:
+class _CompletionAnswer:
     """State of one response while it is generated.
 
     Args:

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from speccompile.serve.base_fields import Fields, TokenLimit, Whole, whole_items, wrong
 from speccompile.serve.message_fields import Message
-from speccompile.serve.sampling_fields import Sampling, StreamOptions
+from speccompile.serve.sampling_fields import SamplingFields, StreamOptions
 from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import AnyToolChoice, Tool
 
@@ -66,7 +66,7 @@ class ResponseFormat(Fields):
         return self
 
 
-class Generation(Sampling):
+class GenerationFields(SamplingFields):
     """Fields that completions and chats share."""
 
     token_limits: ClassVar[tuple[str, ...]] = ("max_tokens",)
@@ -83,7 +83,7 @@ class Generation(Sampling):
         return None if free else "response_format"
 
 
-class CompletionBody(Generation):
+class CompletionBody(GenerationFields):
     """Fields of ``/v1/completions``."""
 
     prompt: Annotated[list[str | list[int]], BeforeValidator(_prompt)]
@@ -105,7 +105,7 @@ class CompletionBody(Generation):
         return self
 
 
-class ChatBody(Generation, TemplateFields):
+class ChatBody(GenerationFields, TemplateFields):
     """Fields of ``/v1/chat/completions``."""
 
     token_limits = ("max_completion_tokens", "max_tokens")

@@ -74,7 +74,7 @@ async def respond(service: Service, body: ResponsesBody) -> Response:
         (continuation,) = await service.start([Prompt(ids, "messages")], chat, outputs)
     except ApiError as error:
         raise _renamed(error, list(body.functions)) from None
-    answer = _Answer(service, body, None if grammar is None else CallReader(grammar), continuation)
+    answer = _ResponseAnswer(service, body, None if grammar is None else CallReader(grammar), continuation)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 
 
@@ -95,7 +95,7 @@ def _renamed(error: ApiError, indices: Sequence[int]) -> ApiError:
     return ApiError(error.message.replace(param, name, 1), status=error.status, param=name, code=error.code)
 
 
-class _Answer:
+class _ResponseAnswer:
     """State of one response while it is generated."""
 
     def __init__(

@@ -11,7 +11,7 @@ from speccompile.serve.fields import MOST_TOP_LOGPROBS, ChatBody, JsonSchema, Re
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.responses_items import InputItem, messages_of
 from speccompile.serve.responses_tools import AnyTool, FunctionTool, ToolChoice
-from speccompile.serve.sampling_fields import Sampling
+from speccompile.serve.sampling_fields import SamplingFields
 from speccompile.serve.template_fields import TemplateFields
 
 #: Value of ``include`` for log-probabilities.
@@ -51,14 +51,14 @@ class TextFormat(Fields):
         return ResponseFormat(type=self.type, json_schema=schema)
 
 
-class TextOptions(Fields):
+class TextFields(Fields):
     """``text`` of a response."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class ResponsesBody(Sampling, TemplateFields):
+class ResponsesBody(SamplingFields, TemplateFields):
     """Fields of ``/v1/responses``."""
 
     token_limits = ("max_output_tokens",)
@@ -66,7 +66,7 @@ class ResponsesBody(Sampling, TemplateFields):
     input: Annotated[list[InputItem], BeforeValidator(_items), Field(min_length=1)]
     instructions: str | None = None
     max_output_tokens: TokenLimit = Field(None, ge=1)
-    text: TextOptions | None = None
+    text: TextFields | None = None
     tools: list[AnyTool] = Field(default_factory=list)
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -127,8 +127,8 @@ class ResponsesBody(Sampling, TemplateFields):
 
     def as_chat(self) -> ChatBody:
         """The equivalent request for a chat. All values have been validated."""
-        shared = {name: getattr(self, name) for name in (*Sampling.model_fields, *TemplateFields.model_fields)}
-        text, choice = self.text or TextOptions(), self.tool_choice
+        shared = {name: getattr(self, name) for name in (*SamplingFields.model_fields, *TemplateFields.model_fields)}
+        text, choice = self.text or TextFields(), self.tool_choice
         shared["verbosity"] = text.verbosity or self.verbosity
         return ChatBody.model_construct(
             **shared,

@@ -9,7 +9,7 @@ from transformers import GenerationConfig
 
 from speccompile.graph.state import EOS_CAPACITY
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.fields import Generation
+from speccompile.serve.fields import GenerationFields
 
 #: Number of the engine's seeds. Those of the API may be negative.
 _SEEDS = 2**63
@@ -22,7 +22,7 @@ _DEFAULTS = {"temperature": 1.0, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "typica
 _LEAST_TEMPERATURE = 1e-5
 
 
-def sampling_arguments(body: Generation, config: GenerationConfig) -> dict[str, Any]:
+def sampling_arguments(body: GenerationFields, config: GenerationConfig) -> dict[str, Any]:
     """Arguments for the choice of tokens. ``config``, the model's own, has the values of fields that are left out."""
     arguments = {name: value for name in _SAME_NAMES if (value := getattr(body, name)) is not None}
     drawing: dict[str, Any] = {}
@@ -65,6 +65,6 @@ def eos_arguments(
     return {"eos_token_id": tokens}
 
 
-def seed_of(body: Generation, index: int) -> int | None:
+def seed_of(body: GenerationFields, index: int) -> int | None:
     """Seed of the choice ``index``. Choices of a request differ, and the first one equals that of ``n=1``."""
     return None if body.seed is None else (body.seed + index) % _SEEDS

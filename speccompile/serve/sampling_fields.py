@@ -79,7 +79,7 @@ class StreamOptions(Fields):
         return self
 
 
-class Sampling(Fields):
+class SamplingFields(Fields):
     """Fields of all requests that generate text: those of the OpenAI API, and additional ones of vLLM."""
 
     #: Names of the endpoint's fields for the largest number of new tokens.
@@ -122,7 +122,7 @@ class Sampling(Fields):
         """Field of the endpoint with the structure of the answer; None if the answer is unconstrained."""
 
     @model_validator(mode="after")
-    def _fields_agree(self) -> Sampling:
+    def _fields_agree(self) -> SamplingFields:
         names = ("guided_json", "guided_regex", "structured_outputs")
         given = [name for name in names if getattr(self, name) is not None]
         given += [] if self.own_form is None else [self.own_form]

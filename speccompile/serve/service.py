@@ -21,7 +21,7 @@ from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
 from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
-from speccompile.serve.fields import Generation, Message
+from speccompile.serve.fields import GenerationFields, Message
 from speccompile.serve.guide_compiler import GuideCompiler
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
@@ -141,7 +141,7 @@ class Service:
         """Name of the model that answers a request with this ``model``."""
         return self.name if name is None else name
 
-    def predicted_by(self, body: Generation) -> int | None:
+    def predicted_by(self, body: GenerationFields) -> int | None:
         """Index in :attr:`drafters` of the drafter of the request's predicted text; None without such a text."""
         return None if body.prediction is None else self.drafters.index(Prediction.name)
 
@@ -170,7 +170,7 @@ class Service:
         if len(tokens) > self.max_len:
             raise self._too_long(f"{len(tokens)} tokens", param)
 
-    def check_choices(self, prompts: int, body: Generation) -> None:
+    def check_choices(self, prompts: int, body: GenerationFields) -> None:
         """Raise ApiError if ``n`` choices of ``prompts`` prompts exceed the limit of one client."""
         queue = self.engine.waiting
         capacity = self.engine.capacity().slots + min(queue.limit, queue.client_limit or queue.limit)
@@ -196,7 +196,9 @@ class Service:
         call = functools.partial(function, *arguments, **keywords)
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
-    async def start(self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions) -> list[Continuation]:
+    async def start(
+        self, prompts: Sequence[Prompt], body: GenerationFields, outputs: OutputOptions
+    ) -> list[Continuation]:
         """Submit ``n`` continuations of each prompt, in order. Either all are submitted, or none.
 
         Raises:
@@ -217,12 +219,12 @@ class Service:
             Continuation(index, request, self._text(request.prompt, body)) for index, request in enumerate(requests)
         ]
 
-    def _text(self, prompt: list[int], body: Generation) -> AnswerText:
+    def _text(self, prompt: list[int], body: GenerationFields) -> AnswerText:
         least, skips = body.min_tokens or 0, body.skip_special_tokens
         return AnswerText(self.tokenizer, prompt, body.stop, least, skip_special_tokens=skips)
 
     def _submit(
-        self, prompts: Sequence[Prompt], body: Generation, outputs: OutputOptions, client: tuple[str, ...] | None
+        self, prompts: Sequence[Prompt], body: GenerationFields, outputs: OutputOptions, client: tuple[str, ...] | None
     ) -> list[Request]:
         if body.priority and not self.options.keys:
             message = "priority: this server has no API key, so any client could go before all others; leave it out"
@@ -242,7 +244,7 @@ class Service:
             raise
         return requests
 
-    def _ends(self, body: Generation, outputs: OutputOptions) -> dict[str, Any]:
+    def _ends(self, body: GenerationFields, outputs: OutputOptions) -> dict[str, Any]:
         """Argument of ``submit`` for the tokens that end a text.
 
         Raises:
@@ -256,7 +258,7 @@ class Service:
             raise ApiError(message, param="stop_token_ids")
         return found
 
-    def _prediction(self, body: Generation) -> dict[str, Any]:
+    def _prediction(self, body: GenerationFields) -> dict[str, Any]:
         """Argument of ``submit`` for a predicted text.
 
         Raises:
@@ -271,13 +273,13 @@ class Service:
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
 
     def _submit_one(
-        self, prompt: Prompt, index: int, body: Generation, outputs: OutputOptions, arguments: dict[str, Any]
+        self, prompt: Prompt, index: int, body: GenerationFields, outputs: OutputOptions, arguments: dict[str, Any]
     ) -> Request:
-        room = max(1, self.max_len - len(prompt.ids))
+        most = max(1, self.max_len - len(prompt.ids))
         try:
             return self.engine.submit(
                 prompt.ids,
-                max_new_tokens=room if outputs.max_new_tokens is None else min(outputs.max_new_tokens, room),
+                max_new_tokens=most if outputs.max_new_tokens is None else min(outputs.max_new_tokens, most),
                 seed=seed_of(body, index % body.n),
                 # In vLLM smaller numbers have precedence.
                 priority=-body.priority,

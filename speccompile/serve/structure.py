@@ -10,7 +10,7 @@ from speccompile.errors import InvalidGuide, SpecCompileError
 from speccompile.guides import Guide
 from speccompile.guides.json_regex import any_of, literal
 from speccompile.serve.api_error import ApiError, engine_error
-from speccompile.serve.fields import Generation, ResponseFormat
+from speccompile.serve.fields import GenerationFields, ResponseFormat
 from speccompile.serve.guide_process import GuideSource
 from speccompile.serve.json_object import json_object_regex
 from speccompile.serve.sampling_fields import StructuredOutputs
@@ -18,7 +18,7 @@ from speccompile.serve.service import Service
 from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
 
 
-def source_of(body: Generation) -> tuple[GuideSource, str] | None:
+def source_of(body: GenerationFields) -> tuple[GuideSource, str] | None:
     """Source of the guide of ``body``, and the field that it comes from; None if the text is unconstrained."""
     if body.guided_regex is not None:
         return GuideSource("regex", body.guided_regex), "guided_regex"
@@ -50,7 +50,9 @@ def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
     return GuideSource("regex", json_object_regex() if given.regex is None else given.regex)
 
 
-async def guide_of(service: Service, body: Generation, grammar: ToolGrammar | None) -> tuple[Guide | None, str | None]:
+async def guide_of(
+    service: Service, body: GenerationFields, grammar: ToolGrammar | None
+) -> tuple[Guide | None, str | None]:
     """Guide of the answer, and the field that it comes from.
 
     Raises:

@@ -37,7 +37,7 @@ class ShardedModel:
 
 
 @dataclass(frozen=True)
-class Machine:
+class RankSpeeds:
     """Speed of reading and of sending.
 
     Args:
@@ -57,7 +57,7 @@ class Machine:
     place: float = 0.01
 
 
-def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: int, rows: int = 1) -> float:
+def step_seconds(model: ShardedModel, machine: RankSpeeds, *, ranks: int, width: int, rows: int = 1) -> float:
     """Seconds of a step of ``rows`` rows of ``width`` positions over ``ranks``.
 
     Weights are read once. Each further position adds a share of that time. Every all-reduce has the hidden states of
@@ -72,7 +72,9 @@ def step_seconds(model: ShardedModel, machine: Machine, *, ranks: int, width: in
     return reading + sending + 2 * machine.latency
 
 
-def fitted(model: ShardedModel, steps: Mapping[int, float], collectives: Mapping[int, float], *, ring: bool) -> Machine:
+def fitted(
+    model: ShardedModel, steps: Mapping[int, float], collectives: Mapping[int, float], *, ring: bool
+) -> RankSpeeds:
     """Fit a machine to measured times by least squares. Errors of steps are relative to their time.
 
     Args:
@@ -85,7 +87,7 @@ def fitted(model: ShardedModel, steps: Mapping[int, float], collectives: Mapping
     taken = torch.tensor([*collectives.values()], dtype=torch.float64)
     latency, of_byte = _line(sizes, taken, 1 / taken)
     read = (model.weights + model.whole) / of_weights
-    return Machine(read, 1 / max(of_byte, 1e-15), max(latency, 0.0), ring, max(of_place / of_weights, 0.0))
+    return RankSpeeds(read, 1 / max(of_byte, 1e-15), max(latency, 0.0), ring, max(of_place / of_weights, 0.0))
 
 
 def _line(x: torch.Tensor, y: torch.Tensor, weights: torch.Tensor) -> tuple[float, float]:
@@ -102,7 +104,7 @@ def emitted(draft_len: int, chance: float) -> float:
 
 
 def gain(
-    model: ShardedModel, machine: Machine, draft_len: int, *, ranks: int, rows: int = 1, chance: float = 0.7
+    model: ShardedModel, machine: RankSpeeds, draft_len: int, *, ranks: int, rows: int = 1, chance: float = 0.7
 ) -> float:
     """Tokens per second with drafts over tokens per second without."""
     plain = step_seconds(model, machine, ranks=ranks, width=1, rows=rows)
@@ -111,7 +113,7 @@ def gain(
 
 
 def best_draft_len(
-    model: ShardedModel, machine: Machine, *, ranks: int, rows: int = 1, chance: float = 0.7, most: int = 15
+    model: ShardedModel, machine: RankSpeeds, *, ranks: int, rows: int = 1, chance: float = 0.7, most: int = 15
 ) -> int:
     """Draft length with the most tokens per second; 0 if speculation does not pay."""
     return max(range(most + 1), key=lambda size: gain(model, machine, size, ranks=ranks, rows=rows, chance=chance))
@@ -136,7 +138,7 @@ def table(ranks: Sequence[int] = (1, 2, 4, 8), rows: Sequence[int] = (1, 32)) ->
     head = ["link", "rows", *(f"n={count}" for count in ranks)]
     lines = [head, ["---", "---:", *["---:"] * len(ranks)]]
     for name, (link, latency) in LINKS.items():
-        machine = Machine(READ, link, latency)
+        machine = RankSpeeds(READ, link, latency)
         for count in rows:
             cells = []
             for size in ranks:

@@ -24,7 +24,7 @@ from speccompile.training.kinds import NEW, HeadKind
 from speccompile.training.teacher import Teacher
 
 
-class Training(HeadKind):
+class BlockKind(HeadKind):
     """Head of ``head_layers`` layers of the target's sizes over up to five of its layers. It shares embedding and
     lm_head with the target, and these are not trained."""
 
@@ -125,3 +125,6 @@ def _begin_as_target(head: DFlashHead, target: PreTrainedModel) -> None:
     final = final_scale(target)
     if final is not None and final.shape == head.norm.weight.shape:
         head.norm.weight.copy_(final)
+
+
+KIND = BlockKind

@@ -23,7 +23,7 @@ from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled import UnrolledTraining
 
 
-class Training(HeadKind):
+class Eagle3Kind(HeadKind):
     """Head of one layer of the target's sizes over three of its layers. It shares the embedding, which is not
     trained."""
 
@@ -134,3 +134,6 @@ def _begin_as_target(head: Eagle3Head, target: PreTrainedModel, ids: torch.Tenso
     final = final_scale(target)
     if final is not None and final.shape == head.norm.weight.shape:
         head.norm.weight.copy_(final)
+
+
+KIND = Eagle3Kind

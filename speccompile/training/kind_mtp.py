@@ -24,7 +24,7 @@ from speccompile.training.teacher import Teacher
 from speccompile.training.unrolled import UnrolledTraining
 
 
-class Training(HeadKind):
+class MtpKind(HeadKind):
     """Module with a decoder layer of the target's class, over the output of the target's last layer. It shares
     embedding, final norm and lm_head with the target, and these are not trained."""
 
@@ -90,3 +90,6 @@ def _begin(head: MtpHead, target: PreTrainedModel, *, as_target: bool) -> None:
         for name, tensor in own.state_dict().items():
             if name in given and given[name].shape == tensor.shape:
                 tensor.copy_(given[name])
+
+
+KIND = MtpKind

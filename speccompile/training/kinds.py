@@ -108,7 +108,7 @@ class HeadKind(ABC):
 
 
 def kind_of(target: PreTrainedModel, options: TrainOptions) -> HeadKind:
-    """Create the kind that ``options`` name: class ``Training`` of the module of that name."""
+    """Create the kind that ``options`` name: ``KIND`` of the module of that name."""
     assert options.kind in KINDS
-    found: type[HeadKind] = import_module(f"{__package__}.kind_{options.kind}").Training
+    found: type[HeadKind] = import_module(f"{__package__}.kind_{options.kind}").KIND
     return found(target, options)

@@ -21,8 +21,8 @@ def instruction_sets() -> Thread:
     # Imported outside of the thread: two threads that import parts of one package may see each other's partial imports.
     import_inductor()
     make_inductor_folder_writable()
-    asked = inductor_config.cpp.vec_isa_ok
-    granted = inductor_config.patch("cpp.vec_isa_ok", True) if asked is None else contextlib.nullcontext()
+    requested = inductor_config.cpp.vec_isa_ok
+    granted = inductor_config.patch("cpp.vec_isa_ok", True) if requested is None else contextlib.nullcontext()
 
     def find() -> None:
         # A caller that needs the result runs the detection again, and receives the error.

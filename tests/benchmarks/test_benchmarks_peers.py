@@ -29,12 +29,12 @@ from benchmarks.peers import (
 )
 from benchmarks.random_gguf import DEVIATION, random_blocks
 from benchmarks.report import Comparison
-from speccompile.cli.measure import TRANSFORMERS, Clock, Run
-from speccompile.cli.prompts import Prompt
+from speccompile.cli.measure import TRANSFORMERS, Run, TokenTimer
+from speccompile.cli.prompts import NamedPrompt
 from speccompile.errors import InvalidOption
 from support.errors import raises
 
-PROMPTS = [Prompt("1", "rag", "text"), Prompt("2", "writing", "text")]
+PROMPTS = [NamedPrompt("1", "rag", "text"), NamedPrompt("2", "writing", "text")]
 
 
 def runs(*seconds: float) -> list[Run]:
@@ -105,7 +105,7 @@ def test_a_peer_answers_and_one_that_breaks_is_told(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(peer_processes, "WORKER", worker)
     peer = Peer("llama.cpp", sys.executable, tmp_path / "model.gguf", 1, "int8")
     assert peer.installed == "it 1.0"
-    variant, clock = peer.variant([2]), Clock()
+    variant, clock = peer.variant([2]), TokenTimer()
     assert variant.generate(torch.tensor([[5, 6]]), 3, clock).tolist() == [[5, 6, 7, 7, 7, 2]]
     assert (clock.first_seconds, clock.passes, clock.emitted) == (0.25, 2, 3)
     with pytest.raises(RuntimeError, match="no more of that"):

@@ -16,9 +16,9 @@ from benchmarks.machine import cpu_name
 from benchmarks.prompts import choose_prompts, spread
 from benchmarks.report import categories_table, runs_table
 from speccompile import wrap
-from speccompile.cli.measure import TRANSFORMERS, Clock, Run, Summary, Variant, measure, tier_name
+from speccompile.cli.measure import TRANSFORMERS, Run, Summary, TokenTimer, Variant, measure, tier_name
 from speccompile.cli.models import encode, max_len_for, tiny_model, tiny_tokenizer
-from speccompile.cli.prompts import BUILT_IN, Prompt, read_prompts
+from speccompile.cli.prompts import BUILT_IN, NamedPrompt, read_prompts
 from speccompile.errors import InvalidInput, InvalidOption
 from speccompile.runtime.policy_controller import Fixed
 from support.errors import raises
@@ -35,7 +35,7 @@ def test_spec_bench_lines(tmp_path: Path) -> None:
     path = tmp_path / "question.jsonl"
     path.write_text(lines(SPEC_BENCH) + "\n" + lines({**SPEC_BENCH, "question_id": 82, "category": "qa"}))
     first, second = read_prompts(path)
-    assert first == Prompt("81", "writing", "Write a haiku.", None)
+    assert first == NamedPrompt("81", "writing", "Write a haiku.", None)
     assert (second.name, second.category) == ("82", "qa")
 
 
@@ -44,15 +44,15 @@ def test_human_eval_lines(tmp_path: Path, zipped: bool) -> None:
     data = lines(HUMAN_EVAL).encode()
     path = tmp_path / ("HumanEval.jsonl.gz" if zipped else "HumanEval.jsonl")
     path.write_bytes(gzip.compress(data) if zipped else data)
-    assert read_prompts(path) == [Prompt("HumanEval/0", "HumanEval", "def one():\n", False)]
+    assert read_prompts(path) == [NamedPrompt("HumanEval/0", "HumanEval", "def one():\n", False)]
 
 
 def test_lines_of_a_text_file(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_text("Write a haiku.\n\n  {braces}\n")
     assert read_prompts(path) == [
-        Prompt("prompts.txt:1", "prompts", "Write a haiku."),
-        Prompt("prompts.txt:3", "prompts", "{braces}"),
+        NamedPrompt("prompts.txt:1", "prompts", "Write a haiku."),
+        NamedPrompt("prompts.txt:3", "prompts", "{braces}"),
     ]
 
 
@@ -98,7 +98,7 @@ def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def test_prompts_are_spread_over_categories() -> None:
-    prompts = [Prompt(str(i), category, "text") for i, category in enumerate("aaabbc")]
+    prompts = [NamedPrompt(str(i), category, "text") for i, category in enumerate("aaabbc")]
     assert [prompt.name for prompt in spread(prompts, 4)] == ["0", "3", "5", "1"]
     assert len(spread(prompts, 100)) == 6
     assert choose_prompts(None, None) == list(BUILT_IN)
@@ -134,7 +134,7 @@ def test_runs_are_interleaved() -> None:
 
 def test_compare_on_a_tiny_model() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
-    prompts = [Prompt("a", "one", "abcabcabcabc"), Prompt("b", "two", "hello, hello, hello")]
+    prompts = [NamedPrompt("a", "one", "abcabcabcabc"), NamedPrompt("b", "two", "hello, hello, hello")]
     ids = [encode(tokenizer, prompt.text) for prompt in prompts]
     with wrap(model, "ngram", tiers=(0, 3), max_len=max_len_for(ids, 12), backend="eager", prefix_reuse=False) as spec:
         variants = make_variants(model, spec, parse_variants("lookup,ours"))
@@ -168,7 +168,7 @@ def test_a_different_text_is_explained() -> None:
         result[0, prompt.shape[1] + 2] = (result[0, prompt.shape[1] + 2] + 1) % 256
         return result
 
-    result = compare(model, [reference, Variant("wrong", wrong)], [Prompt("a", "one", "abc")], ids, 6)
+    result = compare(model, [reference, Variant("wrong", wrong)], [NamedPrompt("a", "one", "abc")], ids, 6)
     (row,) = [row for row in result.rows() if row["variant"] == "wrong"]
     assert not row["same_tokens"]
     (difference,) = result.differences["wrong"]
@@ -183,7 +183,7 @@ def test_unknown_variant() -> None:
 
 def test_clock_counts_passes_behind_the_prompt() -> None:
     model = tiny_model()
-    clock = Clock()
+    clock = TokenTimer()
     ids = encode(tiny_tokenizer(), "abc")
     make_variants(model, None, [])[0].generate(ids, 5, clock)  # type: ignore[arg-type]
     assert (clock.passes, clock.emitted) == (4, 4)

@@ -19,7 +19,7 @@ from speccompile.acceptance import Exact, Typical
 from speccompile.compiler import attempts, package
 from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
-from speccompile.lowering import inductor
+from speccompile.lowering import artifacts, compiled_bodies
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy_controller import Fixed
 from speccompile.tools.families import find_families, tiny_model
@@ -350,7 +350,7 @@ def test_compiled_code_is_brought_along(
     # As in another process on a machine where Inductor has never run.
     fresh()
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
-    monkeypatch.setattr(inductor, "_compile", lambda *args: pytest.fail("compiled again"))
+    monkeypatch.setattr(compiled_bodies, "compile_body", lambda *args: pytest.fail("compiled again"))
     with speccompile.load(path, model) as spec:
         assert spec.backend.name == "inductor"
         assert text_of(spec, prompt) == expected == greedy(model, prompt, 16)
@@ -370,8 +370,8 @@ def test_an_artifact_that_inductor_does_not_take_is_told(
 ) -> None:
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         graph = spec.stages["outline"].graph
-    name = inductor.artifact_name(graph.bodies["decoder_layer"], graph.device)
-    bodies = inductor.CompiledBodies(PackageStorage({name: b"something else"}))
+    name = artifacts.artifact_name(graph.bodies["decoder_layer"], graph.device)
+    bodies = compiled_bodies.CompiledBodies(PackageStorage({name: b"something else"}))
     with raises(LoweringError, file=name):
         bodies.functions(graph)
 
@@ -383,8 +383,8 @@ def test_where_inductor_keeps_nothing_nothing_is_saved(
         def is_saveable(self) -> bool:
             return False
 
-    monkeypatch.setattr(inductor, "_compile", lambda *args: Artifact())
+    monkeypatch.setattr(compiled_bodies, "compile_body", lambda *args: Artifact())
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
         graph = spec.stages["outline"].graph
     with raises(LoweringError, unsaved="decoder_layer"):
-        inductor.CompiledBodies(CacheFolder()).files(graph)
+        compiled_bodies.CompiledBodies(CacheFolder()).files(graph)

@@ -33,6 +33,18 @@ def test_code_avoids_the_words_of_the_list() -> None:
     assert not occurrences
 
 
+def test_names_avoid_the_words_of_the_list() -> None:
+    files = sorted((ROOT / "speccompile").rglob("*.py"))
+    assert not [(str(path.relative_to(ROOT)), *item) for path in files for item in code_prose.names(path)]
+
+
+def test_the_words_are_found_in_names(tmp_path: Path) -> None:
+    module = tmp_path / "module.py"
+    module.write_text("class TwinRoom:\n    def told(self, near_ear, room):\n        bearing = told_by = 1\n")
+    found = sorted(code_prose.names(module))
+    assert found == [("TwinRoom", 1), ("near_ear", 2), ("told", 2), ("told_by", 3)]
+
+
 def test_the_words_are_found_in_docstrings_comments_and_messages(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text('"""What it is."""\n\n# It has to end.\ntold = "told"\nraise ValueError("a takes `told` b")\n')

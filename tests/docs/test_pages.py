@@ -156,6 +156,17 @@ def test_paths_in_pages_exist() -> None:
             assert (ROOT / file).exists(), (page, file)
 
 
+def test_files_of_the_package_that_pages_name_exist() -> None:
+    """Without the package's own folder, as ``ops/define.py``."""
+    package, folders = (
+        ROOT / "speccompile",
+        "|".join(path.name for path in (ROOT / "speccompile").iterdir() if path.is_dir()),
+    )
+    for page in ("CONTRIBUTING.md", *pages()):
+        for file in re.findall(rf"`((?:{folders})/[\w/.-]+\.\w+)`", (ROOT / page).read_text()):
+            assert (package / file).exists(), (page, file)
+
+
 def test_pages_that_the_code_names_exist() -> None:
     for folder in ("benchmarks", "examples", "speccompile"):
         for file in (ROOT / folder).rglob("*.py"):

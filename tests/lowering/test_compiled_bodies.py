@@ -13,9 +13,9 @@ import speccompile
 from speccompile.errors import LoweringError
 from speccompile.graph.body import Body
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering import inductor
+from speccompile.lowering import artifacts, compiled_bodies, inductor
 from speccompile.lowering.backends import Inductor
-from speccompile.lowering.inductor import CompiledBodies
+from speccompile.lowering.compiled_bodies import CompiledBodies
 from speccompile.utils import sources
 from speccompile.utils.storage import CacheFolder, PackageStorage
 from support.errors import raises
@@ -48,9 +48,9 @@ def stub(nothing_stored: None, monkeypatch: pytest.MonkeyPatch) -> list[Body]:
         compiled.append(body)
         return Artifact("compiled here")
 
-    monkeypatch.setattr(inductor, "_compile", compile_body)
-    monkeypatch.setattr(inductor, "_read", lambda name, data: Artifact(data.decode()))
-    monkeypatch.setattr(inductor, "compiled_function", lambda artifact: (list, artifact.source_code))
+    monkeypatch.setattr(compiled_bodies, "compile_body", compile_body)
+    monkeypatch.setattr(compiled_bodies, "read_artifact", lambda name, data: Artifact(data.decode()))
+    monkeypatch.setattr(compiled_bodies, "compiled_function", lambda artifact: (list, artifact.source_code))
     return compiled
 
 
@@ -79,7 +79,7 @@ def test_another_function_is_another_artifact(stub: list[Body]) -> None:
 
 def test_a_wrap_sees_the_files_of_its_own_package_alone(stub: list[Body]) -> None:
     graph = outlined()
-    name = inductor.artifact_name(graph.bodies["decoder_layer"], CPU)
+    name = artifacts.artifact_name(graph.bodies["decoder_layer"], CPU)
     backend, packages = Inductor("a test"), [PackageStorage({name: data}) for data in (b"first", b"second")]
     first, second, without = [backend.with_storage(storage) for storage in (*packages, CacheFolder())]
     for _ in range(2):
@@ -94,11 +94,11 @@ def test_code_that_compiles_bodies_is_in_their_names_and_no_other(
 ) -> None:
     monkeypatch.setattr(sources, "PACKAGE", tmp_path)
     digests = []
-    for package in ("", "cli", "runtime", *inductor.PACKAGES):
+    for package in ("", "cli", "runtime", *artifacts.PACKAGES):
         Path(tmp_path, package).mkdir(exist_ok=True)
         Path(tmp_path, package, "file.py").write_text("edited")
-        digests.append(sources.sources.__wrapped__(*inductor.PACKAGES))
-    assert len(set(digests[:3])) == 1 and len(set(digests)) == 1 + len(inductor.PACKAGES)
+        digests.append(sources.sources.__wrapped__(*artifacts.PACKAGES))
+    assert len(set(digests[:3])) == 1 and len(set(digests)) == 1 + len(artifacts.PACKAGES)
 
 
 def test_a_failing_compiler_is_reported_and_not_remembered(

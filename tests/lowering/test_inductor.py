@@ -22,9 +22,9 @@ import speccompile
 from speccompile.errors import LoweringError
 from speccompile.graph.body import Body, size_of
 from speccompile.graph.step_graph import StepGraph
-from speccompile.lowering import inductor
+from speccompile.lowering import artifacts, compiled_bodies, inductor
 from speccompile.lowering.backends import Inductor
-from speccompile.lowering.inductor import CompiledBodies
+from speccompile.lowering.compiled_bodies import CompiledBodies
 from speccompile.ops import lora
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.speculator.speculator import Speculator
@@ -65,7 +65,7 @@ class Built:
 # Before any test: one that wraps would store what this one compiles.
 @pytest.fixture(scope="module", autouse=True)
 def built(own_cache: None) -> Iterator[Built]:
-    compile_body = inductor._compile
+    compile_body = inductor.compile_body
     compiled: list[Body] = []
 
     def counted(body: Body, device: torch.device) -> CompiledArtifact:
@@ -73,7 +73,7 @@ def built(own_cache: None) -> Iterator[Built]:
         return compile_body(body, device)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(inductor, "_compile", counted)
+        patch.setattr(compiled_bodies, "compile_body", counted)
         model = tiny_llama()
         spec = wrapped(model, "early_exit")
         yield Built(model, spec, compiled)
@@ -95,7 +95,7 @@ def wrapped(model: LlamaForCausalLM, mode: str, backend: str = "inductor", **opt
     )
 
 
-def compiled(spec: Speculator) -> inductor.BodyFunction:
+def compiled(spec: Speculator) -> compiled_bodies.BodyFunction:
     """The decoder layer that all steps of ``spec`` call."""
     assert isinstance(spec.backend, Inductor)
     return spec.backend.bodies.functions(spec.stages["outline"].graph)["decoder_layer"]
@@ -130,7 +130,7 @@ def test_one_artifact_serves_all_layers_tiers_and_prefill(built: Built) -> None:
 
 
 def test_a_body_is_called_in_cpp_and_makes_no_team_of_one_thread(built: Built) -> None:
-    artifact = inductor._compile(built.body, CPU)
+    artifact = inductor.compile_body(built.body, CPU)
     function, written = compiled_function(artifact)
     # What ``direct_call`` looks for, and the functions of ``ops/cpu/openmp.py``.
     assert callable(function.__globals__["inductor_entry"])
@@ -268,7 +268,7 @@ with torch.no_grad():
 def test_a_compiled_body_loads_before_the_ops_that_it_calls(built: Built, tmp_path: Path) -> None:
     """So that both can be compiled at one time."""
     files = [tmp_path / name for name in ("artifact", "inputs", "expected")]
-    data = CacheFolder().read(inductor.artifact_name(built.body, CPU))
+    data = CacheFolder().read(artifacts.artifact_name(built.body, CPU))
     assert data is not None
     files[0].write_bytes(data)
     inputs = arguments(built.body, 2, 4)
@@ -281,7 +281,7 @@ def test_a_compiled_body_loads_before_the_ops_that_it_calls(built: Built, tmp_pa
 def test_a_step_waits_for_the_ops_when_its_bodies_are_compiled(built: Built, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
 
-    def functions(_: CompiledBodies, graph: StepGraph) -> dict[str, inductor.BodyFunction]:
+    def functions(_: CompiledBodies, graph: StepGraph) -> dict[str, compiled_bodies.BodyFunction]:
         order.append("bodies")
         return {}
 
@@ -307,7 +307,7 @@ def test_code_for_other_vectors_is_not_taken(built: Built, monkeypatch: pytest.M
         pytest.skip("this CPU has no vectors that Inductor knows")
     for capability in ("", "default", ""):
         monkeypatch.setenv("ATEN_CPU_CAPABILITY", capability)
-        _, written = compiled_function(inductor._compile(built.body, CPU))
+        _, written = compiled_function(inductor.compile_body(built.body, CPU))
         assert ("at::vec::" in written) == (capability == "")
 
 
@@ -378,11 +378,11 @@ def test_a_body_is_made_again_in_another_folder(
             raise outcome
         return outcome
 
-    monkeypatch.setattr(inductor, "_read" if stored else "_compile", make)
-    monkeypatch.setattr(inductor, "replace_inductor_folder_after", lambda failure: replaced)
-    monkeypatch.setattr(inductor, "artifact_name", lambda body, device: "compiled/x.bin")
-    monkeypatch.setattr(inductor, "compiled_function", lambda artifact: (artifact, "code"))
-    monkeypatch.setattr(inductor, "_direct", lambda compiled, body: compiled)
+    monkeypatch.setattr(compiled_bodies, "read_artifact" if stored else "compile_body", make)
+    monkeypatch.setattr(compiled_bodies, "replace_inductor_folder_after", lambda failure: replaced)
+    monkeypatch.setattr(compiled_bodies, "artifact_name", lambda body, device: "compiled/x.bin")
+    monkeypatch.setattr(compiled_bodies, "compiled_function", lambda artifact: (artifact, "code"))
+    monkeypatch.setattr(compiled_bodies, "_direct", lambda compiled, body: compiled)
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
     body: Any = SimpleNamespace(name="layer", layers=())
     if stored:
@@ -396,6 +396,6 @@ def test_the_folder_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> Non
     def load(**_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(inductor.CompiledArtifact, "load", load)
+    monkeypatch.setattr(artifacts.CompiledArtifact, "load", load)
     with pytest.raises(LoweringError, match=f"Set TORCHINDUCTOR_CACHE_DIR .* {inductor.inductor_cache_dir()} cannot"):
-        inductor._read("compiled/x.bin", b"data")
+        artifacts.read_artifact("compiled/x.bin", b"data")

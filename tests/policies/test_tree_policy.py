@@ -8,7 +8,7 @@ import pytest
 
 from speccompile.policies import Cost, Ema, Gate
 from speccompile.policies.acceptance import AcceptanceEstimator
-from speccompile.policies.base import Done, Ladder, Row, TreeShape, Upcoming, start
+from speccompile.policies.base import Done, Ladder, Row, TreeTier, Upcoming, start
 from speccompile.policies.costs import CostTable, TierCost
 from speccompile.policies.tree_gain import LEAST, MOST, TreeGain
 from support.chances import survival
@@ -16,7 +16,7 @@ from support.chances import survival
 CHAINS = (0, 3, 7)
 #: A tier's name is any int that is not a draft length.
 TREE, LINE = 1008, 1009
-TREES = {TREE: TreeShape(depth=3, branches=3), LINE: TreeShape(depth=3, branches=1)}
+TREES = {TREE: TreeTier(depth=3, branches=3), LINE: TreeTier(depth=3, branches=1)}
 COSTS = {0: 20.0, 3: 24.0, 7: 29.0, TREE: 25.0, LINE: 26.0}
 STEPS = 1500
 
@@ -115,7 +115,7 @@ def test_a_tree_that_does_not_branch_gains_nothing() -> None:
 
 
 def test_what_becomes_of_the_chain_in_a_tree_is_seen_of_the_chain() -> None:
-    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeTier(depth=3, branches=3)})
     for _ in range(100):
         # Another branch was right twice, the chain's second draft never; its third was not in the tree.
         acceptance.note(Done(TREE, (1,), (50,), (1008,), (2,), (3,), chain=((1, 2),)))
@@ -125,7 +125,7 @@ def test_what_becomes_of_the_chain_in_a_tree_is_seen_of_the_chain() -> None:
 
 
 def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
-    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeTier(depth=3, branches=3)})
     for request in range(200):
         # Two siblings of a tree of 1008 nodes, and one of them is right.
         acceptance.note(Done(TREE, (request,), (50,), (2,), (1,), (2,), chain=((1, 1),)))
@@ -134,7 +134,7 @@ def test_a_tree_that_was_cut_tells_of_no_miss_where_nothing_was() -> None:
 
 
 def test_scores_that_rise_are_no_chances_above_one() -> None:
-    acceptance = AcceptanceEstimator(3, {TREE: TreeShape(depth=3, branches=3)})
+    acceptance = AcceptanceEstimator(3, {TREE: TreeTier(depth=3, branches=3)})
     row = Row(1, 50, 3, scores=(0.9, 0.95, 0.97))
     acceptance.note(Done(TREE, (1,), (50,), (1008,), (3,), (4,), (row.scores,), chain=((3, 3),)))
     acceptance.note(Done(3, (1,), (50,), (3,), (1,), (2,), ((0.5, float("nan"), 0.2),)))
@@ -169,7 +169,7 @@ def test_policies_of_draft_lengths_run_the_largest_tree_where_no_tier_is_a_chain
         return found
 
     small = TREE - 1
-    alone = Ladder((0,), trees={small: TreeShape(2, 2), TREE: TREES[TREE]})
+    alone = Ladder((0,), trees={small: TreeTier(2, 2), TREE: TREES[TREE]})
     # One of three is right at each depth: a third of what is judged, and an eighth of the nodes.
     assert chosen(alone, 1) == [TREE] * 6
     assert chosen(alone, 0) == [TREE, TREE, 0, 0, TREE, TREE]

@@ -15,14 +15,14 @@ from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.refused import REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
-from speccompile.serve.sampling_fields import MOST_STOPS, Sampling
+from speccompile.serve.sampling_fields import MOST_STOPS, SamplingFields
 from support import serving
 from support.serving import Client
 
 COMPLETIONS, CHAT, RESPONSES = "/v1/completions", "/v1/chat/completions", "/v1/responses"
 USER = {"role": "user", "content": "ab"}
 #: The fields of each endpoint, and a small body.
-ENDPOINTS: dict[str, tuple[type[Sampling], dict[str, Any]]] = {
+ENDPOINTS: dict[str, tuple[type[SamplingFields], dict[str, Any]]] = {
     CHAT: (ChatBody, {"messages": [USER], "max_tokens": 1}),
     COMPLETIONS: (CompletionBody, {"prompt": "ab", "max_tokens": 1}),
     RESPONSES: (ResponsesBody, {"input": "ab", "max_output_tokens": 1}),

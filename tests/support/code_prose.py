@@ -32,6 +32,14 @@ IN_CODE = {
     r"stand-?ins?": "substitute, fake",
     r"(?:is|are) none": "is not, must be",
 }
+#: Words that no definition, parameter or variable of the package has in its name.
+IN_NAMES = re.compile(
+    r"(?:^|_)(?:told|tells?|says?|asked|brings?|brought|nobody|whoever|rooms?|departures?|pupils?|twins?|ears?|seldom|behind|besides"
+    r"|consume[ds]?)(?:_|$)",
+    re.IGNORECASE,
+)
+#: Public names of before.
+OLDER_NAMES = {"consume", "ConsumeUnavailable", "ModelConsumed", "room"}
 #: How the first line of a docstring does not begin.
 OPENING = re.compile(r"\s*(What|Of|How|Which|As|The same|And|That|Whose|Where|Who)\b")
 
@@ -94,6 +102,22 @@ def found(file: Path) -> Iterator[tuple[str, int, str]]:
             for match in pattern.finditer(prose):
                 around = " ".join(text[max(0, match.start() - 40) : match.end() + 40].split())
                 yield name, line + prose.count("\n", 0, match.start()), around
+
+
+def names(file: Path) -> Iterator[tuple[str, int]]:
+    """Each name that a file of Python defines with an avoided word in it, and its line."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef() | ast.ClassDef():
+                name = node.name
+            case ast.arg():
+                name = node.arg
+            case ast.Name(ctx=ast.Store()):
+                name = node.id
+            case _:
+                continue
+        if name not in OLDER_NAMES and IN_NAMES.search(re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name)):
+            yield name, node.lineno
 
 
 if __name__ == "__main__":

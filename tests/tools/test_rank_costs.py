@@ -8,7 +8,7 @@ import pytest
 
 from speccompile.tools.rank_costs import (
     LLAMA_8B,
-    Machine,
+    RankSpeeds,
     best_draft_len,
     emitted,
     fitted,
@@ -16,7 +16,7 @@ from speccompile.tools.rank_costs import (
     step_seconds,
 )
 
-FAST = Machine(read=2e12, link=450e9, latency=10e-6)
+FAST = RankSpeeds(read=2e12, link=450e9, latency=10e-6)
 
 
 def test_one_rank_reads_its_weights_and_sends_nothing() -> None:
@@ -24,7 +24,7 @@ def test_one_rank_reads_its_weights_and_sends_nothing() -> None:
 
 
 def test_two_ranks_by_hand() -> None:
-    machine = Machine(read=1e9, link=1e6, latency=0.5, ring=False, place=0.0)
+    machine = RankSpeeds(read=1e9, link=1e6, latency=0.5, ring=False, place=0.0)
     model = replace(LLAMA_8B, weights=4e9, whole=1e9, layers=1, hidden=1000, value_bytes=2)
     # 4 of 8 thousand million bytes halved and one whole; three sums of half a second and 3 * 2,000 bytes; two more.
     assert step_seconds(model, machine, ranks=2, width=3) == pytest.approx(3 + 3 * (0.5 + 6000 / 1e6) + 1)
@@ -45,7 +45,7 @@ def test_a_link_without_bytes_ends_what_speculation_gains() -> None:
 
 
 def test_a_machine_is_found_from_what_it_takes() -> None:
-    machine = Machine(read=1e9, link=1e8, latency=2e-4, ring=False, place=0.03)
+    machine = RankSpeeds(read=1e9, link=1e8, latency=2e-4, ring=False, place=0.03)
     model = replace(LLAMA_8B, weights=4e8, whole=1e8)
     steps = {width: step_seconds(model, machine, ranks=1, width=width) for width in (1, 2, 4, 8)}
     sums = {size: machine.latency + size / machine.link for size in (1000, 4000, 100_000)}

@@ -75,7 +75,7 @@ class CudaDevice:
             run()
 
     def capture(self, run: Callable[[], Any]) -> Graph:
-        self._make_room()
+        self._give_back_memory()
         graph = torch.cuda.CUDAGraph()
         # torch.cuda.graph is not used, since it leaves the capture stream current when a capture fails.
         with torch.cuda.stream(self._stream):
@@ -95,7 +95,7 @@ class CudaDevice:
         return graph
 
     def memory(self) -> DeviceMemory:
-        self._make_room()
+        self._give_back_memory()
         free, _ = torch.cuda.mem_get_info(self._device)
         return DeviceMemory(sum(map(len, self.pool_ranges())), free)
 
@@ -105,12 +105,12 @@ class CudaDevice:
 
     @contextlib.contextmanager
     def _inside(self, pool: torch.cuda.MemPool) -> Iterator[None]:
-        self._make_room()
+        self._give_back_memory()
         with torch.cuda.stream(self._stream), torch.cuda.use_mem_pool(pool, self._device):
             yield
         torch.cuda.synchronize(self._device)
 
-    def _make_room(self) -> None:
+    def _give_back_memory(self) -> None:
         """Release cached blocks. While allocations go to a pool, torch does not release them when memory is full
         (pytorch#159674)."""
         torch.cuda.synchronize(self._device)

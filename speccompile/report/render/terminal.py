@@ -13,7 +13,7 @@ from rich.text import Text
 from speccompile.lowering.kernel_list import KernelKind
 from speccompile.report.data import Report, TierReport
 from speccompile.report.memory_data import Buffer
-from speccompile.report.program_data import Kernel, Program, Stage
+from speccompile.report.program_data import Kernel, Program, StageReport
 from speccompile.report.verdict import NAMES
 
 WIDTH = 80
@@ -133,7 +133,7 @@ def _passes(program: Program) -> Table:
     return table
 
 
-def _change(stage: Stage) -> str:
+def _change(stage: StageReport) -> str:
     changes = [*((name, count) for name, count in stage.added.items())]
     changes += [(name, -count) for name, count in stage.removed.items()]
     changes.sort(key=lambda item: -abs(item[1]))
