@@ -90,7 +90,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseSkinnyLinears()] * config.kernels.skinny_linears,
-        *[MoveNorms()] * config.kernels.moves_norms,
+        *[MoveNorms()] * config.kernels.few_launches,
         OutlineLayers(),
         *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
@@ -278,7 +278,7 @@ def _after_commit(config: BuildConfig, form: StepForm) -> list[Pass]:
 
 def _joins_inputs(config: BuildConfig, form: StepForm) -> bool:
     decodes = form.tree is None and not form.chunk and not form.prompt_rows
-    return decodes and config.kernels.few_launches and not config.passes
+    return decodes and (config.kernels.few_launches or config.kernels.native) and not config.passes
 
 
 def _goals(config: BuildConfig, form: StepForm) -> Facts:

@@ -127,8 +127,9 @@ class Eager:
 class Inductor:
     """The printed step with every outlined body replaced by its compiled code.
 
-    Few ops are outside of the bodies (:class:`speccompile.passes.target.outline_ends.OutlineEnds`); they run
-    uncompiled. On a CPU small steps are recorded (:mod:`speccompile.lowering.recorded_step`).
+    Ops outside of the bodies run uncompiled. On a CPU a prototype that compiled them was not faster, and small steps
+    are recorded (:mod:`speccompile.lowering.recorded_step`). On CUDA few of them are left
+    (:class:`speccompile.passes.target.outline_ends.OutlineEnds`).
     """
 
     reason: str

@@ -20,8 +20,7 @@ class Kernels:
         native: linears and attention are the package's C++ ops, over packed weights; else torch's own.
         reason: the reason for this choice, for ``explain()``.
         rounded: linears over rounded weights have a kernel of the package, also if others are torch's own.
-        few_launches: the ops around the layers are joined: a launch of one costs more than its work.
-        moves_norms: the norm at the start of a layer is compiled with the layer before it.
+        few_launches: a launch is so expensive that the ops around the layers are joined.
         joins_weights: torch's linears that read one input are one product
             (:mod:`speccompile.passes.target.join_weights`).
         skinny_linears: linears in half precision are one op, which has a kernel for few rows.
@@ -33,7 +32,6 @@ class Kernels:
     reason: str
     rounded: bool = False
     few_launches: bool = False
-    moves_norms: bool = False
     joins_weights: bool = False
     skinny_linears: bool = False
     filters: bool = False
@@ -67,7 +65,7 @@ class _PendingKernels(Kernels):
                 "and their results may depend on the tier. Correct the cause and wrap again",
                 Degraded,
             )
-        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}", few_launches=True)
+        return _stock(missing) if missing else Kernels(True, f"ours, in {vector_name()}")
 
 
 STOCK = Kernels(False, "torch's own")
@@ -78,7 +76,6 @@ ON_CUDA = Kernels(
     "torch's own for other linears that are not rounded",
     rounded=True,
     few_launches=True,
-    moves_norms=True,
     joins_weights=True,
     skinny_linears=True,
     filters=True,
@@ -98,7 +95,7 @@ def choose_kernels(info: ModelInfo) -> Kernels:
     # An earlier wrap may have failed, and reported the cause.
     forget_failures()
     cpu_ops()
-    return _PendingKernels(True, "ours", few_launches=True)
+    return _PendingKernels(True, "ours")
 
 
 def _stock(missing: str) -> Kernels:

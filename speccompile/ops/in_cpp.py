@@ -50,11 +50,6 @@ def is_recorded(op: OpOverload) -> bool:
     return _own_name(op) in RECORDED
 
 
-def is_in_bodies(op: OpOverload) -> bool:
-    """Whether compiled bodies call the C++ kernel of ``op`` by a C function."""
-    return _own_name(op) in IN_BODIES
-
-
 def _own_name(op: OpOverload) -> str:
     """The name of an op of this package; an empty string for another one."""
     namespace, _, name = op._schema.name.partition("::")

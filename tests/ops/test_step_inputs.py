@@ -8,8 +8,7 @@ import torch
 
 from speccompile.ops import step_inputs as inputs_op
 from speccompile.ops import store_drafts as store_op
-from speccompile.passes.step.drafts import limited_drafts, no_drafts, proposed_drafts
-from speccompile.passes.step.propose import propose_and_store
+from speccompile.passes.step.drafts import limited_drafts, no_drafts, proposed_drafts, useful_lens
 from speccompile.passes.step.verify_inputs import newest_and_drafts
 from support.input_cases import LONGEST, input_cases, stored_cases
 
@@ -40,13 +39,8 @@ def test_stored_drafts_are_those_of_the_pass() -> None:
     for case in stored_cases():
         own, (tokens, lens, length, limit, slots, drafts, count) = [item.clone() for item in case], case
         store_op.reference(*own)
-        propose_and_store(
-            *(torch.zeros(len(length), 40, dtype=torch.int64), length, limit, tokens, lens, slots),
-            propose=lambda *_, draft_len, proposal=(drafts, count): proposal,
-            **{"whole": None, "longest": LONGEST, "scored": False, "stateful": False},  # type: ignore[arg-type]
-            vocab_size=None,
-            joined=False,
-        )
+        tokens.index_put_((slots,), drafts)
+        lens.index_put_((slots,), useful_lens(count.clamp(max=LONGEST), length[slots], limit[slots]))
         assert torch.equal(own[0], tokens) and torch.equal(own[1], lens)
 
 

@@ -10,11 +10,10 @@ from typing import Any, ClassVar
 import torch
 from torch import fx
 
+import speccompile.ops  # noqa: F401  defines the op
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.drafts import useful_lens
-from speccompile.passes.target.outline_ends import FEW_LAUNCHES
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
 
@@ -70,7 +69,6 @@ class Propose(Pass):
                 scored=self.scored,
                 stateful=bool(self.state),
                 vocab_size=graph.layout.vocab_size if self.foreign else None,
-                joined=FEW_LAUNCHES in graph.facts,
             )
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
@@ -114,7 +112,6 @@ def propose_and_store(
     scored: bool,
     stateful: bool,
     vocab_size: int | None,
-    joined: bool,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Store in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, the same as one op)
     returns for the rows ``slots [B]``.
@@ -124,7 +121,6 @@ def propose_and_store(
             weights.
         stateful: ``propose`` receives the slots before these.
         vocab_size: drafts end before an id outside of it; None if there can be none.
-        joined: they are stored by one op.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them are valid, ``[B]``.
@@ -144,12 +140,7 @@ def propose_and_store(
     if vocab_size is not None:
         are_tokens = (drafts >= 0) & (drafts < vocab_size)
         lens = torch.minimum(lens, are_tokens.long().cumprod(1).sum(1))
-    if joined:
-        torch.ops.speccompile.store_drafts_(draft_tokens, draft_lens, length, limit, slots, drafts, lens)
-        return drafts, lens
-    draft_tokens.index_put_((slots,), drafts)
-    useful = useful_lens(lens.clamp(max=longest), length[slots], limit[slots])
-    draft_lens.index_put_((slots,), useful)
+    torch.ops.speccompile.store_drafts_(draft_tokens, draft_lens, length, limit, slots, drafts, lens)
     return drafts, lens
 
 

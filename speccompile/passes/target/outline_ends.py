@@ -1,4 +1,4 @@
-"""The ops around the decoder layers as bodies: Inductor fuses them, as the launch of one costs more than its work."""
+"""The ops around the decoder layers as bodies: where a launch costs, Inductor fuses them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from torch import fx
 from speccompile.graph.body import Body, Part
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import views_of, written
-from speccompile.ops.in_cpp import is_in_bodies, is_recorded
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import call_of, dims_of, input_name, key_of, result_of
 from speccompile.utils.torch_private import OpOverload
@@ -31,8 +30,7 @@ class OutlineEnds(Pass):
     ``prologue``, and what it computes between its last layer and the lm_head (the final norm) into ``epilogue``.
 
     Rows and width stay symbolic, as in the bodies of layers: one artifact serves all tiers and prompt chunks.
-    Sizes, views of a body's inputs, embeddings in C++, and named values, which a step may have from elsewhere, are
-    computed outside of it.
+    Sizes, views of a body's inputs, and named values, which a step may have from elsewhere, are computed outside of it.
     """
 
     name: ClassVar[str] = "outline_ends"
@@ -49,20 +47,14 @@ class OutlineEnds(Pass):
         before, after = order[: places[0]], order[places[-1] + 1 :]
         read = [node for layer in layers for node in layer.all_input_nodes]
         normed = graph.anchors.final_norm
-        # A body would call an op without a C function by way of Python.
-        apart = [node for node in graph.values.values() if node is not normed] + [x for x in before if _is_apart(x)]
+        named = [node for node in graph.values.values() if node is not normed]
         # Both are found before either is moved.
         found = {
-            "prologue": _needed(before, read, without=apart),
-            "epilogue": _needed(after, [normed], without=apart),
+            "prologue": _needed(before, read, without=named),
+            "epilogue": _needed(after, [normed], without=named),
         }
         moved = [part for part, nodes in found.items() if _outline(graph, cast(Part, part), nodes)]
         return Changes(len(moved), " and ".join(moved))
-
-
-def _is_apart(node: fx.Node) -> bool:
-    op = node.target
-    return isinstance(op, OpOverload) and is_recorded(op) and not is_in_bodies(op)
 
 
 def _needed(among: list[fx.Node], results: Iterable[fx.Node], *, without: Iterable[fx.Node] = ()) -> list[fx.Node]:
