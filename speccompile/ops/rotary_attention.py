@@ -61,7 +61,7 @@ def reference(
     k_cache.index_put_((slots[:, None], places), rotate(k, cos, sin))
     v_cache.index_put_((slots[:, None], places), v)
     options = scale, window, chunk, softcap, sinks, parents
-    return attention(rotate(q, cos, sin), k_cache, v_cache, slots, positions, *options)
+    return attention(rotate(q, cos, sin), k_cache, v_cache, slots, positions, *options).contiguous()
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -159,7 +159,7 @@ def test_a_profiler_sees_bodies_and_the_ops_in_them(built: Built) -> None:
     counts = {event.key: event.count for event in profiled.key_averages()}
     layers = len(built.body.layers)
     assert counts["speccompile::decoder_layer"] == layers * passes
-    assert counts["speccompile::native_attention"] == layers * passes
+    assert counts["speccompile::native_rotary_attention"] == layers * passes
     # Queries, keys and values are one op, gate and up another.
     assert counts["speccompile::packed_linears"] == 2 * layers * passes
 

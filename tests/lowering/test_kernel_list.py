@@ -123,7 +123,7 @@ def test_compiled_for_the_cpu() -> None:
         calls = spec.kernels(3, rows=1)
         (body,) = names(calls, "step", "body")
         ours = names(calls, body, "c++")
-        assert ours.pop("speccompile.native_attention") == 1 and ours and all("linear" in name for name in ours)
+        assert ours.pop("speccompile.native_rotary_attention") == 1 and ours and all("linear" in name for name in ours)
         written = names(calls, body, "inductor")
         assert len(written) > 2 and all(name.startswith("cpp_fused_") for name in written)
         # Nothing of the layers is left to torch's own ops.

@@ -24,7 +24,8 @@ def outcome(graph: StepGraph, rows: int, width: int) -> dict[str, torch.Tensor]:
             assert port.value is not None
             values[node.name] = port.value
         elif port.role == "state":
-            values[node.name] = torch.randn(port.shape, generator=torch.Generator().manual_seed(len(node.name)))
+            noise = torch.randn(port.shape, generator=torch.Generator().manual_seed(len(node.name)))
+            values[node.name] = noise.to(port.dtype)
         else:
             values[node.name] = inputs[node.name]
     root = nn.Module()
