@@ -164,7 +164,7 @@ class _Recording:
         """Record what the calling thread runs."""
         self._library.speccompile_start_recording(self._handle)
         try:
-            with _Recorder(self):
+            with _CallRecorder(self):
                 yield
         finally:
             self._library.speccompile_stop_recording()
@@ -261,7 +261,7 @@ class _Recording:
         return count
 
 
-class _Recorder(TorchDispatchMode):
+class _CallRecorder(TorchDispatchMode):
     """Passes every op to a recording."""
 
     def __init__(self, recording: _Recording) -> None:

@@ -83,7 +83,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
 
 
 def _recorded(engine: Engine) -> dict[str, str]:
-    """Which steps are recorded; empty without a backend that records."""
+    """Count recorded steps; return nothing without a backend that records."""
     tiers = [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()]
     steps = [part.executable for tier in tiers for part in (*tier.segments, tier)]
     bound = [step for step in steps if isinstance(step, RecordedStep)]

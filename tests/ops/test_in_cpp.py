@@ -52,7 +52,9 @@ def test_every_library_is_built_and_loaded(library: str) -> None:
 def test_every_op_that_bodies_call_has_a_c_function() -> None:
     assert load_cpu_ops(*LIBRARIES) is None
     loaded = ctypes.CDLL(None)
-    assert "native_rotary_attention" in IN_BODIES and "native_lora" in IN_BODIES and len(set(IN_BODIES)) == len(IN_BODIES)
+    assert (
+        "native_rotary_attention" in IN_BODIES and "native_lora" in IN_BODIES and len(set(IN_BODIES)) == len(IN_BODIES)
+    )
     assert [name for name in IN_BODIES if not hasattr(loaded, f"aoti_torch_cpu_{name}")] == []
 
 

@@ -97,7 +97,10 @@ def test_nodes_of_a_tree_are_written_in_their_order(root: int) -> None:
 
 
 def test_a_place_has_the_bits_of_one_alone_on_any_number_of_threads() -> None:
-    given, threads = arguments(rows=1, width=9, starts=[250], depth=64, value_depth=64, rotated=64), torch.get_num_threads()
+    given, threads = (
+        arguments(rows=1, width=9, starts=[250], depth=64, value_depth=64, rotated=64),
+        torch.get_num_threads(),
+    )
     whole = run(NATIVE, given)
     try:
         for count in (1, 2, 3):
