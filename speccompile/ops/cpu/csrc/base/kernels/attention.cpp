@@ -26,7 +26,7 @@ int64_t padded(int64_t size, int64_t to = kColumns) {
 }
 
 struct Scratch {
-  Buffer keys, values, scores, factors;
+  Buffer keys, values, ancestors, scores, factors;
 };
 
 Scratch& scratch() {
@@ -192,77 +192,110 @@ void weigh(
   }
 }
 
-// Values of places of the cache, as rows that products read: where they lie, or copied as floats.
-template <typename T, typename Run>
-void with_values(const Attention& p, const T* values, int64_t stride, int64_t places, Run run) {
+// Memory that products fetch while they multiply, some bytes in each step: about as many as they read of theirs.
+class Stream {
+ public:
+  Stream() = default;
+  Stream(const void* from, int64_t bytes, int64_t steps)
+      : from_(static_cast<const char*>(from)), each_((bytes + steps - 1) / steps) {}
+
+  // For the next product, which has so many steps.
+  Ahead next(int64_t steps) {
+    if (from_ == nullptr) {
+      return {};
+    }
+    const Ahead found{from_, each_};
+    from_ += steps * each_;
+    return found;
+  }
+
+ private:
+  const char* from_ = nullptr;
+  int64_t each_ = 0;
+};
+
+// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. Values whose size is no multiple of kColumns
+// are copied.
+template <typename T>
+void add_up(
+    const Attention& p, int64_t queries, const float* weights, const T* values, int64_t places, float* sums,
+    Stream& stream) {
   const int64_t columns = padded(p.value_depth);
+  const auto multiply = [&](const auto* rows, int64_t stride) {
+    for (int64_t column = 0; column < columns; column += kColumns) {
+      product_ahead(
+          queries, weights, kBlock, rows + column, stride, places, sums + column, columns, Sum::New,
+          stream.next(places));
+    }
+  };
   if (columns == p.value_depth) {
-    run(values, stride);
+    multiply(values, p.v.place);
     return;
   }
   float* copied = scratch().values.at_least(kBlock * columns);
   for (int64_t place = 0; place < places; ++place) {
-    float* to = std::copy_n(values + place * stride, p.value_depth, copied + place * columns);
+    float* to = std::copy_n(values + place * p.v.place, p.value_depth, copied + place * columns);
     std::fill_n(to, columns - p.value_depth, 0.0f);
   }
-  run(static_cast<const float*>(copied), columns);
+  multiply(static_cast<const float*>(copied), columns);
 }
 
-// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. While values are read, the lines of as many
-// of the next keys are fetched.
+// Of the keys or values of an item.
 template <typename T>
-void add_up(
-    int64_t queries, const float* weights, const T* values, int64_t stride, int64_t places, float* sums,
-    int64_t columns, Sum sum, const char* next = nullptr, int64_t next_stride = 0) {
-  constexpr int64_t kBytes = kColumns * sizeof(T);
-  for (int64_t column = 0; column < columns; column += kColumns) {
-    Ahead ahead;
-    if (next != nullptr) {
-      ahead = {next + column / kColumns * kBytes, next_stride};
-    }
-    product_ahead<T>(
-        queries, weights, kBlock, values + column, stride, places, sums + column, columns, sum, ahead);
-  }
+const T* first_of(const Attention& p, const Cache& cache, const Item& item) {
+  return block_of<T>(cache, p.slots[item.pieces->first / p.width], item.block) + item.pieces->group * cache.head;
 }
 
 template <typename T>
-const T* keys_of(const Attention& p, const Item& item) {
-  const int64_t slot = p.slots[item.piece->first / p.width];
-  return block_of<T>(p.k, slot, item.block) + item.piece->group * p.k.head;
-}
-
-template <typename T>
-void block_part(const Attention& p, const float* queries, const Item& item, const Item* next, Part part) {
-  const Queries& piece = *item.piece;
-  const int64_t count = query_count(p, piece);
+void block_parts(const Attention& p, const float* queries, const Item& item, float* parts, int64_t step) {
+  const Queries& piece = *item.pieces;
+  const int64_t group = group_size(p), count = query_count(p, piece), of_group = p.rows * p.width * group * p.depth;
   const auto [nearest, furthest] = std::minmax_element(p.positions + piece.first, p.positions + piece.last);
   const int64_t start = item.block * kBlock, places = std::min(kBlock, *furthest + 1 - start);
-  const T* keys = keys_of<T>(p, item);
-  const T* values = block_of<T>(p.v, p.slots[piece.first / p.width], item.block) + piece.group * p.v.head;
+  const T *keys = first_of<T>(p, p.k, item), *values = first_of<T>(p, p.v, item);
   float* turned = scratch().keys.at_least(padded(p.depth) * kColumns);
-  float* scores = scratch().scores.at_least(count * kBlock);
+  float* scores = scratch().scores.at_least(item.count * count * kBlock);
+  // All heads' values of a block lie in one piece: it is fetched in order while keys are multiplied, and the next block's
+  // keys while values are. Of some heads the hardware fetches less by itself: their values are fetched row by row.
+  const bool whole = item.count == p.groups;
+  const auto bytes = [](const Cache& cache, int64_t count) { return count * cache.place * int64_t{sizeof(T)}; };
+  Stream stream;
+  if (whole) {
+    stream = Stream(values, bytes(p.v, places), padded(places) / kColumns * item.count * p.depth);
+  }
   for (int64_t column = 0; column < places; column += kColumns) {
     const int64_t live = std::min(kColumns, places - column);
-    // Values are wanted after the softmax: they are fetched from memory while keys are turned over.
-    const auto fetch = [&](int64_t key, int64_t begin, int64_t end) {
-      const int64_t count_of_keys = std::clamp<int64_t>(live - key, 0, kSide);
-      fetch_rows(
-          values + (column + key) * p.v.place, p.v.place, count_of_keys, p.value_depth, begin, end, p.depth);
-    };
-    turn_over(keys + column * p.k.place, p.k.place, live, p.depth, turned, fetch);
-    product<float>(count, queries, p.depth, turned, kColumns, p.depth, scores + column, kBlock, false);
-  }
-  for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group_size(p)) {
-    weigh(p, scores + query * kBlock, p.positions[at], start, places, part.tops + query, part.totals + query);
+    for (int64_t i = 0; i < item.count; ++i) {
+      const auto fetch = [&](int64_t key, int64_t begin, int64_t end) {
+        if (!whole) {
+          const int64_t rows = std::clamp<int64_t>(live - key, 0, kSide);
+          const T* from = values + (column + key) * p.v.place + i * p.v.head;
+          fetch_rows(from, p.v.place, rows, p.value_depth, begin, end, p.depth);
+        }
+      };
+      turn_over(keys + column * p.k.place + i * p.k.head, p.k.place, live, p.depth, turned, fetch);
+      product_ahead<float>(
+          count, queries + i * of_group, p.depth, turned, kColumns, p.depth, scores + i * count * kBlock + column,
+          kBlock, Sum::New, stream.next(p.depth));
+    }
   }
   // Before what the first query sees, values may be no numbers, which a weight of 0 would not hide.
   const int64_t first = std::max<int64_t>(0, first_seen(p, *nearest) - start);
-  const char* ahead = next == nullptr ? nullptr : reinterpret_cast<const char*>(keys_of<T>(p, *next));
-  with_values(p, values, p.v.place, places, [&](const auto* rows, int64_t stride) {
+  stream = Stream();
+  if (whole && item.block + 1 < piece.last_block) {
+    const int64_t next = std::min(kBlock, *furthest + 1 - start - kBlock);
+    const int64_t steps = item.count * padded(p.value_depth) / kColumns * (places - first);
+    stream = Stream(first_of<T>(p, p.k, {item.pieces, item.count, item.block + 1}), bytes(p.k, next), steps);
+  }
+  for (int64_t i = 0; i < item.count; ++i) {
+    const Part part(parts + i * step, p, count);
+    float* own = scores + i * count * kBlock;
+    for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
+      weigh(p, own + query * kBlock, p.positions[at], start, places, part.tops + query, part.totals + query);
+    }
     add_up(
-        count, scores + first, rows + first * stride, stride, places - first, part.values, part.columns, Sum::New,
-        ahead, p.k.place * static_cast<int64_t>(sizeof(T)));
-  });
+        p, count, own + first, values + first * p.v.place + i * p.v.head, places - first, part.values, stream);
+  }
 }
 
 int64_t root_of(const Attention& p, const Queries& piece) {
@@ -272,12 +305,11 @@ int64_t root_of(const Attention& p, const Queries& piece) {
 // A block that the root or what follows it is in. What all nodes see is multiplied at once. Each node has the keys of its
 // own ancestors after it, each in the column of its position: so its result has the bits that a chain of these tokens has.
 template <typename T>
-void tree_block_part(const Attention& p, const float* queries, const Item& item, Part part) {
-  const Queries& piece = *item.piece;
-  const int64_t group = group_size(p), count = query_count(p, piece), start = item.block * kBlock;
+void tree_block_part(const Attention& p, const float* queries, const Queries& piece, int64_t block, Part part) {
+  const int64_t group = group_size(p), count = query_count(p, piece), start = block * kBlock;
   const int64_t row = piece.first / p.width, slot = p.slots[row], root = root_of(p, piece);
-  const T* keys = keys_of<T>(p, item);
-  const T* values = block_of<T>(p.v, slot, item.block) + piece.group * p.v.head;
+  const Item item{&piece, 1, block};
+  const T *keys = first_of<T>(p, p.k, item), *values = first_of<T>(p, p.v, item);
   const int64_t tile = padded(p.depth) * kColumns;
   float* turned = scratch().keys.at_least(kBlock / kColumns * tile);
   float* scores = scratch().scores.at_least(count * kBlock);
@@ -332,11 +364,9 @@ void tree_block_part(const Attention& p, const float* queries, const Item& item,
     weigh(p, own, position, start, places, part.tops + query, part.totals + query);
   }
   const int64_t seen = std::clamp<int64_t>(first_seen(p, nearest) - start, 0, common);
-  with_values(p, values, p.v.place, common, [&](const auto* rows, int64_t stride) {
-    add_up(
-        count, scores + seen, rows + seen * stride, stride, common - seen, part.values, part.columns, Sum::New);
-  });
-  float* rows = scratch().values.at_least(kBlock * part.columns);
+  Stream none;
+  add_up(p, count, scores + seen, values + seen * p.v.place, common - seen, part.values, none);
+  float* rows = scratch().ancestors.at_least(kBlock * part.columns);
   for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
     const int64_t position = p.positions[at], places = std::min(kBlock, position + 1 - start);
     const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, common, std::max(common, places));
@@ -346,9 +376,11 @@ void tree_block_part(const Attention& p, const float* queries, const Item& item,
       std::fill_n(to, part.columns - p.value_depth, 0.0f);
     });
     if (first < places) {
-      add_up(
-          group, scores + query * kBlock + first, rows + first * part.columns, part.columns, places - first,
-          part.values + query * part.columns, part.columns, Sum::Continued);
+      for (int64_t i = 0; i < part.columns; i += kColumns) {
+        product_ahead<float>(
+            group, scores + query * kBlock + first, kBlock, rows + first * part.columns + i, part.columns,
+            places - first, part.values + query * part.columns + i, part.columns, Sum::Continued);
+      }
     }
   }
 }
@@ -398,23 +430,20 @@ int64_t query_floats(const Attention& p) {
   return p.rows * p.width * p.heads * p.depth;
 }
 
-void fetch_keys(const Attention& p, const Item& item) {
+void attend_block(const Attention& p, const float* queries, const Item& item, float* parts, int64_t step) {
+  const Queries& piece = *item.pieces;
+  const auto of_group = [&](int64_t i) {
+    return queries + ((piece.group + i) * p.rows * p.width + piece.first) * group_size(p) * p.depth;
+  };
   with_type(p.type, [&](auto zero) {
     using T = decltype(zero);
-    fetch_rows(keys_of<T>(p, item), p.k.place, kColumns, p.depth, 0, 1, 1);
-  });
-}
-
-void attend_block(const Attention& p, const float* queries, const Item& item, const Item* next, float* part) {
-  const Queries& piece = *item.piece;
-  const Part own(part, p, query_count(p, piece));
-  const float* first = queries + (piece.group * p.rows * p.width + piece.first) * group_size(p) * p.depth;
-  with_type(p.type, [&](auto zero) {
-    using T = decltype(zero);
-    if (p.parents != nullptr && (item.block + 1) * kBlock > root_of(p, piece)) {
-      tree_block_part<T>(p, first, item, own);
-    } else {
-      block_part<T>(p, first, item, next, own);
+    if (p.parents == nullptr || (item.block + 1) * kBlock <= root_of(p, piece)) {
+      block_parts<T>(p, of_group(0), item, parts, step);
+      return;
+    }
+    for (int64_t i = 0; i < item.count; ++i) {
+      const Queries& own = item.pieces[i];
+      tree_block_part<T>(p, of_group(i), own, item.block, Part(parts + i * step, p, query_count(p, own)));
     }
   });
 }

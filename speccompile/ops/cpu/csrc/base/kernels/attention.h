@@ -70,9 +70,10 @@ struct Queries {
   int64_t first_part;               // In a list of parts, one for each block.
 };
 
-// A block of keys for a piece of queries.
+// A block of keys for pieces of queries that differ in their group alone, and follow one another.
 struct Item {
-  const Queries* piece;
+  const Queries* pieces;
+  int64_t count;
   int64_t block;
 };
 
@@ -97,11 +98,8 @@ int64_t query_floats(const Attention& problem);
 // writes their keys and values. Queries and keys are rotated if the step rotates.
 void prepare(const Attention& problem, int64_t first, int64_t last, float* queries);
 
-// Begins to fetch the keys of an item from memory.
-void fetch_keys(const Attention& problem, const Item& item);
-
-// A block. The keys of `next`, which may be null, are fetched from memory meanwhile.
-void attend_block(const Attention& problem, const float* queries, const Item& item, const Item* next, float* part);
+// A block. The part of piece i goes to `parts + i * step`.
+void attend_block(const Attention& problem, const float* queries, const Item& item, float* parts, int64_t step);
 
 // A piece's state: parts are joined into it in the order of their blocks, and its results are written.
 void begin(const Attention& problem, const Queries& piece, float* state);

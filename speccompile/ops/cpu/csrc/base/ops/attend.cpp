@@ -40,36 +40,39 @@ void check_places(const Attention& p) {
   }
 }
 
-// Pieces of one place after the other, and of these block by block: memory is read in order.
-void list_items(const Plan& made, std::vector<Item>& items) {
+// Pieces of the same places together, or each alone, block by block: memory is read in order.
+void list_items(const Plan& made, bool together, std::vector<Item>& items) {
   items.clear();
   for (int64_t first = 0, last = 0; first < made.count; first = last) {
     const Queries& leader = made.pieces[first];
     while (last < made.count && made.pieces[last].first == leader.first) {
       ++last;
     }
+    const int64_t count = together ? last - first : 1;
     for (int64_t block = leader.first_block; block < leader.last_block; ++block) {
-      for (int64_t piece = first; piece < last; ++piece) {
-        items.push_back({made.pieces + piece, block});
+      for (int64_t piece = first; piece < last; piece += count) {
+        items.push_back({made.pieces + piece, count, block});
       }
     }
   }
 }
 
-void attend_in_order(const Attention& p, const std::vector<Item>& items, const float* queries, Buffers& own) {
+void attend_in_order(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
+  list_items(made, true, own.items);
   const int64_t size = part_size(p);
   float* const states = own.states.at_least(p.groups * size);
-  float* const part = own.parts.at_least(size);
-  for (size_t i = 0; i < items.size(); ++i) {
-    const Queries& piece = *items[i].piece;
-    float* const state = states + piece.group * size;
-    if (items[i].block == piece.first_block) {
-      begin(p, piece, state);
-    }
-    attend_block(p, queries, items[i], i + 1 < items.size() ? &items[i + 1] : nullptr, part);
-    join(p, piece, state, part);
-    if (items[i].block + 1 == piece.last_block) {
-      finish(p, piece, state);
+  float* const parts = own.parts.at_least(p.groups * size);
+  for (const Item& item : own.items) {
+    attend_block(p, queries, item, parts, size);
+    for (int64_t i = 0; i < item.count; ++i) {
+      const Queries& piece = item.pieces[i];
+      if (item.block == piece.first_block) {
+        begin(p, piece, states + i * size);
+      }
+      join(p, piece, states + i * size, parts + i * size);
+      if (item.block + 1 == piece.last_block) {
+        finish(p, piece, states + i * size);
+      }
     }
   }
 }
@@ -83,16 +86,18 @@ void attend_by_pieces(const Attention& p, const Plan& made, const float* queries
     const Queries& piece = made.pieces[i];
     begin(p, piece, state);
     for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
-      const Item item{&piece, block}, next{&piece, block + 1};
-      attend_block(p, queries, item, next.block < piece.last_block ? &next : nullptr, state + size);
+      attend_block(p, queries, {&piece, 1, block}, state + size, size);
       join(p, piece, state, state + size);
     }
     finish(p, piece, state);
   });
 }
 
-// Blocks are shared out: few queries, or many of one row. Who computes the last one of a piece joins them.
-void attend_by_blocks(const Attention& p, const Plan& made, const std::vector<Item>& items, const float* queries, Buffers& own) {
+// Blocks are shared out: few queries, or many of one row. The thread that computes the last one of a piece joins them.
+void attend_by_blocks(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
+  // Where there are enough blocks for all threads, each has the queries of all groups.
+  constexpr int64_t kEach = 3;
+  list_items(made, made.parts >= kEach * thread_count() * p.groups, own.items);
   const int64_t size = part_size(p);
   float* const parts = own.parts.at_least(made.parts * size);
   if (own.counters < made.count) {
@@ -104,24 +109,27 @@ void attend_by_blocks(const Attention& p, const Plan& made, const std::vector<It
     left[i].store(made.pieces[i].last_block - made.pieces[i].first_block, std::memory_order_relaxed);
   }
   own.costs.clear();
-  for (const Item& item : items) {
-    own.costs.push_back(block_cost(p, *item.piece));
+  for (const Item& item : own.items) {
+    own.costs.push_back(block_cost(p, *item.pieces) * item.count);
   }
-  share_out(own.costs, [&p, &items, size, parts, left, first = made.pieces, queries](int64_t i) {
-    const Queries& piece = *items[i].piece;
-    float* const of_piece = parts + piece.first_part * size;
-    const Item* const next = i + 1 < static_cast<int64_t>(items.size()) ? &items[i + 1] : nullptr;
-    attend_block(p, queries, items[i], next, of_piece + (items[i].block - piece.first_block) * size);
-    if (left[&piece - first].fetch_sub(1, std::memory_order_acq_rel) > 1) {
-      return;
+  share_out(own.costs, [&p, items = own.items.data(), size, parts, left, first = made.pieces, queries](int64_t i) {
+    const Item& item = items[i];
+    const int64_t blocks = item.pieces->last_block - item.pieces->first_block;
+    float* const of_pieces = parts + item.pieces->first_part * size;
+    attend_block(p, queries, item, of_pieces + (item.block - item.pieces->first_block) * size, blocks * size);
+    for (int64_t j = 0; j < item.count; ++j) {
+      const Queries& piece = item.pieces[j];
+      if (left[&piece - first].fetch_sub(1, std::memory_order_acq_rel) > 1) {
+        continue;
+      }
+      thread_local Buffer buffer;
+      float* const state = buffer.at_least(size);
+      begin(p, piece, state);
+      for (int64_t block = 0; block < blocks; ++block) {
+        join(p, piece, state, of_pieces + (j * blocks + block) * size);
+      }
+      finish(p, piece, state);
     }
-    thread_local Buffer buffer;
-    float* const state = buffer.at_least(size);
-    begin(p, piece, state);
-    for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
-      join(p, piece, state, of_piece + (block - piece.first_block) * size);
-    }
-    finish(p, piece, state);
   });
 }
 
@@ -137,8 +145,6 @@ void attend(const Attention& p) {
   if (made.count == 0) {
     return;
   }
-  list_items(made, own.items);
-  fetch_keys(p, own.items.front());
   float* const queries = own.queries.at_least(query_floats(p));
   const int64_t places = p.rows * p.width;
   if (query_floats(p) <= kPreparedAlone) {
@@ -156,11 +162,11 @@ void attend(const Attention& p) {
   }
   const int64_t threads = thread_count();
   if (threads == 1 || all <= kAlone) {
-    attend_in_order(p, own.items, queries, own);
+    attend_in_order(p, made, queries, own);
   } else if (dearest * 4 * threads <= all) {
     attend_by_pieces(p, made, queries, own);
   } else {
-    attend_by_blocks(p, made, own.items, queries, own);
+    attend_by_blocks(p, made, queries, own);
   }
 }
 
