@@ -86,7 +86,9 @@ class RecordedStep:
         """Run the step op by op, and record it if it is not recorded."""
         if self._recording is not None or self.refusal is not None or _is_watched():
             return self._step(*tensors)
-        recording = _Recording(self._pool_tokens)
+        if (recording := _Recording.new(self._pool_tokens)) is None:
+            self.refusal = "another program's allocator of torch's memory is in use"
+            return self._step(*tensors)
         step = self._step.printed({name: recording.opaque(body) for name, body in self._step.opaque.items()})
         with recording.started():
             step(*self._arguments)
@@ -141,9 +143,9 @@ def _is_watched() -> bool:
 class _Recording:
     """Kernel calls in C++ and calls from Python, in their order."""
 
-    def __init__(self, pool_tokens: int | None) -> None:
+    def __init__(self, handle: int, pool_tokens: int | None) -> None:
         self._library = _library()
-        self._handle = self._library.speccompile_new_recording()
+        self._handle = handle
         weakref.finalize(self, self._library.speccompile_delete_recording, self._handle)
         self._pool_tokens = pool_tokens
         self._runs: list[functools.partial[None]] = []
@@ -153,6 +155,12 @@ class _Recording:
         self._names: list[str] = []
         #: See :attr:`RecordedStep.refusal`.
         self.refusal: str | None = None
+
+    @staticmethod
+    def new(pool_tokens: int | None) -> _Recording | None:
+        """Return an empty recording; None if results of ops cannot lie in its memory."""
+        handle: int | None = _library().speccompile_new_recording()
+        return None if handle is None else _Recording(handle, pool_tokens)
 
     @property
     def nbytes(self) -> int:

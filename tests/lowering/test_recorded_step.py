@@ -13,6 +13,7 @@ import torch
 import speccompile
 from speccompile.lowering.recorded_step import RecordableStep, RecordedStep, runs_recorded_ops
 from speccompile.lowering.tier import Tier
+from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.same import pack
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.speculator.speculator import Speculator
@@ -165,6 +166,14 @@ class TestOfOps:
         recorded(x, out)
         torch.testing.assert_close(out, x @ self.WEIGHT.T * reads(x))
 
+    def test_a_program_with_an_allocator_of_its_own_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("speccompile.lowering.recorded_step._Recording.new", lambda _: None)
+        x, out = torch.randn(3, 32), torch.zeros(3, 64)
+        recorded = bound(self.step, x, out)
+        recorded(x, out)
+        torch.testing.assert_close(out, self.wanted(x))
+        assert "allocator" in str(recorded.refusal) and not recorded.replay()
+
     def test_opaque_bodies_are_called_again(self) -> None:
         calls = []
 
@@ -196,17 +205,20 @@ class TestOfOps:
         assert names.count("speccompile::packed_linear") == 2 and names[-1] == "calls from Python"
         torch.testing.assert_close(out, self.wanted(x))
 
-    def test_half_precision_is_recorded_too(self) -> None:
-        weight = pack(self.WEIGHT.bfloat16())
+    @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+    def test_half_precision_is_recorded_too_and_reads_its_weights_anew(self, form: Form) -> None:
+        tensors, bias = form.pack(self.WEIGHT.bfloat16()), torch.randn(64).bfloat16()
         x, out = torch.randn(3, 32).bfloat16(), torch.zeros(3, 64).bfloat16()
 
         def step(x: torch.Tensor, out: torch.Tensor) -> tuple[()]:
-            out.copy_(ops.packed_linear(x, weight, None, 64))
+            out.copy_(form.linear(x, *tensors, bias, 64))
             return ()
 
         recorded = bound(step, x, out)
         recorded(x, out)
+        assert [name for name, _ in recorded.timed()] == [form.linear._schema.name, "calls from Python"]
         x.normal_()
+        bias.normal_()
         assert recorded.replay()
         replayed = out.clone()
         step(x, out)

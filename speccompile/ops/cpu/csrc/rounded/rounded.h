@@ -28,12 +28,12 @@ struct RoundedForm {
   int64_t (*input_bytes)(int64_t groups);
   // Row of x[depth] to inputs[input_bytes(groups)], zeros after depth, and scales[groups]: x is about input * scale.
   void (*round_inputs)(const float* x, int64_t depth, int64_t groups, uint8_t* inputs, float* scales);
-  // Output blocks [first, last) of y[rows, features] = x * w^T + bias.
+  // Output blocks [first, last) of y[rows, features] = x * w^T.
   //   inputs[rows, input_bytes(groups)] and input_scales[rows, groups] are the rounded x;
-  //   packed and scales are the weight, packed in the form's own layout; bias may be null.
+  //   packed and scales are the weight, packed in the form's own layout.
   void (*blocks)(
       const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const void* packed,
-      const Scales& scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last);
+      const Scales& scales, float* y, int64_t features, int64_t first, int64_t last);
   // Row of the weight, as float32: to[depth].
   void (*weight_row)(int64_t row, int64_t depth, int64_t groups, const void* packed, const Scales& scales, float* to);
   // Whether so many rows of scales divide the inputs as the kernel can: into runs of whole parts.

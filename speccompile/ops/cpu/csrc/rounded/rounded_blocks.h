@@ -70,14 +70,14 @@ void rounded_tile(
   }
 }
 
-// Output blocks [first, last) of y[rows, features] = x * w^T + bias. A part's sum is one of integers, so it is exact.
+// Output blocks [first, last) of y[rows, features] = x * w^T. A part's sum is one of integers, so it is exact.
 // A group's is the sum of its parts' in order, each times its scale, less the part's inputs times its minimum; and y is
 // that of the groups', each times the scale of its inputs: all of it fused multiply-adds. So a row's result has the same
 // bits whatever is computed beside it, and on every CPU.
 template <typename Form>
 void rounded_blocks(
     const typename Form::Inputs* inputs, const float* input_scales, int64_t rows, int64_t groups,
-    const typename Form::Number* packed, const Scales& scales, const float* bias, float* y, int64_t features,
+    const typename Form::Number* packed, const Scales& scales, float* y, int64_t features,
     int64_t first, int64_t last) {
   if (rows == 0) {
     return;
@@ -100,14 +100,8 @@ void rounded_blocks(
       rounded_tile<Form, kRows>(
           count, inputs + row * groups, input_scales + row * groups, groups, packed + block * bytes, parts, scale_rows,
           to, stride, Ahead::share(rows, next, groups * Form::kSteps, Form::kStepBytes, pass, tiles));
-      for (int64_t i = 0; i < count; ++i) {
-        float* out = y + (row + i) * features + column;
-        if (!whole) {
-          std::copy_n(partial + i * kColumns, columns, out);
-        }
-        for (int64_t j = 0; bias != nullptr && j < columns; ++j) {
-          out[j] += bias[column + j];
-        }
+      for (int64_t i = 0; !whole && i < count; ++i) {
+        std::copy_n(partial + i * kColumns, columns, y + (row + i) * features + column);
       }
     }
   }
@@ -140,10 +134,10 @@ constexpr RoundedForm rounded_form() {
         round_inputs(x, depth, groups, reinterpret_cast<Inputs*>(inputs), scales);
       },
       [](const uint8_t* inputs, const float* input_scales, int64_t rows, int64_t groups, const void* packed,
-         const Scales& scales, const float* bias, float* y, int64_t features, int64_t first, int64_t last) {
+         const Scales& scales, float* y, int64_t features, int64_t first, int64_t last) {
         rounded_blocks<Form>(
             reinterpret_cast<const Inputs*>(inputs), input_scales, rows, groups, static_cast<const Number*>(packed),
-            scales, bias, y, features, first, last);
+            scales, y, features, first, last);
       },
       [](int64_t row, int64_t depth, int64_t groups, const void* packed, const Scales& scales, float* to) {
         rounded_weight_row<Form>(row, depth, groups, static_cast<const Number*>(packed), scales, to);

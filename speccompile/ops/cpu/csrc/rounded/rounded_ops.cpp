@@ -38,7 +38,6 @@ struct SharedWeight {
   int64_t blocks;
   const void* packed;
   Scales scales;
-  const float* bias;
   LinearOutput output;
 };
 
@@ -48,17 +47,15 @@ std::vector<Tensor> linears_of(
   LinearCall call = linear_call(x, ends, features);
   const int64_t groups = groups_of(call.input.depth);
   std::vector<SharedWeight> weights;
-  std::vector<Tensor> copies;
   for (size_t i = 0; i < packed.size(); ++i) {
     if (!biases.empty()) {
-      copies.push_back(side_by_side(as_float(biases[i])));
+      call.add_bias(i, biases[i]);
     }
     weights.push_back(
-        {packed[i].size(0), packed[i].data_ptr(), scales_of(form, packed[i], scales[i], groups),
-         biases.empty() ? nullptr : static_cast<const float*>(copies.back().data_ptr()), call.outputs[i]});
+        {packed[i].size(0), packed[i].data_ptr(), scales_of(form, packed[i], scales[i], groups), call.outputs[i]});
   }
   run_kernel(
-      [&kernel = form.kernel, groups, input = call.input, weights = std::move(weights), copies = std::move(copies)] {
+      [&kernel = form.kernel, groups, input = call.input, weights = std::move(weights)] {
         const int64_t rows = input.rows, depth = input.depth, row_bytes = kernel.input_bytes(groups);
         thread_local std::vector<uint8_t> inputs;
         thread_local std::vector<float> input_scales;
@@ -72,8 +69,7 @@ std::vector<Tensor> linears_of(
         over_all_blocks(weights, [=, blocks = kernel.blocks](const SharedWeight& weight, int64_t first, int64_t last) {
           const LinearOutput& output = weight.output;
           blocks(
-              q, q_scales, rows, groups, weight.packed, weight.scales, weight.bias, output.y, output.features, first,
-              last);
+              q, q_scales, rows, groups, weight.packed, weight.scales, output.y, output.features, first, last);
           finish_blocks(output, rows, first, last);
         });
       },

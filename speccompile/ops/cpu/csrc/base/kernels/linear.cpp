@@ -1,4 +1,4 @@
-// y = x * w^T + b over a weight packed as [features / 32, depth, 32]: 32 outputs side by side, so that each weight is
+// y = x * w^T over a weight packed as [features / 32, depth, 32]: 32 outputs side by side, so that each weight is
 // read once, in order, for all rows of a step. Whether one row or eight, the time is that of reading the weights.
 #include "linear.h"
 
@@ -13,7 +13,7 @@ constexpr int64_t kMostDepth = 256;
 
 template <typename T>
 void blocks(
-    const float* x, int64_t rows, int64_t depth, const T* packed, const T* bias, float* y, int64_t features,
+    const float* x, int64_t rows, int64_t depth, const T* packed, float* y, int64_t features,
     int64_t first, int64_t last) {
   // A last block with fewer columns than 32 goes through its own tile.
   alignas(64) float whole[kMostRows * kColumns];
@@ -46,25 +46,17 @@ void blocks(
         }
       }
     }
-    if (bias != nullptr) {
-      for (int64_t row = 0; row < rows; ++row) {
-        for (int64_t i = 0; i < columns; ++i) {
-          y[row * features + column + i] += static_cast<float>(bias[column + i]);
-        }
-      }
-    }
   }
 }
 
 }  // namespace
 
 void linear_blocks(
-    Type type, const float* x, int64_t rows, int64_t depth, const void* packed, const void* bias, float* y,
-    int64_t features, int64_t first, int64_t last) {
+    Type type, const float* x, int64_t rows, int64_t depth, const void* packed, float* y, int64_t features, int64_t first, int64_t last) {
   with_type(type, [&](auto zero) {
     using T = decltype(zero);
     blocks<T>(
-        x, rows, depth, static_cast<const T*>(packed), static_cast<const T*>(bias), y, features, first, last);
+        x, rows, depth, static_cast<const T*>(packed), y, features, first, last);
   });
 }
 

@@ -118,6 +118,17 @@ void input_row(const LinearInput& input, int64_t row, float* to) {
 }
 
 template <typename T>
+void add_bias(const LinearOutput& output, int64_t rows, int64_t begin, int64_t end) {
+  const T* const bias = static_cast<const T*>(output.bias) + begin;
+  for (int64_t row = 0; row < rows; ++row) {
+    float* const y = output.y + row * output.features + begin;
+    by_vectors(end - begin, [&](int64_t i, int64_t count) {
+      store(load(y + i, count) + load(bias + i, count), y + i, count);
+    });
+  }
+}
+
+template <typename T>
 void finish(const LinearOutput& output, int64_t rows, int64_t begin, int64_t end) {
   for (int64_t row = 0; row < rows; ++row) {
     const float* const y = output.y + row * output.features;
@@ -142,10 +153,13 @@ void linear_input_row(const LinearInput& input, int64_t row, float* to) {
 }
 
 void finish_blocks(const LinearOutput& output, int64_t rows, int64_t first, int64_t last) {
+  const int64_t begin = first * kColumns, end = std::min(last * kColumns, output.features);
+  if (output.bias) {
+    with_type(output.bias_type, [&](auto zero) { add_bias<decltype(zero)>(output, rows, begin, end); });
+  }
   if (output.result == output.y && output.residual == nullptr) {
     return;
   }
-  const int64_t begin = first * kColumns, end = std::min(last * kColumns, output.features);
   with_type(output.type, [&](auto zero) { finish<decltype(zero)>(output, rows, begin, end); });
 }
 

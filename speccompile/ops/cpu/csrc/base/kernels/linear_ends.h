@@ -33,13 +33,16 @@ struct LinearInput {
 SPECCOMPILE_SHARED void linear_input_row(const LinearInput& input, int64_t row, float* to);
 
 // What a linear writes: y[rows, features], which is computed in float32, as `type`. `result` is y for float32.
-//   residual  [rows, features] of `type`, or null: it is added to the (rounded) product.
+//   bias      [features] of `bias_type`, or null: it is added in float32.
+//   residual  [rows, features] of `type`, or null: it is added to the (rounded) sum of product and bias.
 struct LinearOutput {
   Type type;
   int64_t features;
   float* y;
   void* result;
   const void* residual;
+  Type bias_type;
+  const void* bias;
 };
 
 // Output blocks [first, last), when y has their product.

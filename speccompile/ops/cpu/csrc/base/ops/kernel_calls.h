@@ -15,8 +15,8 @@ using KernelCalls = std::vector<std::function<void()>>;
 // Where calls of the calling thread are kept; null while it records no step.
 SPECCOMPILE_CONSTINIT SPECCOMPILE_SHARED extern thread_local KernelCalls* kernel_calls;
 
-// Runs `call`, and keeps it if the thread records a step. It must not own tensors of the step, whose memory would then
-// not be used again, but it owns copies of weights.
+// Runs `call`, and keeps it if the thread records a step. It owns no tensors of the step, whose memory would then not
+// be used again.
 //
 // `repeatable`: its addresses are those of the op's arguments and results. An op that works on a copy of an argument says
 // no: a replay would read the old copy. A step calls such an op again, by way of torch.

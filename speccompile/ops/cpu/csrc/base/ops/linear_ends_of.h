@@ -44,6 +44,15 @@ struct LinearCall {
   std::vector<Tensor> results;
   // Whether it can be run again: no tensor was copied.
   bool repeatable;
+  // Adds `bias` to output `i`.
+  void add_bias(size_t i, const Tensor& bias) {
+    STD_TORCH_CHECK(bias.numel() == outputs[i].features, "speccompile: a linear's bias has another size than its output");
+    kept.push_back(side_by_side(bias));
+    repeatable &= bias.is_contiguous();
+    outputs[i].bias_type = type_of(bias);
+    outputs[i].bias = kept.back().data_ptr();
+  }
+
   // They own what the first call reads and writes beside the op's arguments and results.
   std::vector<Tensor> kept;
 };
@@ -78,7 +87,7 @@ inline LinearCall linear_call(const Tensor& x, const Ends& ends, const std::vect
     const Tensor result = input.type == Type::Float ? y : new_tensor(sizes, dtype_of(x));
     call.outputs.push_back(
         {input.type, count, static_cast<float*>(y.data_ptr()), result.data_ptr(),
-         ends.residual ? address(*ends.residual, input.rows * count) : nullptr});
+         ends.residual ? address(*ends.residual, input.rows * count) : nullptr, Type::Float, nullptr});
     call.kept.push_back(y);
     call.results.push_back(result);
   }

@@ -21,7 +21,6 @@ struct PackedWeight {
   int64_t blocks;
   Type type;
   const void* packed;
-  const void* bias;
   LinearOutput output;
 };
 
@@ -32,7 +31,6 @@ std::vector<Tensor> fused_packed_linears(
     const std::vector<int64_t>& features) {
   LinearCall call = linear_call(x, ends, features);
   std::vector<PackedWeight> weights;
-  std::vector<Tensor> copies;
   for (size_t i = 0; i < packed.size(); ++i) {
     STD_TORCH_CHECK(
         packed[i].size(1) == call.input.depth && packed[i].size(2) == kColumns,
@@ -41,14 +39,12 @@ std::vector<Tensor> fused_packed_linears(
       STD_TORCH_CHECK(
           biases[i].scalar_type() == packed[i].scalar_type(),
           "speccompile::packed_linear: weight and bias have different dtypes");
-      copies.push_back(side_by_side(biases[i]));
+      call.add_bias(i, biases[i]);
     }
-    weights.push_back(
-        {packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(),
-         biases.empty() ? nullptr : copies.back().data_ptr(), call.outputs[i]});
+    weights.push_back({packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(), call.outputs[i]});
   }
   run_kernel(
-      [input = call.input, weights = std::move(weights), copies = std::move(copies)] {
+      [input = call.input, weights = std::move(weights)] {
         const int64_t rows = input.rows, depth = input.depth;
         const auto* from = static_cast<const float*>(input.x);
         if (!input.is_plain()) {
@@ -61,8 +57,7 @@ std::vector<Tensor> fused_packed_linears(
         }
         over_all_blocks(weights, [=](const PackedWeight& weight, int64_t first, int64_t last) {
           const LinearOutput& output = weight.output;
-          linear_blocks(
-              weight.type, from, rows, depth, weight.packed, weight.bias, output.y, output.features, first, last);
+          linear_blocks(weight.type, from, rows, depth, weight.packed, output.y, output.features, first, last);
           finish_blocks(output, rows, first, last);
         });
       },

@@ -112,14 +112,15 @@ class StepAllocator final : public c10::Allocator {
   c10::Allocator* other_;
 };
 
-void install_allocator() {
+// Whether torch uses the allocator: a program may have installed one of its own.
+bool install_allocator() {
   static StepAllocator* const installed = [] {
     auto* const made = new StepAllocator(c10::GetCPUAllocator());
     // Greater than torch's own priority.
     c10::SetCPUAllocator(made, 1);
     return made;
   }();
-  static_cast<void>(installed);
+  return c10::GetCPUAllocator() == installed;
 }
 
 struct Recording {
@@ -130,9 +131,9 @@ struct Recording {
 
 }  // namespace
 
+// Null if results of ops would not lie in a recording's memory.
 SPECCOMPILE_EXPORT void* speccompile_new_recording() {
-  install_allocator();
-  return new Recording();
+  return install_allocator() ? new Recording() : nullptr;
 }
 
 SPECCOMPILE_EXPORT void speccompile_delete_recording(void* recording) {
