@@ -26,6 +26,7 @@ from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.quantized import GroupedWeight, QuantizedWeights
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
+from support.families import family
 from support.tiny import tiny_llama
 
 LAYERS = 2
@@ -124,11 +125,18 @@ def test_compiled_for_the_cpu() -> None:
         (body,) = names(calls, "step", "body")
         ours = names(calls, body, "c++")
         assert ours.pop("speccompile.native_rotary_attention") == 1 and ours and all("linear" in name for name in ours)
-        written = names(calls, body, "inductor")
-        assert len(written) > 2 and all(name.startswith("cpp_fused_") for name in written)
+        assert names(calls, body, "inductor") == {}
         # Nothing of the layers is left to torch's own ops.
         assert names(calls, body, "stock") == {}
         assert names(calls, "step", "c++")["speccompile.packed_linear"] == 1
+
+
+def test_kernels_that_inductor_wrote_for_the_cpu() -> None:
+    with speccompile.wrap(family("gpt2"), "none", tiers=(0,), max_len=32, backend="inductor") as spec:
+        calls = spec.kernels(0, rows=1)
+        (body,) = names(calls, "step", "body")
+        written = names(calls, body, "inductor")
+        assert len(written) > 2 and all(name.startswith("cpp_fused_") for name in written)
 
 
 def test_as_cuda_would_take_them(monkeypatch: pytest.MonkeyPatch) -> None:
