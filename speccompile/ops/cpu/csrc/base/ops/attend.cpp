@@ -14,7 +14,7 @@ namespace speccompile {
 namespace {
 
 // Below this cost one thread is done before a second one has come, see block_cost.
-constexpr int64_t kAlone = 100;
+constexpr int64_t kAlone = 60;
 // Floats of queries and keys that one thread prepares for all.
 constexpr int64_t kPreparedAlone = 65536;
 
@@ -40,16 +40,18 @@ void check_places(const Attention& p) {
   }
 }
 
-// Pieces of the same places together, or each alone, block by block: memory is read in order.
-void list_items(const Plan& made, bool together, std::vector<Item>& items) {
+// Block by block, with the pieces of all groups: memory is read in order. Of the blocks that `threads` cannot share out
+// evenly each piece is an item.
+void list_items(const Plan& made, int64_t threads, std::vector<Item>& items) {
   items.clear();
   for (int64_t first = 0, last = 0; first < made.count; first = last) {
     const Queries& leader = made.pieces[first];
     while (last < made.count && made.pieces[last].first == leader.first) {
       ++last;
     }
-    const int64_t count = together ? last - first : 1;
+    const int64_t even = leader.last_block - (leader.last_block - leader.first_block) % threads;
     for (int64_t block = leader.first_block; block < leader.last_block; ++block) {
+      const int64_t count = block < even ? last - first : 1;
       for (int64_t piece = first; piece < last; piece += count) {
         items.push_back({made.pieces + piece, count, block});
       }
@@ -58,7 +60,7 @@ void list_items(const Plan& made, bool together, std::vector<Item>& items) {
 }
 
 void attend_in_order(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
-  list_items(made, true, own.items);
+  list_items(made, 1, own.items);
   const int64_t size = part_size(p);
   float* const states = own.states.at_least(p.groups * size);
   float* const parts = own.parts.at_least(p.groups * size);
@@ -95,9 +97,7 @@ void attend_by_pieces(const Attention& p, const Plan& made, const float* queries
 
 // Blocks are shared out: few queries, or many of one row. The thread that computes the last one of a piece joins them.
 void attend_by_blocks(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
-  // Where there are enough blocks for all threads, each has the queries of all groups.
-  constexpr int64_t kEach = 3;
-  list_items(made, made.parts >= kEach * thread_count() * p.groups, own.items);
+  list_items(made, thread_count(), own.items);
   const int64_t size = part_size(p);
   float* const parts = own.parts.at_least(made.parts * size);
   if (own.counters < made.count) {
