@@ -54,6 +54,10 @@ def linear_input(
     return (scaled * (offset + norm.float())).to(x.dtype)
 
 
+def _prepare_fake(x, *rest):  # type: ignore[no-untyped-def]
+    return x.new_empty(x.shape)
+
+
 def _fake(x, *rest):  # type: ignore[no-untyped-def]
     return [x.new_empty((*x.shape[:-1], count)) for count in rest[-1]]
 
@@ -68,6 +72,14 @@ def _define(form: str, tensors: str, **options: Any) -> None:
     )
 
 
+#: :func:`linear_input` as an op, with the bits that fused linears multiply.
+define(
+    "prepare_rows(Tensor x, Tensor? gate, str activation, Tensor? norm, float eps, float offset) -> Tensor",
+    _prepare_fake,
+    cpp=BASE,
+    in_bodies=True,
+    recorded=True,
+)
 _define("packed", "Tensor[] packed", cpp=BASE)
 for _form in ROUNDED:
     _define(_form, "Tensor[] packed, Tensor[] scales", cpp="rounded")

@@ -90,6 +90,7 @@ __all__ = [
     "TorchDispatchMode",
     "VecISA",
     "all_gather_into",
+    "argument_index",
     "autograd_would_have_decomposed",
     "check_size",
     "compile_lock",

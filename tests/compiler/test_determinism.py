@@ -174,16 +174,13 @@ def test_a_node_has_the_bits_of_a_chain(branching: Speculator) -> None:
     assert seen == {(rows, int(tree) + 1) for rows in (1, 2) for tree in TREES}
 
 
-@pytest.mark.parametrize("wrong", ["parents", "places"])
-def test_a_node_that_attends_to_its_siblings_is_refused(branching: Speculator, wrong: str) -> None:
+def test_a_node_that_attends_to_its_siblings_is_refused(branching: Speculator) -> None:
     def broken(graph: StepGraph) -> Run:
         step = Inductor("reference").lower(graph, "trees")
 
         def run(*inputs: torch.Tensor) -> Any:
             given = placement(graph, inputs)
-            if wrong == "places":
-                given["row_places"] = given["position_ids"]
-            elif given["row_parents"].shape[1] == 7:
+            if given["row_parents"].shape[1] == 7:
                 # Node 3 is the sibling of the parent of node 6.
                 given["row_parents"] = given["row_parents"].clone()
                 given["row_parents"][:, 6].fill_(3)

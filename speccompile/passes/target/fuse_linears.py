@@ -39,8 +39,8 @@ class FuseLinears(Pass):
     """Joins packed linears into one op with the norm (of Llama's or Gemma's kind) or the gate that computes their
     input, and with the residual that is added to the output of a single one.
 
-    As separate kernels, the ops around a product cost some microseconds each, on one thread, in every layer. What
-    another node reads stays outside.
+    A norm or a gate that another node reads too (an adapter) becomes an op with the same bits, ``prepare_rows``.
+    As separate kernels, the ops around a product cost some microseconds each, on one thread, in every layer.
     """
 
     name: ClassVar[str] = "fuse_linears"
@@ -67,8 +67,37 @@ class FuseLinears(Pass):
             counts["norms"] += ends.norm is not None
             counts["gates"] += ends.gate is not None
             counts["residuals"] += added is not None
+        apart = _prepare_others(graph, kept)
         parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
-        return Changes(fused, f"{fused} ops with {parts}" if fused else "")
+        notes = [f"{fused} ops with {parts}"] * bool(fused) + [f"{apart} inputs that others read"] * bool(apart)
+        return Changes(fused + apart, "; ".join(notes))
+
+
+def _prepare_others(graph: StepGraph, kept: set[fx.Node]) -> int:
+    """Compute norms and gates that packed linears and other nodes read by one op each."""
+    count = 0
+    for node in list(graph.graph.nodes):
+        if node.target not in _ONE and node.target not in _SEVERAL:
+            continue
+        x = node.args[0]
+        for ends in (_norm(x), _gate(x)):
+            inside = set() if ends is None else {*ends.replaced} - {x}
+            if ends is None or x in kept or not _is_closed(tuple(inside), {x}, kept):
+                continue
+            read = (ends.x, ends.gate, ends.activation, ends.norm, ends.eps, ends.offset)
+            with graph.graph.inserting_before(x):
+                new = graph.graph.call_function(torch.ops.speccompile.prepare_rows.default, read)
+            new.meta = {key: value for key, value in x.meta.items() if key in ("layer", "pass", "val")}
+            graph.replace(x, new)
+            _erase(graph, inside)
+            count += 1
+            break
+    return count
+
+
+def _erase(graph: StepGraph, nodes: set[fx.Node]) -> None:
+    for node in reversed([node for node in graph.graph.nodes if node in nodes]):
+        graph.graph.erase_node(node)
 
 
 def _input_of(linear: fx.Node, kept: set[fx.Node]) -> _Ends:
@@ -229,5 +258,4 @@ def _fuse(graph: StepGraph, linear: fx.Node, form: Form, ends: _Ends, added: tup
         graph.graph.erase_node(linear)
     else:
         graph.replace(linear, new)
-    for node in reversed([node for node in graph.graph.nodes if node in set(ends.replaced)]):
-        graph.graph.erase_node(node)
+    _erase(graph, set(ends.replaced))

@@ -49,8 +49,9 @@ class Case:
             self.x[rows], gate, activation, norm, eps, offset, residual, *self.lists, self.biases, self.features
         )
 
-    def apart(self) -> list[torch.Tensor]:
-        read = linear_input(self.x, *self.ends)
+    def apart(self, *, prepared: bool = False) -> list[torch.Tensor]:
+        compute = torch.ops.speccompile.prepare_rows if prepared else linear_input
+        read = compute(self.x, *self.ends)
         outputs = self.form.linears(read, *self.lists, self.biases, self.features)
         return [output if self.residual is None else self.residual + output for output in outputs]
 
@@ -92,6 +93,19 @@ def test_it_computes_what_the_ops_compute_one_by_one(
         assert found.dtype is dtype and found.shape == wanted.shape
         difference = (found.double() - wanted.double()).norm() / wanted.double().norm()
         assert difference <= TOLERANCE[dtype] + ROUNDING * form.rounds
+
+
+@forms
+@dtypes
+@pytest.mark.parametrize("ends", ENDS)
+@settings(max_examples=4, deadline=None)
+@given(st.integers(1, 20), st.sampled_from([8, 100, 600]), st.integers(0, 99), st.booleans())
+def test_an_input_that_is_prepared_by_its_own_op_has_the_same_bits(
+    form: Form, dtype: torch.dtype, ends: str, rows: int, depth: int, seed: int, biased: bool
+) -> None:
+    case = make(form, dtype, ends, rows, depth, seed, biased)
+    for found, wanted in zip(case.fused(), case.apart(prepared=True), strict=True):
+        assert torch.equal(found, wanted)
 
 
 @forms

@@ -123,7 +123,9 @@ def test_the_text_is_the_models_own(name: str) -> None:
         assert torch.equal(model(PROMPTS).logits, plain(PROMPTS).logits)
     assert torch.equal(greedy(model, new=20), wanted)
     assert target_id(model) == target_id(plain) == spec.target_id
-    assert spec.check(PROMPTS, max_new_tokens=20, eos_token_id=[]).largest_logit_change < 0.05
+    assert (
+        spec.check(PROMPTS, max_new_tokens=20, eos_token_id=[]).largest_logit_change <= 2**-4
+    )  # A unit in the last place of bfloat16.
     if name != "bfloat16":
         for draft_len in (0, 3):
             spec.set_tier(draft_len)

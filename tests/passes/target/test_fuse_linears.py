@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import speccompile
+from speccompile.adapters.options import Adapters
 from speccompile.speculator.speculator import Speculator
 from support.families import family as tiny_model
 from support.tiny import tiny_llama
@@ -80,6 +81,14 @@ def test_other_layers_have_the_text_of_the_model(family: str) -> None:
     """Also where little or nothing is fused: norms with means, norms after a projection, routers that read norms."""
     model = tiny_model(family)
     with wrapped(model) as spec:
+        check_text(model, spec)
+
+
+def test_inputs_that_adapters_read_too_are_one_op() -> None:
+    model = tiny_llama()
+    with wrapped(model, adapters=Adapters(1)) as spec:
+        counts = spec.stages["fuse_linears"].graph.op_counts()
+        assert counts["speccompile.prepare_rows.default"] == 3 * model.config.num_hidden_layers and not fused(spec)
         check_text(model, spec)
 
 

@@ -152,6 +152,15 @@ void linear_input_row(const LinearInput& input, int64_t row, float* to) {
   with_type(input.type, [&](auto zero) { input_row<decltype(zero)>(input, row, to); });
 }
 
+void store_row(Type type, const float* from, int64_t count, void* to) {
+  with_type(type, [&](auto zero) {
+    using T = decltype(zero);
+    by_vectors(count, [&](int64_t i, int64_t numbers) {
+      store(load(from + i, numbers), static_cast<T*>(to) + i, numbers);
+    });
+  });
+}
+
 void finish_blocks(const LinearOutput& output, int64_t rows, int64_t first, int64_t last) {
   const int64_t begin = first * kColumns, end = std::min(last * kColumns, output.features);
   if (output.bias) {

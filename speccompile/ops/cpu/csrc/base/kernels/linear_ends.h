@@ -32,6 +32,9 @@ struct LinearInput {
 // Row `row` of what is multiplied, to[depth].
 SPECCOMPILE_SHARED void linear_input_row(const LinearInput& input, int64_t row, float* to);
 
+// Numbers that are of `type` already, as that type.
+SPECCOMPILE_SHARED void store_row(Type type, const float* from, int64_t count, void* to);
+
 // What a linear writes: y[rows, features], which is computed in float32, as `type`. `result` is y for float32.
 //   bias      [features] of `bias_type`, or null: it is added in float32.
 //   residual  [rows, features] of `type`, or null: it is added to the (rounded) sum of product and bias.

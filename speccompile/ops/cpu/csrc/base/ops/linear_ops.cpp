@@ -71,6 +71,20 @@ std::vector<Tensor> packed_linears(
   return fused_packed_linears(x, {}, packed, biases, features);
 }
 
+Tensor prepare_rows(const Tensor& x, const Ends& ends) {
+  const LinearCall call = linear_call(x, ends, {});
+  const Tensor result = new_tensor({x.sizes().begin(), x.sizes().end()}, dtype_of(x));
+  run_kernel(
+      [input = call.input, to = static_cast<char*>(result.data_ptr())] {
+        const int64_t bytes = input.depth * (input.type == Type::Float ? 4 : 2);
+        over_input_rows(input, [=](int64_t row, const float* values) {
+          store_row(input.type, values, input.depth, to + row * bytes);
+        });
+      },
+      call.repeatable);
+  return result;
+}
+
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
   return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
@@ -113,9 +127,16 @@ std::vector<Tensor> fused_packed_linears_op(
   return fused_packed_linears(x, {gate, activation, norm, eps, offset, residual}, packed, biases, features);
 }
 
+Tensor prepare_rows_op(
+    const Tensor& x, const std::optional<Tensor>& gate, const std::string& activation, const std::optional<Tensor>& norm,
+    double eps, double offset) {
+  return prepare_rows(x, {gate, activation, norm, eps, offset, std::nullopt});
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
   m.impl("packed_linears", TORCH_BOX(&packed_linears));
+  m.impl("prepare_rows", TORCH_BOX(&prepare_rows_op));
   m.impl("fused_packed_linears", TORCH_BOX(&fused_packed_linears_op));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
 }

@@ -17,6 +17,8 @@ std::vector<Tensor> fused_packed_linears(
     const Tensor& x, const Ends& ends, const std::vector<Tensor>& packed, const std::vector<Tensor>& biases,
     const std::vector<int64_t>& features);
 
+Tensor prepare_rows(const Tensor& x, const Ends& ends);
+
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,

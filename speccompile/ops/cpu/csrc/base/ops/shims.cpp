@@ -38,6 +38,14 @@ SHIM aoti_torch_cpu_fused_packed_linears(
   return AOTI_TORCH_SUCCESS;
 }
 
+SHIM aoti_torch_cpu_prepare_rows(
+    Handle x, const Handle* gate, const char* activation, const Handle* norm, double eps, double offset, Handle* out) {
+  const Recorded recorded("speccompile::prepare_rows");
+  *out = handed_over(
+      prepare_rows(shared(x), {shared_if(gate), activation, shared_if(norm), eps, offset, std::nullopt}));
+  return AOTI_TORCH_SUCCESS;
+}
+
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
     const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {
