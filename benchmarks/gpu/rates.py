@@ -9,8 +9,8 @@ import torch
 
 from speccompile.acceptance import Rule
 from speccompile.acceptance.lossy import keep_passes
-from speccompile.graph.keys import Kind
 from speccompile.graph.state import StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.ops.noise import FORCED, coins
 from speccompile.passes.base import Pass
 
@@ -30,8 +30,8 @@ class AtRate(Rule):
     def state(self) -> list[StateSpec]:
         return [StateSpec(RATE, (1,), torch.float32, fill=1.0)]
 
-    def passes(self, kind: Kind) -> list[Pass]:
-        return keep_passes(at_rate, kind, (RATE,))
+    def passes(self, form: StepForm) -> list[Pass]:
+        return keep_passes(at_rate, form, (RATE,))
 
     def explain(self) -> str:
         return "FOR BENCHMARKS, the text is garbage: drafts are accepted at a rate that the benchmark sets"
