@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: a loop in C++ over a buffer, on as many threads as torch has."""
+"""The read bandwidth of this machine: a loop in C++ over a buffer, on as many threads as torch has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where does a recorded step on a CPU spend its time? Each kernel call is timed in its place, at several contexts.
+"""The parts of a recorded step on a CPU: each kernel call is timed in its place, at several contexts.
 
 ``python -m benchmarks.step_parts``; see README.md beside this file.
 """

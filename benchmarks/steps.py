@@ -92,8 +92,8 @@ def weight_bytes(spec: Speculator) -> int:
 
 
 def read_once(spec: Speculator) -> Work:
-    """As many bytes as a step reads of the weights, read by a loop in C++: the time below which no step comes. The
-    faster of two, as of a step."""
+    """Read as many bytes as a step reads of the weights, by a loop in C++: no step is faster. The faster of two counts,
+    as of a step."""
     buffer = ReadBuffer(weight_bytes(spec))
     return lambda: min(buffer.seconds() for _ in range(2))
 

@@ -239,7 +239,7 @@ class _Recording:
         given = {_storage(tensor) for tensor in _tensors((arguments, options))}
         made = _tensors(result)
         if not made and not writes and not sizes:
-            self.refusal = f"a result of {function} is no tensor"
+            self.refusal = f"{function} returns a value that is not a tensor"
         own = [None if _storage(tensor) in given else tensor for tensor in made]
         if not writes and not any(tensor is not None and tensor.numel() for tensor in own):
             return

@@ -1,4 +1,4 @@
-"""What becomes one op with linears, and what stays outside."""
+"""Norms, gates and residuals that become one op with linears, and those that stay outside."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def wrapped(model: Any, **options: Any) -> Speculator:
 
 
 def fused(spec: Speculator) -> list[dict[str, Any]]:
-    """Of each fused op: what it has around its linears."""
+    """Return, for each fused op, the parts around its linears."""
     found = []
     for node in spec.stages["fuse_linears"].graph.graph.nodes:
         if "fused" in str(node.target):
