@@ -22,8 +22,8 @@ VERSION_TESTS := tests/utils tests/graph_capture/test_observe.py tests/graph_cap
 	tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 
-# One process more than cores: each waits a quarter of its time, for other processes and for the disk.
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(( $$(nproc) + 1 )) --maxprocesses 5 --dist worksteal \
+# As many processes as cores: with one more, two hyperthreads take 5 to 20 percent longer.
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(nproc) --maxprocesses 5 --dist worksteal \
 	--durations=15
 
 # The suite skips parts of these without headless Chromium.

@@ -42,8 +42,8 @@ def test_native_ops_on(capability: str, name: str) -> None:
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has built already is built again."""
-    for name, nothing in (("_found", {}), ("_loaded", set()), ("_failures", {})):
+    """What this process has built already is built again, and what waits for the real library goes on waiting."""
+    for name, nothing in (("_found", {}), ("_loaded", set()), ("_failures", {}), ("_when_loaded", {})):
         monkeypatch.setattr(library, name, nothing)
 
 
