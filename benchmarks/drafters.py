@@ -231,7 +231,7 @@ def main(
     policy: Annotated[list[str] | None, typer.Option(help="One that adapts; may repeat. cost if none.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0,
     option: Annotated[list[str] | None, typer.Option(help="An option of all, name=value; may repeat.")] = None,
-    draft_weights: Annotated[str, typer.Option(help="Of the head: same, int8 or int4.")] = "same",
+    draft_weights: Annotated[str, typer.Option(help="Of the head: auto, same, int8 or int4.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,

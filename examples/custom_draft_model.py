@@ -32,7 +32,7 @@ class FirstLayers(DraftModelMode):
         shared = {name: value for name, value in model.state_dict().items() if name in draft.state_dict()}
         draft.load_state_dict(shared, assign=True)
         draft.model.rotary_emb = model.model.rotary_emb  # no weight, so it is not in the state dict
-        return DraftModel(draft.eval(), inspect_model(draft), max_len, self.draft_weights)
+        return DraftModel(draft.eval(), inspect_model(draft), max_len, self.draft_form)
 
     def explain(self) -> str:
         return f"a model of the target's first {self.layers} layers drafts"

@@ -104,6 +104,8 @@ def make_plan(
         # These options need the C++ ops. Waiting for them here avoids a capture in vain.
         kernels = kernels.settled(*rounded)
     check_weights(options, kernels, backend.name, info)
+    undecided = mode
+    mode, kernels = _decide_draft_weights(mode, kernels, options, rule)
     config = BuildConfig(
         mode=mode,
         tiers=draft_lens,
@@ -140,6 +142,9 @@ def make_plan(
             # The checkpoint decides whether its head drafts trees.
             check_trees(options, mode, rule, info)
             network = mode.network(model, info, mode.drafts_up_to(max_len))
+            if network is not None and network.module is model:
+                mode = undecided.with_draft_weights("same").loaded(model)
+                network = mode.network(model, info, mode.drafts_up_to(max_len))
     most = mode.most_drafts
     if options.tiers is None and most is not None:
         draft_lens = tuple(sorted({min(size, most) for size in draft_lens}))
@@ -180,6 +185,16 @@ def _choose_mode(
     chosen = modes.create(choice.mode, choice.options)
     assert isinstance(chosen, Mode)
     return chosen, choice
+
+
+def _decide_draft_weights(mode: Mode, kernels: Kernels, options: WrapOptions, rule: Rule) -> tuple[Mode, Kernels]:
+    """The mode without ``draft_weights="auto"``, and the kernels, whose ops can be called if drafts are rounded."""
+    same = mode.with_draft_weights("same")
+    kept = options.free_originals or options.learn is not None or max(options.draft_lens) == 0
+    if same is mode or kept or not (rule.text_invariant and kernels.native):
+        return same, kernels
+    kernels = kernels.settled("rounded")
+    return mode.with_draft_weights("int8") if kernels.native else same, kernels
 
 
 def _positions(model: PreTrainedModel) -> int | None:

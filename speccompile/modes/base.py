@@ -18,6 +18,7 @@ from speccompile.modes.network.draft_network import DraftNetwork
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
 from speccompile.utils.earlier_members import refuse_earlier_members
+from speccompile.utils.weight_forms import WeightForm
 
 #: State of a mode with several drafters, int64 ``[N]``: the drafter of the stored drafts, as an index of
 #: :attr:`Mode.drafter_names`.
@@ -128,6 +129,10 @@ class Mode(ABC):
         Raises:
             UserError: the mode cannot draft for that target.
         """
+        return self
+
+    def with_draft_weights(self, form: WeightForm) -> Mode:
+        """The mode with ``form`` in place of ``draft_weights="auto"``; the mode itself if it has no such option."""
         return self
 
     @property

@@ -35,7 +35,7 @@ class DraftTarget(DraftModelMode):
             target's dtype); or ``"self:int8"``: the target itself with weights rounded to int8.
         draft_max_len: the largest number of tokens of a sequence that the model drafts for. Longer sequences are
             decoded without drafts. None is the draft model's ``max_position_embeddings``.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+        draft_weights: the form of its linears, ``"auto"`` by default; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs separate executables of the drafter before the target's.
         mask_token_id: for a draft model that was trained to draft all tokens in one forward (PARD): the token that is
@@ -92,7 +92,7 @@ class DraftTarget(DraftModelMode):
             raise self.invalid("mask_token_id", self.mask_token_id, reason)
         length = self._own_len(draft, max_len)
         check_rotary(draft, length)
-        return DraftModel(draft, own, length, self.draft_weights)
+        return DraftModel(draft, own, length, self.draft_form)
 
     def _own_len(self, draft: PreTrainedModel, max_len: int) -> int:
         made_for = getattr(draft.config.get_text_config(decoder=True), "max_position_embeddings", None)

@@ -22,6 +22,7 @@ from speccompile.modes.network.network_mode import NetworkMode
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
+from speccompile.utils.weight_forms import WeightForm
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,10 @@ class LookupFirst(Mode):
         loaded = self.network_mode.loaded(model)
         assert isinstance(loaded, NetworkMode)
         return replace(self, network_mode=loaded)
+
+    def with_draft_weights(self, form: WeightForm) -> LookupFirst:
+        decided = self.network_mode.with_draft_weights(form)
+        return self if decided is self.network_mode else replace(self, network_mode=decided)
 
     def drafts_up_to(self, max_len: int) -> int:
         return self.network_mode.drafts_up_to(max_len)

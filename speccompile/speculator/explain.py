@@ -67,6 +67,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "backend": f"{config.backend.name}: {config.backend.reason}",
         **_idle_gpu(build),
         "weights": _weights(build) + _dequantised(build),
+        **_draft_weights(config),
         **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
@@ -131,6 +132,16 @@ def _weights(build: Build) -> str:
         lines.append(f"{others} packed, a second copy of {left:.1f} MiB beside the model's own {own:.1f} MiB")
     saves = f"; free_originals=True keeps one copy and saves {own:.1f} MiB" if not quantized else ""
     return "; ".join(lines) + saves + joined
+
+
+def _draft_weights(config: BuildConfig) -> dict[str, str]:
+    """The form of the weights of the mode's network; nothing for a mode without one."""
+    if config.network is None:
+        return {}
+    if config.network.weights == "same":
+        return {"draft weights": "the network's own"}
+    unchanged = "; the text does not depend on drafts" if config.rule.text_invariant else ""
+    return {"draft weights": f"rounded to {config.network.weights}{unchanged}"}
 
 
 def _dequantised(build: Build) -> str:

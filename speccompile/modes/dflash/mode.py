@@ -31,7 +31,7 @@ class DFlash(HeadMode, SplitMode):
         draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
         draft_max_len: the largest number of tokens of a sequence that the head drafts for. Longer sequences are decoded
             without drafts. None is the head's ``max_position_embeddings``.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+        draft_weights: the form of its linears, ``"auto"`` by default; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: draft inside of the step. False runs separate executables of the drafter before the target's.
         block_size: tokens of a block, at most the head's own block size; None is the head's own. Every tier runs the
@@ -71,7 +71,7 @@ class DFlash(HeadMode, SplitMode):
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DFlashNetwork:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
         longest = min(most, max_len)
-        return DFlashNetwork(self.draft.for_texts(longest), info, longest, self.draft_weights)
+        return DFlashNetwork(self.draft.for_texts(longest), info, longest, self.draft_form)
 
     def drafting(self, form: StepForm) -> list[Pass]:
         config = self.draft.config

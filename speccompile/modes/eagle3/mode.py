@@ -34,7 +34,7 @@ class Eagle3(RecurrentHead):
             folder or hub id of a published one.
         draft_max_len: the largest number of tokens of a sequence that the head drafts for. Longer sequences are decoded
             without drafts. None is the head's ``max_position_embeddings``.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds its linears; see
+        draft_weights: the form of its linears, ``"auto"`` by default; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
         fused: True drafts inside of the step.
     """
@@ -66,7 +66,7 @@ class Eagle3(RecurrentHead):
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> Eagle3Network:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
         longest = min(most, max_len)
-        return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_weights)
+        return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_form)
 
     @property
     def one_forward(self) -> bool:  # type: ignore[override]

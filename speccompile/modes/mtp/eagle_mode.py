@@ -35,7 +35,7 @@ class MtpEagle(MtpMode, RecurrentHead):
         return replace(self, draft=mode.draft.first())
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
-        return MtpNetwork(self.draft, info, max_len, weights=self.draft_weights)
+        return MtpNetwork(self.draft, info, max_len, weights=self.draft_form)
 
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):

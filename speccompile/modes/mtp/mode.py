@@ -33,7 +33,7 @@ class MtpMode(HeadMode):
             modules. None is the target's own checkpoint (``model.config.name_or_path``).
         draft_max_len: the largest number of tokens of a sequence that the modules draft for. Longer sequences are
             decoded without drafts. None is ``max_len``.
-        draft_weights: ``"int8"`` or ``"int4"`` rounds their linears; see
+        draft_weights: the form of their linears, ``"auto"`` by default; see
             :class:`~speccompile.modes.network.network_mode.NetworkMode`.
     """
 
@@ -79,7 +79,7 @@ class Mtp(MtpMode):
         return len(self.draft.layers) if isinstance(self.draft, MtpHead) else None
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
-        return MtpNetwork(self.draft, info, max_len, self.chain, self.draft_weights)
+        return MtpNetwork(self.draft, info, max_len, self.chain, self.draft_form)
 
     def drafting(self, form: StepForm) -> list[Pass]:
         return [DraftByModules(*form.chain, chain=self.chain)]

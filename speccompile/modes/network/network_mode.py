@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
 
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
-from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForm
+from speccompile.utils.weight_forms import DRAFT_WEIGHTS, DraftWeights, WeightForm
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,15 @@ class NetworkMode(Mode):
         draft_max_len: the largest number of tokens of a sequence that the network drafts for. Longer sequences are
             decoded without drafts.
         draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears. It needs our C++ ops, or CUDA. The
-            drafts can be worse; the emitted tokens do not change. On a CPU drafts need less time.
+            drafts can be worse; the emitted tokens do not change. On a CPU drafts need less time. ``"same"`` keeps the
+            weights as they are. ``"auto"`` is ``"int8"`` with our C++ ops and an acceptance rule whose text does not
+            depend on drafts, unless the network is the target itself, learns, or the originals are freed; elsewhere it
+            is ``"same"``.
     """
 
     draft: Any = None
     draft_max_len: int | None = None
-    draft_weights: WeightForm = "same"
+    draft_weights: DraftWeights = "auto"
 
     draft_probs: ClassVar[bool] = True
 
@@ -32,8 +35,16 @@ class NetworkMode(Mode):
         most = self.draft_max_len
         if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
             raise self.invalid("draft_max_len", most, "it must be an int of at least 2, or None")
-        if self.draft_weights not in WEIGHT_FORMS:
-            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(WEIGHT_FORMS)}")
+        if self.draft_weights not in DRAFT_WEIGHTS:
+            raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(DRAFT_WEIGHTS)}")
+
+    @property
+    def draft_form(self) -> WeightForm:
+        """The form of the network's linears; ``same`` before :meth:`with_draft_weights` has replaced ``"auto"``."""
+        return "same" if self.draft_weights == "auto" else self.draft_weights
+
+    def with_draft_weights(self, form: WeightForm) -> Self:
+        return replace(self, draft_weights=form) if self.draft_weights == "auto" else self
 
     def drafts_up_to(self, max_len: int) -> int:
         return min(self.draft_max_len or max_len, max_len)

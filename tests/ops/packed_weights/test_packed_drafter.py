@@ -185,7 +185,7 @@ def slightly_more(right: Any) -> Any:
 
 @pytest.mark.parametrize("value", ["int3", 8, None])
 def test_other_forms_of_a_drafters_weights(model: LlamaForCausalLM, value: Any) -> None:
-    with raises(InvalidOption, name="draft_weights", reason=re.compile("choose from same, int8, int4")):
+    with raises(InvalidOption, name="draft_weights", reason=re.compile("choose from auto, same, int8, int4")):
         wrap(model, "draft_target", draft=model, draft_weights=value, backend="eager")
 
 
