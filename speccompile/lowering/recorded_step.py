@@ -149,7 +149,7 @@ class _Recording:
         weakref.finalize(self, self._library.speccompile_delete_recording, self._handle)
         self._pool_tokens = pool_tokens
         self._runs: list[functools.partial[None]] = []
-        self._python: list[_PythonCall] = []
+        self._python: list[Callable[[], object]] = []
         self._first = 0
         #: Of each kernel call.
         self._names: list[str] = []
@@ -244,7 +244,7 @@ class _Recording:
         if not writes and not any(tensor is not None and tensor.numel() for tensor in own):
             return
         self._end_kernels()
-        self._python.append(_PythonCall(function, tuple(arguments), dict(options), own))
+        self._python.append(_python_call(function, arguments, options, own))
 
     def _end_kernels(self) -> None:
         last = self._calls()
@@ -286,26 +286,42 @@ class _CallRecorder(TorchDispatchMode):
         return self._recording.op(func, args, kwargs or {})
 
 
-@dataclass(frozen=True)
-class _PythonCall:
-    """A call whose results are copied to ``results``; None: the result is an argument, or a view of one."""
+def _python_call(
+    function: Step, arguments: Sequence[Any], options: Mapping[str, Any], results: Sequence[torch.Tensor | None]
+) -> Callable[[], object]:
+    """A call whose results are written to ``results``; None: the result is an argument, or a view of one."""
+    call = functools.partial(function, *arguments, **options)
+    if not any(kept is not None for kept in results):
+        return call
+    if len(results) == 1 and isinstance(function, OpOverload) and (writing := _writing_form(function)) is not None:
+        return functools.partial(writing, *arguments, **options, out=results[0])
 
-    function: Step
-    arguments: tuple[Any, ...]
-    options: dict[str, Any]
-    results: list[torch.Tensor | None]
-
-    def run(self) -> None:
-        for made, kept in zip(_tensors(self.function(*self.arguments, **self.options)), self.results, strict=True):
+    def call_and_copy() -> None:
+        for made, kept in zip(_tensors(call()), results, strict=True):
             if kept is not None:
                 kept.copy_(made)
 
+    return call_and_copy
 
-def _call_all(calls: Sequence[_PythonCall], pool_tokens: int | None) -> None:
+
+@functools.cache
+def _writing_form(op: OpOverload) -> OpOverload | None:
+    """The overload of ``op`` that writes its result into an argument ``out``."""
+    read = [(item.name, str(item.type)) for item in op._schema.arguments]
+    for name in op.overloadpacket.overloads():
+        form: OpOverload = getattr(op.overloadpacket, name)
+        written = [item for item in form._schema.arguments if item.is_out]
+        others = [(item.name, str(item.type)) for item in form._schema.arguments if not item.is_out]
+        if [item.name for item in written] == ["out"] and others == read:
+            return form
+    return None
+
+
+def _call_all(calls: Sequence[Callable[[], object]], pool_tokens: int | None) -> None:
     threads = contextlib.nullcontext() if pool_tokens is None else in_pool(pool_tokens)
     with torch.no_grad(), torch.autocast("cpu", enabled=False), threads:
         for call in calls:
-            call.run()
+            call()
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

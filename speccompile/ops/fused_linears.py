@@ -58,6 +58,10 @@ def _prepare_fake(x, *rest):  # type: ignore[no-untyped-def]
     return x.new_empty(x.shape)
 
 
+def _join_fake(a, norm_a, b, *rest):  # type: ignore[no-untyped-def]
+    return a.new_empty((*a.shape[:-1], a.shape[-1] + b.shape[-1]))
+
+
 def _fake(x, *rest):  # type: ignore[no-untyped-def]
     return [x.new_empty((*x.shape[:-1], count)) for count in rest[-1]]
 
@@ -76,6 +80,14 @@ def _define(form: str, tensors: str, **options: Any) -> None:
 define(
     "prepare_rows(Tensor x, Tensor? gate, str activation, Tensor? norm, float eps, float offset) -> Tensor",
     _prepare_fake,
+    cpp=BASE,
+    in_bodies=True,
+    recorded=True,
+)
+#: Two of these side by side, ``[..., Ka + Kb]``: the first layer of a draft head reads an embedding and a hidden state.
+define(
+    "join_rows(Tensor a, Tensor norm_a, Tensor b, Tensor norm_b, float eps, float offset) -> Tensor",
+    _join_fake,
     cpp=BASE,
     in_bodies=True,
     recorded=True,

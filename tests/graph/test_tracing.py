@@ -13,7 +13,8 @@ from speccompile.graph import tracing
 from speccompile.graph.fakes import fake
 from speccompile.graph.tracing import Tracer
 from speccompile.modes.network.passes import at_most
-from speccompile.passes.step.draft_chain import next_token, side_by_side
+from speccompile.ops.draft_rows import next_token
+from speccompile.passes.step.draft_chain import side_by_side
 
 CPU = torch.device("cpu")
 

@@ -19,6 +19,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
 from speccompile.modes.network.head_network import NEWEST_ROW
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
+from speccompile.ops.draft_rows import on_device, store_newest_, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward
 
@@ -45,7 +46,7 @@ class KeepHeadWarm(Pass):
     def run(self, graph: StepGraph) -> Changes:
         values = graph.values
         slots, positions = values.get("target_slots", values["slots"]), values["positions"]
-        tokens = graph.insert(tokens_after, graph.state("tokens"), slots, positions)
+        tokens = graph.insert(on_device(tokens_after, graph.device), graph.state("tokens"), slots, positions)
         (hidden,) = forward_drafter(
             graph,
             tokens,
@@ -56,38 +57,8 @@ class KeepHeadWarm(Pass):
             given={"hidden_states": values["tapped"]},
         )
         nodes = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
-        graph.insert(store_newest, *nodes, dummy_slot=graph.layout.dummy_slot)
+        graph.insert(on_device(store_newest_, graph.device), *nodes, dummy_slot=graph.layout.dummy_slot)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")
-
-
-def tokens_after(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
-    """The token after each position, ``[B, T]``; an arbitrary token after the end of the sequence.
-
-    Args:
-        tokens: ``[N, S]``; slots: ``[B]``; positions: ``[B, T]``.
-    """
-    return tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
-
-
-def store_newest(
-    newest: torch.Tensor,
-    length: torch.Tensor,
-    slots: torch.Tensor,
-    positions: torch.Tensor,
-    hidden: torch.Tensor,
-    *,
-    dummy_slot: int,
-) -> None:
-    """Write ``hidden`` ``[B, T, H]`` at the position ``length - 2`` into ``newest`` ``[N, H]``.
-
-    If one slot has several rows (a prompt in a mixed step), at most one of them has that position. The others write to
-    the dummy slot.
-    """
-    at = length[slots] - 2 - positions[:, 0]
-    inside = (at >= 0) & (at < hidden.shape[1])
-    rows = torch.arange(hidden.shape[0], device=hidden.device)
-    found = hidden[rows, at.clamp(0, hidden.shape[1] - 1)]
-    newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
 
 
 @dataclass(frozen=True)

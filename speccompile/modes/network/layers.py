@@ -108,9 +108,9 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines ``[B, T, 1, D]`` of ``position_ids`` ``[B, T]``."""
+        """Cosines and sines ``[B, T, D]`` of ``position_ids`` ``[B, T]``."""
         angles = position_ids[..., None].float() * self.inv_freq.float()
-        angles = torch.cat([angles, angles], dim=-1)[:, :, None]
+        angles = torch.cat([angles, angles], dim=-1)
         cos, sin = angles.cos(), angles.sin()
         if self.scaling != 1.0:
             cos, sin = cos * self.scaling, sin * self.scaling
@@ -118,9 +118,11 @@ class Rotary(nn.Module):
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """``x`` ``[B, T, heads, D]`` with rotary positions applied: halves are rotated, as in Llama."""
-    first, second = x.chunk(2, dim=-1)
-    return x * cos + torch.cat([-second, first], dim=-1) * sin
+    """``x`` ``[B, T, heads, D]``, rotated by ``cos`` and ``sin`` ``[B, T, D]``: halves are exchanged, as in Llama's
+    ``apply_rotary_pos_emb``."""
+    half = x.shape[-1] // 2
+    turned = torch.cat([-x[..., half:], x[..., :half]], dim=-1)
+    return x * cos[:, :, None] + turned * sin[:, :, None]
 
 
 class MLP(nn.Module):

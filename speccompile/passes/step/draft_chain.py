@@ -12,8 +12,9 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
+from speccompile.ops.draft_rows import newest_tokens, next_token, on_device
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.drafts import set_drafts, useful_lens
+from speccompile.passes.step.drafts import set_drafts
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 
@@ -72,7 +73,9 @@ class DraftChain(Pass):
         first = None if self.draws or self.begin else self.first_draft(graph)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
-        token, position, lens = graph.insert(newest, *state, slots, before=start, **sizes)
+        token, position, lens = graph.insert(
+            on_device(newest_tokens, graph.device), *state, slots, before=start, **sizes
+        )
         drafted, drawn_from = [], []
         if self.draws:
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
@@ -83,10 +86,10 @@ class DraftChain(Pass):
             if self.draws:
                 context, length = graph.insert(append_token, context, length, stored, before=start)
         for place in range(self.begin, self.draft_len):
-            logits = forward(token, position, place)
+            logits, own_ids = forward(token, position, place), None
             if self.draws and uses_filters(graph) and not self.probabilities:
-                read = [*filter_state(graph), graph.state("length"), graph.state("seed")]
-                drawn = graph.insert(draw_draft, logits, slots, *read, before=start, place=place)
+                options = [*filter_state(graph), graph.state("length"), graph.state("seed")]
+                drawn = graph.insert(draw_draft, logits, slots, *options, before=start, place=place)
             elif self.draws:
                 logits = process(graph, logits, context, length, start, drafted=place)
                 if self.probabilities:
@@ -98,9 +101,9 @@ class DraftChain(Pass):
             elif place == 0 and first is not None:
                 drawn = first
             else:
-                drawn = graph.insert(torch.ops.speccompile.choose, logits, before=start)
-                drawn = drawn if ids is None else graph.insert(to_target_ids, drawn, ids, before=start)
-            token, position = graph.insert(next_token, drawn, position, before=start)
+                drawn, own_ids = graph.insert(torch.ops.speccompile.choose, logits, before=start), ids
+            read = [drawn, position, *([] if own_ids is None else [own_ids])]
+            token, position = graph.insert(on_device(next_token, graph.device), *read, before=start)
             if self.draws:
                 context, length = graph.insert(append_token, context, length, token, before=start)
             drafted.append(token)
@@ -108,23 +111,6 @@ class DraftChain(Pass):
             graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
         set_drafts(graph, graph.insert(join, lens, *drafted, before=start, begin=self.begin), lens)
         return Changes(self.draft_len - self.begin, self.what(graph))
-
-
-def newest(
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    limit: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    draft_len: int,
-    max_len: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The newest committed token ``[B, 1]``, its position ``[B, 1]``, and the rows' draft lengths ``[B]``."""
-    row_length = length[slots]
-    position = (row_length - 1).clamp(min=0)
-    longest = (max_len - 1 - row_length).clamp(min=0, max=draft_len)
-    lens = useful_lens(longest, row_length, limit[slots])
-    return tokens[slots, position][:, None], position[:, None], lens
 
 
 def draw_draft(logits: torch.Tensor, slots: torch.Tensor, *state: torch.Tensor, place: int) -> torch.Tensor:
@@ -141,11 +127,6 @@ def draw_draft(logits: torch.Tensor, slots: torch.Tensor, *state: torch.Tensor, 
 def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     """The target's ids of the tokens ``chosen`` ``[B, 1]``, which are places in ``ids`` ``[Vd]``."""
     return ids[chosen.clamp(min=0)]
-
-
-def next_token(drawn: torch.Tensor, position: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """The next token ``[B, 1]``, an arbitrary one where none could be ``drawn``, and its position."""
-    return drawn.clamp(min=0), position + 1
 
 
 def stored_drafts(draft_tokens: torch.Tensor, slots: torch.Tensor, *, count: int) -> torch.Tensor:

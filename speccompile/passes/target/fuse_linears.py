@@ -59,7 +59,7 @@ class FuseLinears(Pass):
             if form is None or node in kept:
                 continue
             ends = _input_of(node, kept)
-            added = _residual_of(node, kept)
+            added = _residual_of(node)
             if not ends.replaced and added is None:
                 continue
             _fuse(graph, node, form, ends, added)
@@ -67,14 +67,15 @@ class FuseLinears(Pass):
             counts["norms"] += ends.norm is not None
             counts["gates"] += ends.gate is not None
             counts["residuals"] += added is not None
-        apart = _prepare_others(graph, kept)
+        apart = _prepare_others(graph, kept) + _join_rows(graph, kept)
         parts = ", ".join(f"{count} {name}" for name, count in counts.items() if count)
         notes = [f"{fused} ops with {parts}"] * bool(fused) + [f"{apart} inputs that others read"] * bool(apart)
         return Changes(fused + apart, "; ".join(notes))
 
 
 def _prepare_others(graph: StepGraph, kept: set[fx.Node]) -> int:
-    """Compute norms and gates that packed linears and other nodes read by one op each."""
+    """Compute norms and gates that packed linears and others read by one op each: also the final norm, whose result
+    passes can save and read in part."""
     count = 0
     for node in list(graph.graph.nodes):
         if node.target not in _ONE and node.target not in _SEVERAL:
@@ -82,7 +83,7 @@ def _prepare_others(graph: StepGraph, kept: set[fx.Node]) -> int:
         x = node.args[0]
         for ends in (_norm(x), _gate(x)):
             inside = set() if ends is None else {*ends.replaced} - {x}
-            if ends is None or x in kept or not _is_closed(tuple(inside), {x}, kept):
+            if ends is None or not _is_closed(tuple(inside), {x}, kept):
                 continue
             read = (ends.x, ends.gate, ends.activation, ends.norm, ends.eps, ends.offset)
             with graph.graph.inserting_before(x):
@@ -93,6 +94,40 @@ def _prepare_others(graph: StepGraph, kept: set[fx.Node]) -> int:
             count += 1
             break
     return count
+
+
+def _join_rows(graph: StepGraph, kept: set[fx.Node]) -> int:
+    """Compute inputs of packed linears that are two norms side by side (draft heads') by one op each."""
+    count = 0
+    for node in list(graph.graph.nodes):
+        x = node.args[0] if node.target in _ONE or node.target in _SEVERAL else None
+        parts = _side_by_side(x) if isinstance(x, fx.Node) and x not in kept else []
+        ends = [found for found in map(_norm, parts) if found is not None]
+        if x is None or len(ends) != 2 or len({(end.eps, end.offset) for end in ends}) > 1:
+            continue
+        inside = {node for end in ends for node in end.replaced}
+        if not _is_closed(tuple(inside), {x}, kept):
+            continue
+        first, second = ends
+        read = (first.x, first.norm, second.x, second.norm, first.eps, first.offset)
+        with graph.graph.inserting_before(x):
+            new = graph.graph.call_function(torch.ops.speccompile.join_rows.default, read)
+        new.meta = {key: value for key, value in x.meta.items() if key in ("layer", "pass", "val")}
+        graph.replace(x, new)
+        _erase(graph, inside)
+        count += 1
+    return count
+
+
+def _side_by_side(node: fx.Node) -> list[fx.Node]:
+    """The two different tensors that ``node`` joins along the last dimension; else nothing."""
+    if node.target is not aten.cat.default or len(node.args) != 2:
+        return []
+    parts, dim = node.args
+    assert isinstance(parts, list | tuple)
+    both = [part for part in parts if isinstance(part, fx.Node)]
+    joined = len(both) == len(set(both)) == 2 and dim in (-1, node.meta["val"].ndim - 1)
+    return both if joined else []
 
 
 def _erase(graph: StepGraph, nodes: set[fx.Node]) -> None:
@@ -115,12 +150,12 @@ def _is_closed(nodes: tuple[fx.Node, ...], readers: set[fx.Node], kept: set[fx.N
     return not any(node in kept for node in nodes) and all(inside.issuperset(node.users) for node in nodes)
 
 
-def _residual_of(linear: fx.Node, kept: set[fx.Node]) -> tuple[fx.Node, fx.Node] | None:
+def _residual_of(linear: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     """The addition to the output of a single ``linear``, and what is added."""
     if linear.target not in _ONE or len(linear.users) != 1:
         return None
     add = next(iter(linear.users))
-    if add.target is not aten.add.Tensor or add.kwargs or add in kept:
+    if add.target is not aten.add.Tensor or add.kwargs:
         return None
     other = add.args[1] if add.args[0] is linear else add.args[0]
     if not isinstance(other, fx.Node) or other is linear or not _are_alike(other, linear):

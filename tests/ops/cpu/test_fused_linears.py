@@ -154,3 +154,24 @@ def test_sizes_and_dtypes_that_do_not_fit_are_refused() -> None:
         op(case.x, case.x, "relu", None, 0.0, 0.0, None, *rest)
     with pytest.raises(RuntimeError, match="the output of one linear"):
         op(case.x, None, "", None, 0.0, 0.0, torch.ones(3, 33), *rest)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    rows=st.integers(1, 9),
+    depths=st.tuples(st.integers(1, 80), st.integers(1, 80)),
+    offset=st.sampled_from([0.0, 1.0]),
+    dtype=st.sampled_from(list(TOLERANCE)),
+    seed=st.integers(0, 2**30),
+)
+def test_norms_side_by_side_have_the_bits_of_each(
+    rows: int, depths: tuple[int, int], offset: float, dtype: torch.dtype, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    parts = [
+        (torch.randn(1, rows, depth, generator=generator).to(dtype), torch.randn(depth, generator=generator).to(dtype))
+        for depth in depths
+    ]
+    joined = torch.ops.speccompile.join_rows(*parts[0], *parts[1], 1e-5, offset)
+    apart = [torch.ops.speccompile.prepare_rows(x, None, "", norm, 1e-5, offset) for x, norm in parts]
+    assert torch.equal(joined, torch.cat(apart, dim=-1))

@@ -9,6 +9,8 @@ import torch
 
 import speccompile
 from speccompile.adapters.options import Adapters
+from speccompile.heads import Eagle3Head, MtpHead
+from speccompile.lowering.recorded_step import runs_recorded_ops
 from speccompile.speculator.speculator import Speculator
 from support.families import family as tiny_model
 from support.tiny import tiny_llama
@@ -88,7 +90,8 @@ def test_inputs_that_adapters_read_too_are_one_op() -> None:
     model = tiny_llama()
     with wrapped(model, adapters=Adapters(1)) as spec:
         counts = spec.stages["fuse_linears"].graph.op_counts()
-        assert counts["speccompile.prepare_rows.default"] == 3 * model.config.num_hidden_layers and not fused(spec)
+        # And the final norm, which no linear computes.
+        assert counts["speccompile.prepare_rows.default"] == 3 * model.config.num_hidden_layers + 1 and not fused(spec)
         check_text(model, spec)
 
 
@@ -105,3 +108,17 @@ def test_the_check_of_a_capture_rounds_no_input_of_fused_ops(weights: str) -> No
     model = tiny_llama()
     with wrapped(model, weights=weights) as spec:
         assert len(fused(spec)) == 4 * model.config.num_hidden_layers
+
+
+@pytest.mark.parametrize("kind", ["eagle3_one_model", "mtp"])
+def test_a_recording_repeats_all_ops_of_a_heads_layers(kind: str) -> None:
+    model = tiny_llama()
+    head = Eagle3Head.random(model, taps=(0, 1, 1)) if kind == "eagle3_one_model" else MtpHead.random(model, 2)
+    with speccompile.wrap(model, kind, draft=head, tiers=(0, 2), max_batch=2, max_len=60, backend="eager") as spec:
+        bodies = spec.tiers[2].graph.bodies
+        own = [body for name, body in bodies.items() if name.startswith("drafter_") and body.part == "layers"]
+        assert own and all(map(runs_recorded_ops, own))
+        joined = [
+            str(node.target) for body in own for node in body.module.graph.nodes if "join_rows" in str(node.target)
+        ]
+        assert joined

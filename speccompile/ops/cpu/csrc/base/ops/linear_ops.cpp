@@ -85,6 +85,31 @@ Tensor prepare_rows(const Tensor& x, const Ends& ends) {
   return result;
 }
 
+Tensor join_rows(
+    const Tensor& a, const Tensor& norm_a, const Tensor& b, const Tensor& norm_b, double eps, double offset) {
+  const LinearCall calls[] = {
+      linear_call(a, {std::nullopt, "", norm_a, eps, offset, std::nullopt}, {}),
+      linear_call(b, {std::nullopt, "", norm_b, eps, offset, std::nullopt}, {})};
+  const LinearInput first = calls[0].input, second = calls[1].input;
+  STD_TORCH_CHECK(
+      first.type == second.type && first.rows == second.rows, "speccompile::join_rows: the dtypes or rows do not fit");
+  std::vector<int64_t> sizes(a.sizes().begin(), a.sizes().end());
+  sizes.back() = first.depth + second.depth;
+  const Tensor result = new_tensor(sizes, dtype_of(a));
+  run_kernel(
+      [=, to = static_cast<char*>(result.data_ptr())] {
+        const int64_t bytes = first.type == Type::Float ? 4 : 2, stride = (first.depth + second.depth) * bytes;
+        over_input_rows(first, [=](int64_t row, const float* values) {
+          store_row(first.type, values, first.depth, to + row * stride);
+        });
+        over_input_rows(second, [=](int64_t row, const float* values) {
+          store_row(second.type, values, second.depth, to + row * stride + first.depth * bytes);
+        });
+      },
+      calls[0].repeatable && calls[1].repeatable);
+  return result;
+}
+
 Tensor packed_linear(const Tensor& x, const Tensor& packed, const std::optional<Tensor>& bias, int64_t features) {
   return packed_linears(x, {packed}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
@@ -137,6 +162,7 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("packed_linear", TORCH_BOX(&packed_linear));
   m.impl("packed_linears", TORCH_BOX(&packed_linears));
   m.impl("prepare_rows", TORCH_BOX(&prepare_rows_op));
+  m.impl("join_rows", TORCH_BOX(&join_rows));
   m.impl("fused_packed_linears", TORCH_BOX(&fused_packed_linears_op));
   m.impl("packed_embedding", TORCH_BOX(&packed_embedding));
 }

@@ -18,6 +18,8 @@ std::vector<Tensor> fused_packed_linears(
     const std::vector<int64_t>& features);
 
 Tensor prepare_rows(const Tensor& x, const Ends& ends);
+Tensor join_rows(
+    const Tensor& a, const Tensor& norm_a, const Tensor& b, const Tensor& norm_b, double eps, double offset);
 
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,

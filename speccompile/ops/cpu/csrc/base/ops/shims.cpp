@@ -46,6 +46,13 @@ SHIM aoti_torch_cpu_prepare_rows(
   return AOTI_TORCH_SUCCESS;
 }
 
+SHIM aoti_torch_cpu_join_rows(
+    Handle a, Handle norm_a, Handle b, Handle norm_b, double eps, double offset, Handle* out) {
+  const Recorded recorded("speccompile::join_rows");
+  *out = handed_over(join_rows(shared(a), shared(norm_a), shared(b), shared(norm_b), eps, offset));
+  return AOTI_TORCH_SUCCESS;
+}
+
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
     const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {

@@ -1,0 +1,108 @@
+// What drafters read of the rows' texts and write back, as torch sees it; speccompile/ops/draft_rows.py defines it.
+#include <torch/csrc/stable/library.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <tuple>
+
+#include "kernel_calls.h"
+#include "state_tensors.h"
+
+namespace speccompile {
+namespace {
+
+std::tuple<Tensor, Tensor, Tensor> newest_tokens_op(
+    const Tensor& tokens, const Tensor& length, const Tensor& limit, const Tensor& slots, int64_t draft_len,
+    int64_t max_len) {
+  const int64_t rows = slots.size(0), capacity = tokens.size(1);
+  const Tensor own_slots = side_by_side(slots);
+  const Tensor newest = new_integers({rows, 1}), places = new_integers({rows, 1}), lens = new_integers({rows});
+  const int64_t *texts = integers(tokens), *lengths = integers(length), *limits = integers(limit);
+  const int64_t* slot_of = integers(own_slots);
+  int64_t *to_newest = integers(newest), *to_places = integers(places), *to_lens = integers(lens);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t slot = slot_of[row], at = std::max<int64_t>(lengths[slot] - 1, 0);
+          const int64_t longest = std::clamp<int64_t>(max_len - 1 - lengths[slot], 0, draft_len);
+          to_newest[row] = texts[slot * capacity + at];
+          to_places[row] = at;
+          to_lens[row] = std::max<int64_t>(std::min(longest, limits[slot] - lengths[slot] - 1), 0);
+        }
+      },
+      slots.is_contiguous());
+  return {newest, places, lens};
+}
+
+std::tuple<Tensor, Tensor> next_token_op(
+    const Tensor& drawn, const Tensor& position, const std::optional<Tensor>& ids) {
+  const int64_t count = drawn.numel();
+  STD_TORCH_CHECK(position.numel() == count, "speccompile::next_token: the sizes do not fit");
+  const Tensor own = side_by_side(drawn), before = side_by_side(position);
+  const Tensor token = new_integers({drawn.sizes().begin(), drawn.sizes().end()});
+  const Tensor place = new_integers({position.sizes().begin(), position.sizes().end()});
+  const int64_t *from = integers(own), *places = integers(before), *known = ids ? integers(*ids) : nullptr;
+  int64_t *to = integers(token), *to_place = integers(place);
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < count; ++i) {
+          const int64_t chosen = std::max<int64_t>(from[i], 0);
+          to[i] = known ? std::max<int64_t>(known[chosen], 0) : chosen;
+          to_place[i] = places[i] + 1;
+        }
+      },
+      drawn.is_contiguous() && position.is_contiguous());
+  return {token, place};
+}
+
+Tensor tokens_after_op(const Tensor& tokens, const Tensor& slots, const Tensor& positions) {
+  const int64_t rows = positions.size(0), width = positions.size(1), capacity = tokens.size(1);
+  STD_TORCH_CHECK(slots.numel() == rows, "speccompile::tokens_after: the sizes do not fit");
+  const Tensor own_slots = side_by_side(slots), own = side_by_side(positions), after = new_integers({rows, width});
+  const int64_t *texts = integers(tokens), *slot_of = integers(own_slots), *places = integers(own);
+  int64_t* to = integers(after);
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < rows * width; ++i) {
+          to[i] = texts[slot_of[i / width] * capacity + std::min(places[i] + 1, capacity - 1)];
+        }
+      },
+      slots.is_contiguous() && positions.is_contiguous());
+  return after;
+}
+
+void store_newest_op(
+    Tensor newest, const Tensor& length, const Tensor& slots, const Tensor& positions, const Tensor& hidden,
+    int64_t dummy_slot) {
+  const int64_t rows = hidden.size(0), width = hidden.size(1);
+  STD_TORCH_CHECK(
+      newest.scalar_type() == hidden.scalar_type() && newest.is_contiguous() && newest.size(1) == hidden.size(2) &&
+          slots.numel() == rows && positions.size(0) == rows,
+      "speccompile::store_newest_: the sizes or dtypes do not fit");
+  const Tensor own_slots = side_by_side(slots), own = side_by_side(positions), given = side_by_side(hidden);
+  const int64_t bytes = hidden.size(2) * (type_of(hidden) == Type::Float ? 4 : 2), stride = own.size(1);
+  const int64_t *lengths = integers(length), *slot_of = integers(own_slots), *places = integers(own);
+  const char* from = static_cast<const char*>(given.data_ptr());
+  char* to = static_cast<char*>(newest.data_ptr());
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t slot = slot_of[row], at = lengths[slot] - 2 - places[row * stride];
+          const bool inside = at >= 0 && at < width;
+          const int64_t read = std::clamp<int64_t>(at, 0, width - 1);
+          std::memcpy(to + (inside ? slot : dummy_slot) * bytes, from + (row * width + read) * bytes, bytes);
+        }
+      },
+      slots.is_contiguous() && positions.is_contiguous() && hidden.is_contiguous());
+}
+
+STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("newest_tokens", TORCH_BOX(&newest_tokens_op));
+  m.impl("next_token", TORCH_BOX(&next_token_op));
+  m.impl("tokens_after", TORCH_BOX(&tokens_after_op));
+  m.impl("store_newest_", TORCH_BOX(&store_newest_op));
+}
+
+}  // namespace
+}  // namespace speccompile

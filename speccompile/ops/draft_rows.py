@@ -1,0 +1,116 @@
+"""What drafters read of the rows' texts and write back, each as ONE op in C++ on a CPU
+(``ops/cpu/csrc/base/ops/draft_ops.cpp``).
+
+On other devices passes insert the references: a compiler joins their ops with those around them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
+
+
+def newest_tokens(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    slots: torch.Tensor,
+    draft_len: int,
+    max_len: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The newest committed token ``[B, 1]``, its position ``[B, 1]``, and the rows' draft lengths ``[B]``: as many
+    drafts as a step could emit and the drafter's ``max_len`` has room for.
+
+    Args:
+        tokens: int64 ``[N, S]``; length, limit: int64 ``[N]``; slots: int64 ``[B]``.
+    """
+    row_length = length[slots]
+    position = (row_length - 1).clamp(min=0)
+    longest = (max_len - 1 - row_length).clamp(min=0, max=draft_len)
+    lens = torch.minimum(longest, limit[slots] - row_length - 1).clamp(min=0)
+    return tokens[slots, position][:, None], position[:, None], lens
+
+
+def next_token(
+    drawn: torch.Tensor, position: torch.Tensor, ids: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next token ``[B, 1]``, an arbitrary one where none could be ``drawn``, and its position.
+
+    Args:
+        drawn: int64 ``[B, 1]``: tokens, or places in ``ids``.
+        position: int64 ``[B, 1]``, that of the token before.
+        ids: int64 ``[Vd]``, the target's ids of a drafter's own vocabulary.
+    """
+    token = drawn.clamp(min=0)
+    return token if ids is None else ids[token].clamp(min=0), position + 1
+
+
+def tokens_after(tokens: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
+    """The token after each position, ``[B, T]``; an arbitrary token after the end of the sequence.
+
+    Args:
+        tokens: int64 ``[N, S]``; slots: int64 ``[B]``; positions: int64 ``[B, T]``.
+    """
+    return tokens[slots[:, None], (positions + 1).clamp(max=tokens.shape[1] - 1)]
+
+
+def store_newest_(
+    newest: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    positions: torch.Tensor,
+    hidden: torch.Tensor,
+    dummy_slot: int,
+) -> None:
+    """Write ``hidden`` ``[B, T, H]`` at the position ``length - 2`` into ``newest`` ``[N, H]``.
+
+    If one slot has several rows (a prompt in a mixed step), at most one of them has that position. The others write to
+    the dummy slot.
+    """
+    at = length[slots] - 2 - positions[:, 0]
+    inside = (at >= 0) & (at < hidden.shape[1])
+    rows = torch.arange(hidden.shape[0], device=hidden.device)
+    found = hidden[rows, at.clamp(0, hidden.shape[1] - 1)]
+    newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
+
+
+def on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
+    """What a pass inserts for one of these functions: the op of its name on a CPU, elsewhere the function."""
+    return getattr(torch.ops.speccompile, function.__name__) if device.type == "cpu" else function
+
+
+def _newest_fake(tokens, length, limit, slots, draft_len, max_len):  # type: ignore[no-untyped-def]
+    rows = slots.shape[0]
+    return tokens.new_empty((rows, 1)), tokens.new_empty((rows, 1)), tokens.new_empty((rows,))
+
+
+def _define(schema: str, fake: Callable[..., Any] | None, reference: Callable[..., Any]) -> None:
+    define(reference.__name__ + schema, fake, reference, cpp=BASE, recorded=True)
+
+
+_define(
+    "(Tensor tokens, Tensor length, Tensor limit, Tensor slots, int draft_len, int max_len) "
+    "-> (Tensor, Tensor, Tensor)",
+    _newest_fake,
+    newest_tokens,
+)
+_define(
+    "(Tensor drawn, Tensor position, Tensor? ids=None) -> (Tensor, Tensor)",
+    lambda drawn, position, ids=None: (drawn.new_empty(drawn.shape), position.new_empty(position.shape)),
+    next_token,
+)
+_define(
+    "(Tensor tokens, Tensor slots, Tensor positions) -> Tensor",
+    lambda tokens, slots, positions: positions.new_empty(positions.shape),
+    tokens_after,
+)
+_define(
+    "(Tensor(a!) newest, Tensor length, Tensor slots, Tensor positions, Tensor hidden, int dummy_slot) -> ()",
+    None,
+    store_newest_,
+)

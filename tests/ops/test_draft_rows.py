@@ -1,0 +1,96 @@
+"""What drafters read of texts and write back: the ops in C++ are the functions that other devices run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from speccompile.ops.cpu.library import load_cpu_ops
+from speccompile.ops.draft_rows import newest_tokens, next_token, on_device, store_newest_, tokens_after
+
+SLOTS, CAPACITY = 5, 12
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def loaded() -> None:
+    assert load_cpu_ops() is None
+
+
+def integers(*size: int, low: int = 0, high: int, generator: torch.Generator) -> torch.Tensor:
+    return torch.randint(low, high, size, generator=generator)
+
+
+def assert_same(function: Callable[..., Any], *arguments: Any) -> None:
+    for made, expected in zip(on_device(function, CPU)(*arguments), function(*arguments), strict=True):
+        assert made.dtype is expected.dtype and torch.equal(made, expected)
+
+
+@settings(max_examples=100, deadline=None)
+@given(rows=st.integers(1, 3), draft_len=st.integers(1, 5), max_len=st.integers(2, 14), seed=st.integers(0, 2**30))
+def test_newest_tokens(rows: int, draft_len: int, max_len: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = integers(SLOTS, CAPACITY, high=99, generator=generator)
+    length, limit = (integers(SLOTS, high=CAPACITY + 1, generator=generator) for _ in range(2))
+    slots = torch.randperm(SLOTS, generator=generator)[:rows]
+    assert_same(newest_tokens, tokens, length, limit, slots, draft_len, max_len)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.integers(1, 4), part=st.booleans(), seed=st.integers(0, 2**30))
+def test_next_token(rows: int, part: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    drawn = integers(rows, 1, low=-1, high=7, generator=generator)
+    position = integers(rows, 1, high=99, generator=generator)
+    ids = [integers(7, high=99, generator=generator)] * part
+    assert_same(next_token, drawn, position, *ids)
+
+
+@settings(max_examples=50, deadline=None)
+@given(rows=st.integers(1, 3), width=st.integers(1, 4), seed=st.integers(0, 2**30))
+def test_tokens_after(rows: int, width: int, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = integers(SLOTS, CAPACITY, high=99, generator=generator)
+    slots = torch.randperm(SLOTS, generator=generator)[:rows]
+    positions = integers(rows, width, high=CAPACITY + 2, generator=generator)
+    made = on_device(tokens_after, CPU)(tokens, slots, positions)
+    assert torch.equal(made, tokens_after(tokens, slots, positions))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    width=st.integers(1, 4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 2**30),
+)
+def test_store_newest(rows: int, width: int, dtype: torch.dtype, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    length = integers(SLOTS, high=CAPACITY, generator=generator)
+    # The last slot is that of rows without a request.
+    slots = torch.randperm(SLOTS - 1, generator=generator)[:rows]
+    positions = integers(rows, 1, high=CAPACITY, generator=generator) + torch.arange(width)
+    hidden = torch.randn(rows, width, 6, generator=generator).to(dtype)
+    made, expected = (torch.zeros(SLOTS, 6, dtype=dtype) for _ in range(2))
+    on_device(store_newest_, CPU)(made, length, slots, positions, hidden, SLOTS - 1)
+    store_newest_(expected, length, slots, positions, hidden, SLOTS - 1)
+    assert torch.equal(made[:-1], expected[:-1])
+
+
+def test_other_devices_run_the_functions() -> None:
+    for function in (newest_tokens, next_token, tokens_after, store_newest_):
+        assert on_device(function, torch.device("cuda")) is function
+        assert on_device(function, CPU) is getattr(torch.ops.speccompile, function.__name__)
+
+
+def test_sizes_that_do_not_fit_are_refused() -> None:
+    ops, one = torch.ops.speccompile, torch.zeros(1, dtype=torch.int64)
+    with pytest.raises(RuntimeError, match="sizes or dtypes do not fit"):
+        ops.store_newest_(torch.zeros(2, 3), one, one, one[None], torch.zeros(1, 1, 4), 1)
+    with pytest.raises(RuntimeError, match="sizes do not fit"):
+        ops.next_token(one[None], torch.zeros((2, 1), dtype=torch.int64))
