@@ -1,12 +1,12 @@
-"""What drafters read of the rows' texts and write back, each as ONE op in C++ on a CPU
-(``ops/cpu/csrc/base/ops/draft_ops.cpp``).
+"""Reads of the rows' texts by drafters, and writes of their state, as ops in C++ on a CPU.
 
-On other devices passes insert the references: a compiler joins their ops with those around them.
+The C++ is ``ops/cpu/csrc/base/ops/draft_ops.cpp``. Elsewhere passes insert the functions: on CUDA a compiler joins
+their ops with those around them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Set
 from typing import Any
 
 import torch
@@ -24,7 +24,7 @@ def newest_tokens(
     max_len: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """The newest committed token ``[B, 1]``, its position ``[B, 1]``, and the rows' draft lengths ``[B]``: as many
-    drafts as a step could emit and the drafter's ``max_len`` has room for.
+    drafts as a step could emit, up to the drafter's ``max_len``.
 
     Args:
         tokens: int64 ``[N, S]``; length, limit: int64 ``[N]``; slots: int64 ``[B]``.
@@ -79,9 +79,10 @@ def store_newest_(
     newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
 
 
-def on_device(function: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """What a pass inserts for one of these functions: the op of its name on a CPU, elsewhere the function."""
-    return getattr(torch.ops.speccompile, function.__name__) if device.type == "cpu" else function
+def form_of(function: Callable[..., Any], facts: Set[str]) -> Callable[..., Any]:
+    """Return what a pass inserts for one of these functions: the op of its name where steps run the C++ ops, which the
+    graph's ``facts`` show, else the function."""
+    return getattr(torch.ops.speccompile, function.__name__) if "linears_fused" in facts else function
 
 
 def _newest_fake(tokens, length, limit, slots, draft_len, max_len):  # type: ignore[no-untyped-def]

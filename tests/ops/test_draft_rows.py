@@ -11,10 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.draft_rows import newest_tokens, next_token, on_device, store_newest_, tokens_after
+from speccompile.ops.draft_rows import form_of, newest_tokens, next_token, store_newest_, tokens_after
 
 SLOTS, CAPACITY = 5, 12
-CPU = torch.device("cpu")
+IN_CPP = {"linears_fused"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -27,7 +27,7 @@ def integers(*size: int, low: int = 0, high: int, generator: torch.Generator) ->
 
 
 def assert_same(function: Callable[..., Any], *arguments: Any) -> None:
-    for made, expected in zip(on_device(function, CPU)(*arguments), function(*arguments), strict=True):
+    for made, expected in zip(form_of(function, IN_CPP)(*arguments), function(*arguments), strict=True):
         assert made.dtype is expected.dtype and torch.equal(made, expected)
 
 
@@ -58,7 +58,7 @@ def test_tokens_after(rows: int, width: int, seed: int) -> None:
     tokens = integers(SLOTS, CAPACITY, high=99, generator=generator)
     slots = torch.randperm(SLOTS, generator=generator)[:rows]
     positions = integers(rows, width, high=CAPACITY + 2, generator=generator)
-    made = on_device(tokens_after, CPU)(tokens, slots, positions)
+    made = form_of(tokens_after, IN_CPP)(tokens, slots, positions)
     assert torch.equal(made, tokens_after(tokens, slots, positions))
 
 
@@ -77,15 +77,15 @@ def test_store_newest(rows: int, width: int, dtype: torch.dtype, seed: int) -> N
     positions = integers(rows, 1, high=CAPACITY, generator=generator) + torch.arange(width)
     hidden = torch.randn(rows, width, 6, generator=generator).to(dtype)
     made, expected = (torch.zeros(SLOTS, 6, dtype=dtype) for _ in range(2))
-    on_device(store_newest_, CPU)(made, length, slots, positions, hidden, SLOTS - 1)
+    form_of(store_newest_, IN_CPP)(made, length, slots, positions, hidden, SLOTS - 1)
     store_newest_(expected, length, slots, positions, hidden, SLOTS - 1)
     assert torch.equal(made[:-1], expected[:-1])
 
 
-def test_other_devices_run_the_functions() -> None:
+def test_steps_on_torchs_own_kernels_run_the_functions() -> None:
     for function in (newest_tokens, next_token, tokens_after, store_newest_):
-        assert on_device(function, torch.device("cuda")) is function
-        assert on_device(function, CPU) is getattr(torch.ops.speccompile, function.__name__)
+        assert form_of(function, set()) is function
+        assert form_of(function, IN_CPP) is getattr(torch.ops.speccompile, function.__name__)
 
 
 def test_sizes_that_do_not_fit_are_refused() -> None:

@@ -24,7 +24,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.mtp.network import READ_FROM, Chain
 from speccompile.modes.network.head_passes import NEWEST
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
-from speccompile.ops.draft_rows import on_device, tokens_after
+from speccompile.ops.draft_rows import form_of, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward, side_by_side
 
@@ -49,7 +49,7 @@ class KeepModulesWarm(Pass):
     def run(self, graph: StepGraph) -> Changes:
         head, values = drafter_of(graph), graph.values
         slots, positions = values.get("target_slots", values["slots"]), values["positions"]
-        tokens = graph.insert(on_device(tokens_after, graph.device), graph.state("tokens"), slots, positions)
+        tokens = graph.insert(form_of(tokens_after, graph.facts), graph.state("tokens"), slots, positions)
 
         def read(rows: fx.Node, outputs: list[str], given: dict[str, fx.Node]) -> list[fx.Node]:
             return forward_drafter(graph, tokens, rows, slots, before=graph.output, outputs=outputs, given=given)

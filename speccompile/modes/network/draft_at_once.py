@@ -11,7 +11,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_model
-from speccompile.ops.draft_rows import newest_tokens, on_device
+from speccompile.ops.draft_rows import form_of, newest_tokens
 from speccompile.passes.base import Changes
 from speccompile.passes.step.draft_chain import Forward, join, to_target_ids
 from speccompile.passes.step.drafts import set_drafts
@@ -42,9 +42,7 @@ class DraftAtOnce(DraftByNetwork):
         slots, start = graph.values["slots"], graph.anchors.start
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
-        token, position, lens = graph.insert(
-            on_device(newest_tokens, graph.device), *state, slots, before=start, **sizes
-        )
+        token, position, lens = graph.insert(form_of(newest_tokens, graph.facts), *state, slots, before=start, **sizes)
         ids = self.token_ids(graph)
         chosen = graph.insert(torch.ops.speccompile.choose, self.logits(graph, token, position), before=start)
         chosen = chosen if ids is None else graph.insert(to_target_ids, chosen, ids, before=start)

@@ -18,7 +18,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.other_vocabulary import over_target
 from speccompile.modes.network.passes import drafter_of, forward_drafter, forward_model
-from speccompile.ops.draft_rows import newest_tokens, on_device
+from speccompile.ops.draft_rows import form_of, newest_tokens
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 from speccompile.passes.step.tree_expansions import expansions
 from speccompile.passes.target.tree_bodies import SUFFIX
@@ -120,7 +120,7 @@ class ModelForward:
         graph, start, slots = self._graph, self._graph.anchors.start, self._graph.values["slots"]
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": 1, "max_len": drafter_of(graph).layout.max_len}
-        token, position, _ = graph.insert(on_device(newest_tokens, graph.device), *state, slots, before=start, **sizes)
+        token, position, _ = graph.insert(form_of(newest_tokens, graph.facts), *state, slots, before=start, **sizes)
         return forward_model(graph, token, position, slots, before=start)
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:

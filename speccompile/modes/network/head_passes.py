@@ -19,7 +19,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
 from speccompile.modes.network.head_network import NEWEST_ROW
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
-from speccompile.ops.draft_rows import on_device, store_newest_, tokens_after
+from speccompile.ops.draft_rows import form_of, store_newest_, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward
 
@@ -46,7 +46,7 @@ class KeepHeadWarm(Pass):
     def run(self, graph: StepGraph) -> Changes:
         values = graph.values
         slots, positions = values.get("target_slots", values["slots"]), values["positions"]
-        tokens = graph.insert(on_device(tokens_after, graph.device), graph.state("tokens"), slots, positions)
+        tokens = graph.insert(form_of(tokens_after, graph.facts), graph.state("tokens"), slots, positions)
         (hidden,) = forward_drafter(
             graph,
             tokens,
@@ -57,7 +57,7 @@ class KeepHeadWarm(Pass):
             given={"hidden_states": values["tapped"]},
         )
         nodes = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
-        graph.insert(on_device(store_newest_, graph.device), *nodes, dummy_slot=graph.layout.dummy_slot)
+        graph.insert(form_of(store_newest_, graph.facts), *nodes, dummy_slot=graph.layout.dummy_slot)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")
 
 

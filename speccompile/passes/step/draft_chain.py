@@ -12,7 +12,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
-from speccompile.ops.draft_rows import newest_tokens, next_token, on_device
+from speccompile.ops.draft_rows import form_of, newest_tokens, next_token
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
@@ -73,9 +73,7 @@ class DraftChain(Pass):
         first = None if self.draws or self.begin else self.first_draft(graph)
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
         sizes = {"draft_len": self.draft_len, "max_len": self.max_len(graph)}
-        token, position, lens = graph.insert(
-            on_device(newest_tokens, graph.device), *state, slots, before=start, **sizes
-        )
+        token, position, lens = graph.insert(form_of(newest_tokens, graph.facts), *state, slots, before=start, **sizes)
         drafted, drawn_from = [], []
         if self.draws:
             context, length = graph.insert(text_so_far, *state[:2], slots, before=start)
@@ -103,7 +101,7 @@ class DraftChain(Pass):
             else:
                 drawn, own_ids = graph.insert(torch.ops.speccompile.choose, logits, before=start), ids
             read = [drawn, position, *([] if own_ids is None else [own_ids])]
-            token, position = graph.insert(on_device(next_token, graph.device), *read, before=start)
+            token, position = graph.insert(form_of(next_token, graph.facts), *read, before=start)
             if self.draws:
                 context, length = graph.insert(append_token, context, length, token, before=start)
             drafted.append(token)
