@@ -13,6 +13,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.forms.base import Form
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
+from speccompile.utils.torch_private import OpOverload
 
 aten = torch.ops.aten
 
@@ -86,11 +87,7 @@ def _prepare_others(graph: StepGraph, kept: set[fx.Node]) -> int:
             if ends is None or not _is_closed(tuple(inside), {x}, kept):
                 continue
             read = (ends.x, ends.gate, ends.activation, ends.norm, ends.eps, ends.offset)
-            with graph.graph.inserting_before(x):
-                new = graph.graph.call_function(torch.ops.speccompile.prepare_rows.default, read)
-            new.meta = {key: value for key, value in x.meta.items() if key in ("layer", "pass", "val")}
-            graph.replace(x, new)
-            _erase(graph, inside)
+            _put(graph, torch.ops.speccompile.prepare_rows.default, read, x, inside)
             count += 1
             break
     return count
@@ -110,11 +107,7 @@ def _join_rows(graph: StepGraph, kept: set[fx.Node]) -> int:
             continue
         first, second = ends
         read = (first.x, first.norm, second.x, second.norm, first.eps, first.offset)
-        with graph.graph.inserting_before(x):
-            new = graph.graph.call_function(torch.ops.speccompile.join_rows.default, read)
-        new.meta = {key: value for key, value in x.meta.items() if key in ("layer", "pass", "val")}
-        graph.replace(x, new)
-        _erase(graph, inside)
+        _put(graph, torch.ops.speccompile.join_rows.default, read, x, inside)
         count += 1
     return count
 
@@ -128,6 +121,15 @@ def _side_by_side(node: fx.Node) -> list[fx.Node]:
     both = [part for part in parts if isinstance(part, fx.Node)]
     joined = len(both) == len(set(both)) == 2 and dim in (-1, node.meta["val"].ndim - 1)
     return both if joined else []
+
+
+def _put(graph: StepGraph, op: OpOverload, read: tuple[Any, ...], x: fx.Node, inside: set[fx.Node]) -> None:
+    """Compute ``x`` by ``op`` over ``read``, in the place of the nodes ``inside``."""
+    with graph.graph.inserting_before(x):
+        new = graph.graph.call_function(op, read)
+    new.meta = {key: value for key, value in x.meta.items() if key in ("layer", "pass", "val")}
+    graph.replace(x, new)
+    _erase(graph, inside)
 
 
 def _erase(graph: StepGraph, nodes: set[fx.Node]) -> None:
