@@ -142,6 +142,7 @@ def make_plan(
             # The checkpoint decides whether its head drafts trees.
             check_trees(options, mode, rule, info)
             network = mode.network(model, info, mode.drafts_up_to(max_len))
+            # A target that drafts for itself drafts what it emits, unless it is rounded.
             if network is not None and network.module is model:
                 mode = undecided.with_draft_weights("same").loaded(model)
                 network = mode.network(model, info, mode.drafts_up_to(max_len))

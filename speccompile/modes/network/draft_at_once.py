@@ -13,7 +13,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_model
 from speccompile.ops.draft_rows import form_of, newest_tokens
 from speccompile.passes.base import Changes
-from speccompile.passes.step.draft_chain import Forward, join, to_target_ids
+from speccompile.passes.step.draft_chain import Forward, join
 from speccompile.passes.step.drafts import set_drafts
 
 
@@ -100,3 +100,8 @@ def at_place(logits: torch.Tensor, *, place: int) -> torch.Tensor:
 def chosen_drafts(lens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """``chosen`` ``[B, K]`` as drafts ``[B, K]``: -1 after a row's draft length."""
     return join(lens, chosen.clamp(min=0))
+
+
+def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The target's ids of the tokens ``chosen`` ``[B, K]``, which are places in ``ids`` ``[Vd]``."""
+    return ids[chosen.clamp(min=0)]

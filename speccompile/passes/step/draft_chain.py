@@ -122,11 +122,6 @@ def draw_draft(logits: torch.Tensor, slots: torch.Tensor, *state: torch.Tensor, 
     return token
 
 
-def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The target's ids of the tokens ``chosen`` ``[B, 1]``, which are places in ``ids`` ``[Vd]``."""
-    return ids[chosen.clamp(min=0)]
-
-
 def stored_drafts(draft_tokens: torch.Tensor, slots: torch.Tensor, *, count: int) -> torch.Tensor:
     """The first ``count`` of the stored drafts ``[N, Kmax]``, ``[B, count]``; arbitrary ones after a row's own."""
     return draft_tokens[slots, :count].clamp(min=0)
