@@ -1,4 +1,4 @@
-"""What drafters read of texts and write back: the ops in C++ are the functions that other devices run."""
+"""Comparison of drafters' C++ ops, which read texts and write state, with the functions that other devices run."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def test_native_ops_on(capability: str, name: str) -> None:
 
 @pytest.fixture
 def anew(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What this process has built already is built again, and what waits for the real library goes on waiting."""
+    """Forget what this process has built already, and keep what waits for the real library."""
     for name, nothing in (("_found", {}), ("_loaded", set()), ("_failures", {}), ("_when_loaded", {})):
         monkeypatch.setattr(library, name, nothing)
 

@@ -1,4 +1,5 @@
-// What drafters read of the rows' texts and write back, as torch sees it; speccompile/ops/draft_rows.py defines it.
+// Reads of the rows' texts by drafters, and writes of their state, as torch sees them; speccompile/ops/draft_rows.py defines
+// the ops.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
