@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -124,3 +126,40 @@ def test_example_sizes_are_no_size_of_the_body() -> None:
     sizes = inductor._example_sizes(body)
     assert {size for dims in body.dims for size in dims if isinstance(size, str)} <= set(sizes)
     assert len(set(sizes.values())) == len(sizes) and not fixed & set(sizes.values())
+
+
+@pytest.mark.parametrize("stored", [True, False])
+@pytest.mark.parametrize("replaced", [True, False])
+def test_a_body_is_made_again_in_another_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: bool, stored: bool
+) -> None:
+    """Of a folder that cannot be written: also loading a stored artifact writes into it."""
+    outcomes = [LoweringError("No space left on device"), SimpleNamespace(is_saveable=lambda: False)]
+
+    def make(*_: object) -> object:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, Exception):
+            raise outcome
+        return outcome
+
+    monkeypatch.setattr(compiled_bodies, "read_artifact" if stored else "compile_body", make)
+    monkeypatch.setattr(compiled_bodies, "replace_inductor_folder_after", lambda failure: replaced)
+    monkeypatch.setattr(compiled_bodies, "artifact_name", lambda body, device: "compiled/x.bin")
+    monkeypatch.setattr(compiled_bodies, "compiled_function", lambda artifact: (artifact, "code"))
+    monkeypatch.setattr(compiled_bodies, "_direct", lambda compiled, body: compiled)
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
+    body: Any = SimpleNamespace(name="layer", layers=())
+    if stored:
+        CacheFolder().write("compiled/x.bin", b"data")
+    with contextlib.nullcontext() if replaced else pytest.raises(LoweringError):
+        assert CompiledBodies(CacheFolder())._load(body, CPU).code == "code"
+    assert len(outcomes) == (0 if replaced else 1)
+
+
+def test_the_folder_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(**_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(artifacts.CompiledArtifact, "load", load)
+    with pytest.raises(LoweringError, match=f"Set TORCHINDUCTOR_CACHE_DIR .* {inductor.inductor_cache_dir()} cannot"):
+        artifacts.read_artifact("compiled/x.bin", b"data")

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,7 +17,6 @@ from torch._inductor.cpu_vec_isa import pick_vec_isa
 from transformers import LlamaForCausalLM, PreTrainedModel
 
 import speccompile
-from speccompile.errors import LoweringError
 from speccompile.graph.body import Body, size_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import artifacts, compiled_bodies, inductor
@@ -376,40 +373,3 @@ def test_an_op_is_decomposed_only_inside_of_the_context() -> None:
     with decomposed({op: lora.reference}):
         assert table()[op] is lora.reference
     assert op not in table()
-
-
-@pytest.mark.parametrize("stored", [True, False])
-@pytest.mark.parametrize("replaced", [True, False])
-def test_a_body_is_made_again_in_another_folder(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: bool, stored: bool
-) -> None:
-    """Of a folder that cannot be written: also loading a stored artifact writes into it."""
-    outcomes = [LoweringError("No space left on device"), SimpleNamespace(is_saveable=lambda: False)]
-
-    def make(*_: object) -> object:
-        outcome = outcomes.pop(0)
-        if isinstance(outcome, Exception):
-            raise outcome
-        return outcome
-
-    monkeypatch.setattr(compiled_bodies, "read_artifact" if stored else "compile_body", make)
-    monkeypatch.setattr(compiled_bodies, "replace_inductor_folder_after", lambda failure: replaced)
-    monkeypatch.setattr(compiled_bodies, "artifact_name", lambda body, device: "compiled/x.bin")
-    monkeypatch.setattr(compiled_bodies, "compiled_function", lambda artifact: (artifact, "code"))
-    monkeypatch.setattr(compiled_bodies, "_direct", lambda compiled, body: compiled)
-    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path)
-    body: Any = SimpleNamespace(name="layer", layers=())
-    if stored:
-        CacheFolder().write("compiled/x.bin", b"data")
-    with contextlib.nullcontext() if replaced else pytest.raises(LoweringError):
-        assert CompiledBodies(CacheFolder())._load(body, CPU).code == "code"
-    assert len(outcomes) == (0 if replaced else 1)
-
-
-def test_the_folder_that_failed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    def load(**_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(artifacts.CompiledArtifact, "load", load)
-    with pytest.raises(LoweringError, match=f"Set TORCHINDUCTOR_CACHE_DIR .* {inductor.inductor_cache_dir()} cannot"):
-        artifacts.read_artifact("compiled/x.bin", b"data")
