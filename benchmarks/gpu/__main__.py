@@ -17,14 +17,16 @@ from benchmarks.gpu.jobs import Job, run_jobs
 from benchmarks.gpu.plan import GROUPS, Group
 
 _GRAPHS = "tests/lowering/cuda/test_cuda_graphs.py"
-#: The tests that need a GPU: kernels against their references, sequences, and graphs by mode. Files, and which of their
-#: tests.
+_SEQUENCES = "tests/end_to_end/on_gpu"
+#: The tests that need a GPU: kernels against their references, sequences, graphs by mode, and sequences of every mode.
+#: Files, and which of their tests.
 TESTS: dict[str, tuple[Sequence[str], str]] = {
     "test kernels": (["tests/ops/triton/on_gpu"], ""),
-    "test sequences": (["tests/end_to_end/test_gpu_texts.py", "tests/end_to_end/test_gpu_recurrent_texts.py"], ""),
+    "test sequences": ([f"{_SEQUENCES}/test_gpu_texts.py", f"{_SEQUENCES}/test_gpu_recurrent_texts.py"], ""),
     "test graphs, none": ([_GRAPHS], "none"),
     "test graphs, ngram": ([_GRAPHS], "ngram"),
     "test graphs, other": ([_GRAPHS], "not none and not ngram"),
+    "test modes": ([_SEQUENCES], "not gpu_texts and not gpu_recurrent_texts"),
 }
 _PROCESSES = 8
 _HANG_SECONDS = 90

@@ -9,7 +9,6 @@ import torch
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from speccompile.guides.guide import COMPLETE
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import automata, cutoffs, normalization, penalties, sequences, token_lists
 from speccompile.ops.triton.automata import advance_guide, truncate_drafts
@@ -17,9 +16,9 @@ from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PROCESSORS, WATERMARK
 from support import triton_interpreter  # noqa: F401
-from support.processor_cases import STATE, VOCAB, Numbers, integers_from
+from support.processor_cases import SLOTS, STATE, VOCAB, Numbers, automata_from, integers_from
 
-CAPACITY, SLOTS, STATES, WIDTH = 40, 5, 4, 3
+CAPACITY = 40
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -114,19 +113,6 @@ def test_rows_that_are_not_finite(name: str) -> None:
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-6, equal_nan=True)
     kernel(scores, nothing, nothing[:, 0], 0, [~wanted])
     assert scores.isnan().sum() == 1 and scores.isinf().sum() == 6, "rows without the option stay"
-
-
-def automata_from(seed: int, rows: int) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], Numbers]:
-    """Slots of the rows, states and tables of all slots, and further numbers."""
-    integers = integers_from(seed)
-    slots = torch.argsort(integers(10**6, SLOTS))[:rows]
-    states, widths = integers(STATES + 1, SLOTS) - 1, 1 + integers(WIDTH, SLOTS)
-    classes = integers(10**6, SLOTS, VOCAB) % widths[:, None]
-    moves = integers(STATES + 2, SLOTS, STATES * WIDTH).clamp(max=STATES) - 1
-    for slot, width in enumerate(widths.tolist()):
-        # At every second state a text is complete.
-        moves[slot, width - 1 : STATES * width : 2 * width] = COMPLETE
-    return slots, states, [widths, classes.int(), moves.short()], integers
 
 
 @generated
