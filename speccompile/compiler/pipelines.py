@@ -53,6 +53,7 @@ from speccompile.passes.target.choose_linear import KeepLinears, PackLinears
 from speccompile.passes.target.choose_recurrence import ChooseRecurrence
 from speccompile.passes.target.fuse_linears import FuseLinears
 from speccompile.passes.target.fuse_rotary_attention import FuseRotaryAttention
+from speccompile.passes.target.fuse_rotary_tables import FuseRotaryTables
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.move_norms import MoveNorms
@@ -100,7 +101,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
 
 def _linears(config: BuildConfig, packs: WeightPacks) -> list[Pass]:
     if config.kernels.native:
-        return [PackLinears(packs), JoinLinears(), FuseLinears()]
+        return [PackLinears(packs), JoinLinears(), FuseLinears(), FuseRotaryTables()]
     if config.weights.rounds:
         return [PackLinears(packs, rounded_only=True), JoinLinears()]
     return [KeepLinears()]
