@@ -79,6 +79,44 @@ def store_newest_(
     newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
 
 
+def cut_drafts(tokens: torch.Tensor, lens: torch.Tensor, begin: int) -> torch.Tensor:
+    """Drafts ``[B, K]`` from number ``begin`` of the rows on, -1 after a row's own draft length.
+
+    Args:
+        tokens: int64 ``[B, K]``; lens: int64 ``[B]``.
+    """
+    numbers = torch.arange(begin, begin + tokens.shape[1], device=tokens.device)
+    return torch.where(numbers < lens[:, None], tokens, -1)
+
+
+def store_chain_(
+    stored_drafts: torch.Tensor,
+    stored_lens: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    lens: torch.Tensor,
+    begin: int,
+) -> None:
+    """Write the rows' drafts ``[B, K]``, from number ``begin`` on, and their lengths ``[B]`` into state.
+
+    Args:
+        stored_drafts: int64 ``[N, Kmax]``; stored_lens: int64 ``[N]``; slots: int64 ``[B]``.
+    """
+    numbers = torch.arange(begin, begin + drafts.shape[1], device=drafts.device)
+    stored_drafts.index_put_((slots[:, None], numbers), drafts)
+    stored_lens.index_put_((slots,), lens)
+
+
+def network_positions(positions: torch.Tensor, back: int, most: int) -> torch.Tensor:
+    """The positions ``[B, T]`` of a drafter's own forward: ``back`` before the given ones, from 0 to ``most``.
+
+    Args:
+        positions: int64 ``[B, T]``.
+    """
+    moved = positions - back if back else positions
+    return moved.clamp(min=0, max=most)
+
+
 def form_of(function: Callable[..., Any], facts: Set[str]) -> Callable[..., Any]:
     """Return what a pass inserts for one of these functions: the op of its name where steps run the C++ ops, which the
     graph's ``facts`` show, else the function."""
@@ -114,4 +152,19 @@ _define(
     "(Tensor(a!) newest, Tensor length, Tensor slots, Tensor positions, Tensor hidden, int dummy_slot) -> ()",
     None,
     store_newest_,
+)
+_define(
+    "(Tensor tokens, Tensor lens, int begin) -> Tensor",
+    lambda tokens, lens, begin: tokens.new_empty(tokens.shape),
+    cut_drafts,
+)
+_define(
+    "(Tensor(a!) stored_drafts, Tensor(b!) stored_lens, Tensor slots, Tensor drafts, Tensor lens, int begin) -> ()",
+    None,
+    store_chain_,
+)
+_define(
+    "(Tensor positions, int back, int most) -> Tensor",
+    lambda positions, back, most: positions.new_empty(positions.shape),
+    network_positions,
 )

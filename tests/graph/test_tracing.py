@@ -12,7 +12,7 @@ from torch import fx
 from speccompile.graph import tracing
 from speccompile.graph.fakes import fake
 from speccompile.graph.tracing import Tracer
-from speccompile.modes.network.passes import at_most
+from speccompile.modes.network.other_vocabulary import at_most
 from speccompile.ops.draft_rows import next_token
 from speccompile.passes.step.draft_chain import side_by_side
 

@@ -11,7 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.draft_rows import form_of, newest_tokens, next_token, store_newest_, tokens_after
+from speccompile.ops.draft_rows import (
+    cut_drafts,
+    form_of,
+    network_positions,
+    newest_tokens,
+    next_token,
+    store_chain_,
+    store_newest_,
+    tokens_after,
+)
 
 SLOTS, CAPACITY = 5, 12
 IN_CPP = {"linears_fused"}
@@ -82,8 +91,38 @@ def test_store_newest(rows: int, width: int, dtype: torch.dtype, seed: int) -> N
     assert torch.equal(made[:-1], expected[:-1])
 
 
+@settings(max_examples=50, deadline=None)
+@given(
+    rows=st.integers(1, 3),
+    width=st.integers(1, 4),
+    begin=st.integers(0, 2),
+    strided=st.booleans(),
+    seed=st.integers(0, 2**30),
+)
+def test_drafts_are_cut_and_stored(rows: int, width: int, begin: int, strided: bool, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tokens = integers(rows, 2 * width, high=99, generator=generator)
+    tokens = tokens[:, ::2] if strided else tokens[:, :width].contiguous()
+    lens = integers(rows, high=begin + width + 1, generator=generator)
+    cut = form_of(cut_drafts, IN_CPP)(tokens, lens, begin)
+    assert torch.equal(cut, cut_drafts(tokens, lens, begin))
+    slots = torch.randperm(SLOTS, generator=generator)[:rows]
+    made, expected = ((torch.full((SLOTS, 6), 7), torch.full((SLOTS,), 7)) for _ in range(2))
+    form_of(store_chain_, IN_CPP)(*made, slots, tokens, lens, begin)
+    store_chain_(*expected, slots, tokens, lens, begin)
+    assert all(torch.equal(*pair) for pair in zip(made, expected, strict=True))
+
+
+@pytest.mark.parametrize("back", [0, 1])
+def test_network_positions(back: int) -> None:
+    positions = torch.arange(-1, 11).reshape(3, 4)[:, ::2] + back
+    made = form_of(network_positions, IN_CPP)(positions, back, 6)
+    assert torch.equal(made, network_positions(positions, back, 6)) and made.max() == 6
+
+
 def test_steps_on_torchs_own_kernels_run_the_functions() -> None:
-    for function in (newest_tokens, next_token, tokens_after, store_newest_):
+    functions = (newest_tokens, next_token, tokens_after, store_newest_, cut_drafts, store_chain_, network_positions)
+    for function in functions:
         assert form_of(function, set()) is function
         assert form_of(function, IN_CPP) is getattr(torch.ops.speccompile, function.__name__)
 
@@ -92,5 +131,9 @@ def test_sizes_that_do_not_fit_are_refused() -> None:
     ops, one = torch.ops.speccompile, torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="sizes or dtypes do not fit"):
         ops.store_newest_(torch.zeros(2, 3), one, one, one[None], torch.zeros(1, 1, 4), 1)
+    with pytest.raises(RuntimeError, match="sizes do not fit"):
+        ops.store_chain_(one[None], one, one, torch.zeros((1, 2), dtype=torch.int64), one, 0)
+    with pytest.raises(RuntimeError, match="sizes do not fit"):
+        ops.cut_drafts(torch.zeros((2, 2), dtype=torch.int64), one, 0)
     with pytest.raises(RuntimeError, match="sizes do not fit"):
         ops.next_token(one[None], torch.zeros((2, 1), dtype=torch.int64))

@@ -16,7 +16,8 @@ from torch import fx
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
-from speccompile.modes.network.passes import at_most, drafter_of
+from speccompile.modes.network.passes import drafter_of
+from speccompile.ops.draft_rows import form_of, network_positions
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
@@ -37,7 +38,8 @@ class KeepContext(Pass):
     def run(self, graph: StepGraph) -> Changes:
         head, values = drafter_of(graph), graph.values
         slots, layers = values.get("target_slots", values["slots"]), len(head.anchors.layers)
-        positions = graph.insert(at_most, values["positions"], most=head.layout.cache_len - 1)
+        function, most = form_of(network_positions, graph.facts), head.layout.cache_len - 1
+        positions = graph.insert(function, values["positions"], back=0, most=most)
         inputs = {node.name: node for node in head.placeholders}
         given = {inputs["hidden_states"]: values["tapped"], inputs["position_ids"]: positions}
         names = [name for index in range(layers) for name in (f"key_{index}", f"value_{index}")]

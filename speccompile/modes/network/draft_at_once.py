@@ -11,9 +11,9 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_model
-from speccompile.ops.draft_rows import form_of, newest_tokens
+from speccompile.ops.draft_rows import cut_drafts, form_of, newest_tokens
 from speccompile.passes.base import Changes
-from speccompile.passes.step.draft_chain import Forward, join
+from speccompile.passes.step.draft_chain import Forward
 from speccompile.passes.step.drafts import set_drafts
 
 
@@ -99,7 +99,7 @@ def at_place(logits: torch.Tensor, *, place: int) -> torch.Tensor:
 
 def chosen_drafts(lens: torch.Tensor, chosen: torch.Tensor) -> torch.Tensor:
     """``chosen`` ``[B, K]`` as drafts ``[B, K]``: -1 after a row's draft length."""
-    return join(lens, chosen.clamp(min=0))
+    return cut_drafts(chosen.clamp(min=0), lens, 0)
 
 
 def to_target_ids(chosen: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:

@@ -83,14 +83,21 @@ class DraftByHead(DraftByNetwork):
         carried = self.carried_before(graph)
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
-            # A token is read in the row of the position before its own.
-            row = graph.insert(previous_position, position, before=start)
             if place == 0:
                 given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots, before=start)}
             else:
                 given = {reads: carried[-1]}
+            # A token is read in the row of the position before its own.
             logits, carry = forward_drafter(
-                graph, token, row, slots, before=start, outputs=outputs, given=given, drafter=widened(head, place)
+                graph,
+                token,
+                position,
+                slots,
+                before=start,
+                outputs=outputs,
+                given=given,
+                drafter=widened(head, place),
+                back=1,
             )
             carried.append(carry)
             self.after_forward(graph, logits, carry, place)
@@ -140,11 +147,6 @@ def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
         return None
     (ids,) = splice_graph(graph, head, {}, [head.values["target_ids"]], graph.anchors.start)
     return ids
-
-
-def previous_position(position: torch.Tensor) -> torch.Tensor:
-    """The position before ``position``, at least 0."""
-    return (position - 1).clamp(min=0)
 
 
 def of_rows_as_column(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:

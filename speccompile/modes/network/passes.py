@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from speccompile.errors import PassError
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.other_vocabulary import known_tokens, over_target
+from speccompile.ops.draft_rows import form_of, network_positions
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import DraftChain, Forward
 
@@ -38,6 +38,7 @@ def forward_drafter(
     outputs: Sequence[str] = ("logits",),
     given: Mapping[str, fx.Node] | None = None,
     drafter: StepGraph | None = None,
+    back: int = 0,
 ) -> list[fx.Node]:
     """Copy a forward of the drafter into the step. It writes the drafter's KV, and attends to the KV of earlier
     forwards.
@@ -49,6 +50,7 @@ def forward_drafter(
         outputs: names of values of the network; or ``"kv"``, which only writes KV and does not run the lm_head.
         given: nodes that replace further inputs of the network (``hidden_states``) or values that it computes, by name.
         drafter: the network in another form; None is the step's own drafter.
+        back: the network reads each token at a position this much before the given one, at least 0.
 
     Returns:
         The nodes of ``outputs``. The node of ``"kv"`` is the output of the last layer.
@@ -58,14 +60,11 @@ def forward_drafter(
     named = {**inputs, **drafter.values, "kv": drafter.anchors.layers[-1]}
     # Sequences within the drafter's max_len never reach this position. Others do, and so does the padding of a prompt
     # chunk.
-    positions = graph.insert(at_most, positions, before=before, most=drafter.layout.cache_len - 1)
+    function, most = form_of(network_positions, graph.facts), drafter.layout.cache_len - 1
+    positions = graph.insert(function, positions, before=before, back=back, most=most)
     replaced = {inputs["input_ids"]: tokens, inputs["position_ids"]: positions, inputs["row_slots"]: slots}
     replaced |= {named[name]: node for name, node in (given or {}).items()}
     return splice_graph(graph, drafter, replaced, [named[name] for name in outputs], before)
-
-
-def at_most(positions: torch.Tensor, *, most: int) -> torch.Tensor:
-    return positions.clamp(max=most)
 
 
 def forward_model(

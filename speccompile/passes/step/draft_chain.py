@@ -12,7 +12,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
-from speccompile.ops.draft_rows import form_of, newest_tokens, next_token
+from speccompile.ops.draft_rows import cut_drafts, form_of, newest_tokens, next_token
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
@@ -107,7 +107,9 @@ class DraftChain(Pass):
             drafted.append(token)
         if drawn_from:
             graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
-        set_drafts(graph, graph.insert(join, lens, *drafted, before=start, begin=self.begin), lens)
+        tokens = graph.insert(side_by_side, *drafted, before=start)
+        cut = graph.insert(form_of(cut_drafts, graph.facts), tokens, lens, before=start, begin=self.begin)
+        set_drafts(graph, cut, lens)
         return Changes(self.draft_len - self.begin, self.what(graph))
 
 
@@ -151,11 +153,3 @@ def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: t
 def side_by_side(*places: torch.Tensor) -> torch.Tensor:
     """Concatenate tensors ``[B, T, ...]`` along T: K of ``[B, 1, V]`` become ``[B, K, V]``."""
     return torch.cat(places, dim=1)
-
-
-def join(lens: torch.Tensor, *drafted: torch.Tensor, begin: int = 0) -> torch.Tensor:
-    """Tokens ``[B, ...]`` of the places from ``begin`` on side by side, as drafts ``[B, K - begin]``, -1 after a row's
-    own draft length."""
-    tokens = torch.cat(drafted, dim=1)
-    offsets = torch.arange(begin, begin + tokens.shape[1], device=lens.device)
-    return torch.where(offsets < lens[:, None], tokens, -1)

@@ -11,6 +11,9 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
+#: State of the proposals of ready drafters: drafts ``[N, Kmax]`` and how many of them are valid, ``[N]``.
+PROPOSED = ("draft_tokens", "draft_lens")
+
 
 @dataclass(frozen=True)
 class NoDrafts(Pass):
@@ -31,18 +34,24 @@ class NoDrafts(Pass):
 
 @dataclass(frozen=True)
 class ReadDrafts(Pass):
-    """Reads the first ``draft_len`` tokens that a ready drafter proposed at the end of the previous step."""
+    """Reads the first ``draft_len`` tokens that a ready drafter proposed at the end of the previous step, or those that
+    a drafter's executable stored before this step.
+
+    Args:
+        state: names of the drafts and of their lengths.
+    """
 
     draft_len: int
+    state: tuple[str, str] = PROPOSED
 
     name: ClassVar[str] = "read_drafts"
-    looks_for: ClassVar[str] = "the proposals of a ready drafter"
+    looks_for: ClassVar[str] = "drafts in the state"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafts")
 
     def run(self, graph: StepGraph) -> Changes:
-        state = [graph.state(name) for name in ("draft_tokens", "draft_lens", "length", "limit")]
+        state = [graph.state(name) for name in (*self.state, "length", "limit")]
         drafts = graph.insert(
             proposed_drafts,
             *state,

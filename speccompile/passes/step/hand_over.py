@@ -13,8 +13,9 @@ from speccompile.errors import UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
+from speccompile.ops.draft_rows import form_of, store_chain_
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.drafts import proposed_drafts, set_drafts
+from speccompile.passes.step.drafts import PROPOSED, ReadDrafts, proposed_drafts, set_drafts
 from speccompile.passes.step.tree_drafts import fit, set_tree
 
 #: State of trees, int64 ``[N, K]``: parents and depths of the stored drafts. They are in the form of the tier.
@@ -72,14 +73,18 @@ class StoreDrafts(Pass):
             if PROBABILITIES not in graph.layout.tensors:
                 raise UndeclaredDraftProbs(mode=self.mode)
             kept["draft_probs"] = graph.state(PROBABILITIES)
-        nodes = (values["slots"], *(values[name] for name in kept), *kept.values())
-        graph.insert(store, *nodes, before=start, begin=self.begin)
+        given = [values[name] for name in kept]
+        if len(kept) == 2:
+            function = form_of(store_chain_, graph.facts)
+            graph.insert(function, drafts, lens, values["slots"], *given, before=start, begin=self.begin)
+        else:
+            graph.insert(store, values["slots"], *given, *kept.values(), before=start, begin=self.begin)
         return Changes(len(kept))
 
 
 @dataclass(frozen=True)
 class ReadStored(Pass):
-    """Reads a chain that :class:`StoreDrafts` has stored.
+    """Reads a chain that :class:`StoreDrafts` has stored, with more than the drafts themselves.
 
     Args:
         probabilities: also what the drafts were drawn from; a proposal is certain of its drafts.
@@ -98,7 +103,7 @@ class ReadStored(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         slots, start = graph.values["slots"], graph.anchors.start
-        names = [*STORED, "length", "limit", *["draft_tokens", "draft_lens"] * self.proposals]
+        names = [*STORED, "length", "limit", *PROPOSED * self.proposals]
         state = [graph.state(name) for name in [*names, *[PROBABILITIES] * self.probabilities]]
         drafts, lens, *probabilities = graph.insert(
             stored_chain, slots, *state, before=start, draft_len=self.shape, proposals=self.proposals
@@ -123,7 +128,7 @@ class ReadStoredTree(ReadStored):
         stored = [graph.state(name) for name in (drafts, *STORED_TREE, lens)]
         slots, start = graph.values["slots"], graph.anchors.start
         if self.proposals:
-            names = ("draft_tokens", "draft_lens", "length", "limit", "draft_limit")
+            names = (*PROPOSED, "length", "limit", "draft_limit")
             state = [graph.state(name) for name in names]
             found = graph.insert(first_tree, slots, *state, *stored, before=start, tree=self.shape)
         else:
@@ -132,10 +137,11 @@ class ReadStoredTree(ReadStored):
         return Changes(1, str(self.shape))
 
 
-def read_stored(shape: int, *, probabilities: bool = False, proposals: bool = False) -> ReadStored:
-    """The pass for drafts of that shape."""
-    form = ReadStoredTree if isinstance(shape, Tree) else ReadStored
-    return form(shape, probabilities, proposals)
+def read_stored(shape: int, *, probabilities: bool = False, proposals: bool = False) -> Pass:
+    """The pass for drafts of that shape. A chain by itself is read as a proposal is."""
+    if isinstance(shape, Tree):
+        return ReadStoredTree(shape, probabilities, proposals)
+    return ReadStored(shape, probabilities, proposals) if probabilities or proposals else ReadDrafts(shape, STORED)
 
 
 def store(slots: torch.Tensor, *tensors: torch.Tensor, begin: int = 0) -> None:

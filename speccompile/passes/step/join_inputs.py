@@ -10,8 +10,9 @@ from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the op
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph.tree import STORED
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.drafts import LimitDrafts, NoDrafts, ReadDrafts
+from speccompile.passes.step.drafts import PROPOSED, LimitDrafts, NoDrafts, ReadDrafts
 from speccompile.passes.step.verify_inputs import VerifyInputs
 
 _NAMES = ("drafts", "row_draft_lens", "input_tokens", "positions")
@@ -46,7 +47,8 @@ class JoinInputs(Pass):
         lens = None if drafts is None else given.get(1, graph.values["row_draft_lens"])
         limit = graph.state("limit") if ReadDrafts.name in passes else None
         if limit is not None:
-            drafts, lens = graph.state("draft_tokens"), graph.state("draft_lens")
+            read = {node.name for item in replaced for node in item.all_input_nodes}
+            drafts, lens = (graph.state(name) for name in (STORED if read.issuperset(STORED) else PROPOSED))
         draft_limit = graph.state("draft_limit") if LimitDrafts.name in passes else None
         state = [graph.state(name) for name in ("tokens", "length")]
         optional = {"drafts": drafts, "draft_lens": lens, "limit": limit, "draft_limit": draft_limit}

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.commit import commit
-from speccompile.passes.step.draft_chain import join
+from speccompile.ops.draft_rows import cut_drafts
 from speccompile.passes.step.drafts import no_drafts, proposed_drafts, useful_lens
 from speccompile.passes.step.greedy_accept import greedy_accept
 from speccompile.passes.step.last_logits import at_index
@@ -276,8 +276,8 @@ def test_proposed_drafts_are_those_of_the_slot(draft_len: int, data: st.DataObje
 
 def test_drafts_of_early_exit_end_at_the_rows_own_length() -> None:
     drafted = [torch.tensor([[10 * place + row] for row in range(4)]) for place in range(3)]
-    joined = join(torch.tensor([0, 1, 2, 3]), *drafted)
-    assert joined.tolist() == [[-1, -1, -1], [1, -1, -1], [2, 12, -1], [3, 13, 23]]
+    cut = cut_drafts(torch.cat(drafted, dim=1), torch.tensor([0, 1, 2, 3]), 0)
+    assert cut.tolist() == [[-1, -1, -1], [1, -1, -1], [2, 12, -1], [3, 13, 23]]
 
 
 # --- what the target reads -----------------------------------------------------------------------

@@ -98,11 +98,66 @@ void store_newest_op(
       slots.is_contiguous() && positions.is_contiguous() && hidden.is_contiguous());
 }
 
+Tensor cut_drafts_op(const Tensor& tokens, const Tensor& lens, int64_t begin) {
+  const int64_t rows = tokens.size(0), width = tokens.size(1);
+  STD_TORCH_CHECK(lens.numel() == rows, "speccompile::cut_drafts: the sizes do not fit");
+  const Tensor own = side_by_side(tokens), own_lens = side_by_side(lens), drafts = new_integers({rows, width});
+  const int64_t *from = integers(own), *counts = integers(own_lens);
+  int64_t* to = integers(drafts);
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < rows * width; ++i) {
+          to[i] = begin + i % width < counts[i / width] ? from[i] : -1;
+        }
+      },
+      tokens.is_contiguous() && lens.is_contiguous());
+  return drafts;
+}
+
+void store_chain_op(
+    Tensor stored_drafts, Tensor stored_lens, const Tensor& slots, const Tensor& drafts, const Tensor& lens,
+    int64_t begin) {
+  const int64_t rows = drafts.size(0), width = drafts.size(1), longest = stored_drafts.size(1);
+  STD_TORCH_CHECK(
+      slots.numel() == rows && lens.numel() == rows && begin >= 0 && begin + width <= longest,
+      "speccompile::store_chain_: the sizes do not fit");
+  const Tensor own_slots = side_by_side(slots), own = side_by_side(drafts), own_lens = side_by_side(lens);
+  const int64_t *slot_of = integers(own_slots), *from = integers(own), *counts = integers(own_lens);
+  int64_t *to = integers(stored_drafts), *to_lens = integers(stored_lens);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          std::copy_n(from + row * width, width, to + slot_of[row] * longest + begin);
+          to_lens[slot_of[row]] = counts[row];
+        }
+      },
+      slots.is_contiguous() && drafts.is_contiguous() && lens.is_contiguous());
+}
+
+Tensor network_positions_op(const Tensor& positions, int64_t back, int64_t most) {
+  const int64_t count = positions.numel();
+  const Tensor own = side_by_side(positions);
+  const Tensor moved = new_integers({positions.sizes().begin(), positions.sizes().end()});
+  const int64_t* from = integers(own);
+  int64_t* to = integers(moved);
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < count; ++i) {
+          to[i] = std::clamp<int64_t>(from[i] - back, 0, most);
+        }
+      },
+      positions.is_contiguous());
+  return moved;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("newest_tokens", TORCH_BOX(&newest_tokens_op));
   m.impl("next_token", TORCH_BOX(&next_token_op));
   m.impl("tokens_after", TORCH_BOX(&tokens_after_op));
   m.impl("store_newest_", TORCH_BOX(&store_newest_op));
+  m.impl("cut_drafts", TORCH_BOX(&cut_drafts_op));
+  m.impl("store_chain_", TORCH_BOX(&store_chain_op));
+  m.impl("network_positions", TORCH_BOX(&network_positions_op));
 }
 
 }  // namespace
