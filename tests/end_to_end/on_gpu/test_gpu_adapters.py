@@ -23,7 +23,8 @@ TARGETS = ("q_proj", "v_proj", "o_proj", "gate_proj", "down_proj")
 
 def adapter(folder: Path, seed: int) -> LlamaForCausalLM:
     """A folder as PEFT writes it, and the tiny model with its weights merged."""
-    merged, generator, tensors = tiny_llama(), torch.Generator().manual_seed(seed), {}
+    merged, generator = tiny_llama(), torch.Generator().manual_seed(seed)
+    tensors: dict[str, torch.Tensor] = {}
     for path, module in merged.named_modules():
         if path.endswith(TARGETS) and isinstance(module, torch.nn.Linear):
             a = 0.3 * torch.randn(RANK, module.in_features, generator=generator)

@@ -37,8 +37,9 @@ def of_transformers_guided(prompt: list[int]) -> list[int]:
 
 def of_transformers(prompt: list[int], **options: Any) -> list[int]:
     ids = torch.tensor([prompt])
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "do_sample": False}
-    output: Any = tiny_llama().generate(ids, **(given | options))
+    given: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": NEW, "do_sample": False}
+    model: Any = tiny_llama()
+    output = model.generate(ids, **(given | options))
     return output[0, len(prompt) :].tolist()
 
 
@@ -51,7 +52,7 @@ def test_a_guide_is_followed(mode: str) -> None:
     with wrapped(tiny_llama().cuda(), mode, tiers=tiers, **options) as spec:
         for tier in spec.tiers:
             assert texts_at(spec, tier, guide=guide(), eos_token_id=[EOS]) == wanted
-        drawn = {"do_sample": True, "temperature": 2.0, "top_k": 0, "seed": 4}
+        drawn: dict[str, Any] = {"do_sample": True, "temperature": 2.0, "top_k": 0, "seed": 4}
         texts = [texts_at(spec, tier, guide=guide(), eos_token_id=[EOS], **drawn) for tier in spec.tiers]
         assert all(found == texts[0] for found in texts)
         assert all(token in allowed(place) for text in texts[0] for place, token in enumerate(text))

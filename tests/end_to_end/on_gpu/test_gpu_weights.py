@@ -7,25 +7,27 @@ from typing import Any
 import pytest
 import torch
 
-from support.gpu_texts import TIERS, own_texts, texts_at, wrapped
+from support.gpu_texts import NEW, TIERS, own_texts, texts_at, wrapped
 from support.tiny import tiny_llama
 
 pytestmark = pytest.mark.gpu
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-def test_a_rounded_target(weights: Any, dtype: torch.dtype) -> None:
+def test_a_rounded_target(weights: Any) -> None:
     texts: dict[str, list[list[list[int]]]] = {}
     for backend in ("eager", "auto"):
-        with wrapped(tiny_llama(dtype=dtype).cuda(), "ngram", weights=weights, backend=backend) as spec:
+        with wrapped(tiny_llama().cuda(), "ngram", weights=weights, backend=backend) as spec:
             texts[backend] = [texts_at(spec, tier) for tier in TIERS]
-    if dtype == torch.float32:
-        assert texts["eager"][0] == texts["eager"][1]
-        assert texts["auto"] == texts["eager"]
-    else:
-        # What differs in the last bits may be rounded to other integers.
-        assert all(len(text) == 24 for found in texts.values() for rows in found for text in rows)
+    assert texts["eager"][0] == texts["eager"][1]
+    assert texts["auto"] == texts["eager"]
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_a_rounded_target_in_half_precision(weights: Any) -> None:
+    """Texts are not compared: what differs in the last bits may be rounded to other integers."""
+    with wrapped(tiny_llama(dtype=torch.bfloat16).cuda(), "ngram", weights=weights) as spec:
+        assert all(len(text) == NEW for tier in TIERS for text in texts_at(spec, tier))
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
