@@ -55,7 +55,9 @@ class DraftTarget(DraftModelMode):
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)
-        if not isinstance(self.draft, PreTrainedModel | str) or self.draft == "":
+        of_target = isinstance(self.draft, str) and self.draft.startswith("self:")
+        named = self.draft == SELF_INT8 if of_target else self.draft != ""
+        if not isinstance(self.draft, PreTrainedModel | str) or not named:
             reason = f"give a transformers model, a folder, a hub id or {SELF_INT8!r}"
             raise self.invalid("draft", self.draft, reason)
 

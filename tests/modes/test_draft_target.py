@@ -182,6 +182,7 @@ def test_its_length_can_be_given(model: LlamaForCausalLM) -> None:
     [
         ({}, "draft", "give a transformers model"),
         ({"draft": 3}, "draft", "give a transformers model"),
+        ({"draft": "self:int4"}, "draft", "give a transformers model"),
         ({"draft": tiny_llama(vocab=300)}, "draft", "its vocabulary has 300 tokens and the target's 128"),
         ({"draft": tiny_llama(), "draft_max_len": 1}, "draft_max_len", "at least 2"),
         ({"draft": tiny_llama(), "fused": 0}, "fused", "use True or False"),
