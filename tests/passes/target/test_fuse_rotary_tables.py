@@ -1,4 +1,4 @@
-"""Which rotary tables are computed by one op, and that they are those of the separate ops."""
+"""The rotary tables that one op computes are those of the separate ops."""
 
 from __future__ import annotations
 
