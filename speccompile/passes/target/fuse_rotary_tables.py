@@ -42,10 +42,11 @@ def _fuse(graph: StepGraph, angles: fx.Node) -> bool:
     """Replace both tables of ``angles``; False if they have another form."""
     replaced = [angles]
     read = _positions_and_frequencies(angles, replaced)
-    tables = {user.target: user for user in angles.users}
-    if read is None or len(angles.users) != 2 or tables.keys() != {aten.cos.default, aten.sin.default}:
+    by_op = {user.target: user for user in angles.users}
+    if read is None or len(angles.users) != 2 or by_op.keys() != {aten.cos.default, aten.sin.default}:
         return False
-    ends, scalings = zip(*(_scaled(tables[op]) for op in (aten.cos.default, aten.sin.default)), strict=True)
+    tables = [by_op[op] for op in (aten.cos.default, aten.sin.default)]
+    ends, scalings = zip(*map(_scaled, tables), strict=True)
     if len(set(scalings)) > 1:
         return False
     with graph.graph.inserting_before(angles):
@@ -54,7 +55,7 @@ def _fuse(graph: StepGraph, angles: fx.Node) -> bool:
         results = [graph.graph.call_function(operator.getitem, (call, index)) for index in range(2)]
     kept = {key: value for key, value in angles.meta.items() if key in ("layer", "pass")}
     call.meta = kept | {"val": tuple(end.meta["val"] for end in ends)}
-    for table, end, result in zip(tables.values(), ends, results, strict=True):
+    for table, end, result in zip(tables, ends, results, strict=True):
         result.meta = kept | {"val": end.meta["val"]}
         graph.replace(end, result)
         if end is not table:

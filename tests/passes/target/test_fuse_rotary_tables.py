@@ -48,6 +48,20 @@ def test_tables_of_families(family: str, dtype: torch.dtype, pairs: int) -> None
             torch.testing.assert_close(found[name], value, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
+def test_sines_before_cosines() -> None:
+    graph = stages(tiny_llama())[0].copy()
+    (cosines,) = graph.graph.find_nodes(op="call_function", target=aten.cos.default)
+    (sines,) = graph.graph.find_nodes(op="call_function", target=aten.sin.default)
+    wanted, angles = outcome(graph.copy(), 1, 3), cosines.args[0]
+    for node in (sines, cosines):
+        node.args = (angles.args[0][0],)
+        node.args = (angles,)
+    assert list(angles.users) == [sines, cosines]
+    assert FuseRotaryTables().run(graph).matched == 1
+    for name, value in outcome(graph, 1, 3).items():
+        torch.testing.assert_close(value, wanted[name], rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("family", ["gpt_oss", "cohere"])
 def test_tables_of_another_form_stay(family: str) -> None:
     _, after, note = stages(model_of(family))
