@@ -133,7 +133,7 @@ def test_example_sizes_are_no_size_of_the_body() -> None:
 def test_a_body_is_made_again_in_another_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, replaced: bool, stored: bool
 ) -> None:
-    """Of a folder that cannot be written: also loading a stored artifact writes into it."""
+    """A folder that cannot be written: loading a stored artifact also writes into it."""
     outcomes = [LoweringError("No space left on device"), SimpleNamespace(is_saveable=lambda: False)]
 
     def make(*_: object) -> object:

@@ -7,33 +7,17 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidOption
-from speccompile.heads import MedusaHeads
 from support.dice import Dice
 from support.errors import raises
-from support.medusa import fitted_heads
+from support.medusa import OneAfterAnother, fitted_heads
 
 NEW, KMAX = 24, 3
 SIZES: dict[str, Any] = {"tiers": (0, KMAX), "max_batch": 2, "max_len": 70, "backend": "eager"}
 PROMPTS = ([5, 17, 5, 17, 9], list(range(30, 50)), [7])
-
-
-class OneAfterAnother(nn.Module):
-    """Medusa heads as a module of the user's, which reads an inner layer as well."""
-
-    def __init__(self, heads: MedusaHeads) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(
-        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        _, last = hidden.chunk(2, dim=-1)
-        return self.heads(last).argmax(-1), torch.full_like(length, draft_len)
 
 
 @pytest.fixture(scope="module")

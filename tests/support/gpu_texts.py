@@ -7,6 +7,7 @@ from typing import Any
 
 import speccompile
 from speccompile import Speculator
+from support.families import model_of, periodic
 from support.tiny import greedy, random_prompt, tiny_llama
 
 TIERS = (0, 3)
@@ -44,3 +45,13 @@ def assert_texts(spec: Speculator, wanted: list[list[int]], prompts: Sequence[li
     assert all(texts_at(spec, tier, prompts) == wanted for tier in spec.tiers)
     drawn = [texts_at(spec, tier, prompts, **NOISY) for tier in spec.tiers]
     assert all(texts == drawn[0] for texts in drawn) and drawn[0] != wanted
+
+
+def assert_family(name: str, route: str) -> None:
+    """A family's greedy texts at each tier are transformers', by this route of capture."""
+    model, prompts = model_of(name), (periodic(seed=2)[:38], [7, 9, 8, 30, 31, 7, 9, 8])
+    wanted = own_texts(model, prompts)
+    with wrapped(model.cuda(), "ngram") as spec:
+        assert spec.route == route
+        assert [texts_at(spec, tier, prompts) for tier in TIERS] == [wanted] * len(TIERS)
+        assert spec.stats.draft_tokens > 0

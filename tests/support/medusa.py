@@ -11,6 +11,20 @@ from transformers import LlamaForCausalLM
 from speccompile.heads import MedusaHeads
 
 
+class OneAfterAnother(nn.Module):
+    """Medusa heads as a module of the user's, which reads an inner layer as well."""
+
+    def __init__(self, heads: MedusaHeads) -> None:
+        super().__init__()
+        self.heads = heads
+
+    def forward(
+        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, draft_len: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        _, last = hidden.chunk(2, dim=-1)
+        return self.heads(last).argmax(-1), torch.full_like(length, draft_len)
+
+
 def fitted_heads(model: LlamaForCausalLM, texts: Sequence[Sequence[int]], count: int) -> MedusaHeads:
     """Heads of one random block each, with linears that are right at most places of these texts (by least squares)."""
     heads = MedusaHeads(count, 1, model.config.hidden_size, model.config.vocab_size)

@@ -7,7 +7,7 @@ import torch
 
 from speccompile.heads import Eagle3Head
 from support.gpu_texts import NEW, PROMPTS, TIERS, assert_texts, own_texts, texts_at, wrapped
-from support.medusa import fitted_heads
+from support.medusa import OneAfterAnother, fitted_heads
 from support.tiny import tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -16,20 +16,6 @@ pytestmark = pytest.mark.gpu
 def repeats(tokens: torch.Tensor, length: torch.Tensor, draft_len: int) -> tuple[torch.Tensor, torch.Tensor]:
     """The text's first tokens again; rows of an odd length abstain."""
     return tokens[:, :draft_len], torch.where(length % 2 == 0, draft_len, 0)
-
-
-class OneAfterAnother(torch.nn.Module):
-    """Medusa heads as a module of the user's own."""
-
-    def __init__(self, heads: torch.nn.Module) -> None:
-        super().__init__()
-        self.heads = heads
-
-    def forward(
-        self, tokens: torch.Tensor, length: torch.Tensor, hidden: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        _, last = hidden.chunk(2, dim=-1)
-        return self.heads(last).argmax(-1), torch.full_like(length, draft_len)
 
 
 def test_a_prediction_that_is_right() -> None:
