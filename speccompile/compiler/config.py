@@ -11,7 +11,7 @@ from speccompile.calibration.calibration import Calibration
 from speccompile.graph.keys import KINDS, ChunkKind, Kind
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import Route
-from speccompile.graph.tree import Tree, chains
+from speccompile.graph.tree import Tree, chains, depth_of
 from speccompile.hidden_states.options import SavedRows
 from speccompile.lowering.backends import Backend
 from speccompile.lowering.kernels import STOCK, Kernels
@@ -136,6 +136,11 @@ class BuildConfig:
         return int(max(self.tiers))
 
     @property
+    def deepest(self) -> int:
+        """Most drafts that a step accepts."""
+        return max(map(depth_of, self.tiers))
+
+    @property
     def chains(self) -> tuple[int, ...]:
         """Draft lengths of the tiers that are chains."""
         return chains(self.tiers)
@@ -164,6 +169,12 @@ class BuildConfig:
         """Whether the drafter of a tier continues that of the next smaller tier."""
         return self.mode.drafts_in_segments and len(self.tiers) > len({0} & set(self.tiers)) + 1
 
+    @property
+    def catches_up(self) -> int:
+        """Most tokens of a sequence that the drafter's executables have not read when they run; 0 if every step updates
+        the drafter."""
+        return self.mode.unread_tokens(self.deepest) if self.max_draft_len else 0
+
     def drafted_before(self, draft_len: int) -> int:
         """Number of drafts that are stored when the drafter of the tier ``draft_len`` begins."""
         return max((k for k in self.tiers if k < draft_len), default=0)
@@ -172,7 +183,7 @@ class BuildConfig:
         self, drafts: int = 0, rows: int = 1, kind: ChunkKind = "greedy", prompt_rows: int = 0, chunk: int = 0
     ) -> StepForm:
         """The form of an executable of this wrap; see :class:`~speccompile.graph.step_form.StepForm`."""
-        form = StepForm(drafts, rows, kind, prompt_rows, chunk, trees=bool(self.trees))
+        form = StepForm(drafts, rows, kind, prompt_rows, chunk, trees=bool(self.trees), deepest=self.deepest)
         probabilities = form.draws and self.rule.uses_draft_probs and self.mode.draft_probs
         return replace(form, probabilities=probabilities)
 

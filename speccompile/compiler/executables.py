@@ -10,7 +10,7 @@ from dataclasses import replace
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.layout import prefill_widths
 from speccompile.compiler.memory import LESS
-from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
+from speccompile.compiler.pipelines import catch_up_kinds, drafter_pipeline, step_pipeline
 from speccompile.compiler.step_store import StepMaker
 from speccompile.graph.arena import Arena
 from speccompile.graph.finished import FinishedStep
@@ -43,6 +43,7 @@ def steps_of_kind(config: BuildConfig, maker: StepMaker, kind: Kind) -> tuple[Ti
     if kind == config.kind:
         # Inner chunks choose no token, so all kinds share them. Another chunk follows, so none can fill a slot.
         chunks += [(width, "inner") for width in widths if width < config.max_len - 1]
+        chunks += [(config.catches_up, own) for own in catch_up_kinds(config)]
     elif kind == "scored":
         chunks += [(width, "prompt_scored") for width in widths]
     prefill = {
@@ -100,9 +101,7 @@ class ExecutableMaker:
                     for (draft_len, rows, kind), step in tiers.items()
                 },
                 {
-                    (width, kind): self._bound(
-                        StepForm(0, 1, kind, chunk=width).name, TierKey(1, step.width, kind), 0, step
-                    )
+                    (width, kind): self._bound(StepForm(0, 1, kind, chunk=width).name, TierKey(1, width, kind), 0, step)
                     for (width, kind), step in prefill.items()
                 },
             )

@@ -109,6 +109,8 @@ def _linears(config: BuildConfig, packs: WeightPacks) -> list[Pass]:
 
 def step_pipeline(config: BuildConfig, form: StepForm) -> Pipeline:
     """Passes that turn the outlined model into an executable of this form."""
+    if form.kind == "catch_up":
+        return _drafter_pipeline(config, form, config.mode.catching_up(form), facts("drafter_read"))
     passes = [
         _rows(config, form),
         *_filters(config, form),
@@ -130,16 +132,15 @@ def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
     if not config.mode.split or form.drafts == 0:
         return None
     form = config.drafter_form(form)
-    passes = [
-        _rows(config, form),
-        *_filters(config, form),
-        *config.mode.drafting(form),
-        StoreDrafts(form.begin or 0, config.mode.name),
-        DropTarget(),
-        ShareSubexpressions(),
-    ]
-    goals = facts("drafts_stored", "target_dropped", "subexpressions_shared")
-    return _pipeline(config, passes, goals, f"drafter of {form.name}")
+    passes = [*config.mode.drafting(form), StoreDrafts(form.begin or 0, config.mode.name)]
+    return _drafter_pipeline(config, form, passes, facts("drafts_stored"))
+
+
+def _drafter_pipeline(config: BuildConfig, form: StepForm, passes: Sequence[Pass], goals: Facts) -> Pipeline:
+    """Passes of an executable without the target."""
+    passes = [_rows(config, form), *_filters(config, form), *passes, DropTarget(), ShareSubexpressions()]
+    name = form.name if form.kind == "catch_up" else f"drafter of {form.name}"
+    return _pipeline(config, passes, goals | facts("target_dropped", "subexpressions_shared"), name)
 
 
 def step_pipelines(config: BuildConfig, chunk_width: int) -> Iterator[Pipeline]:
@@ -152,9 +153,14 @@ def step_pipelines(config: BuildConfig, chunk_width: int) -> Iterator[Pipeline]:
                 yield own
             if form.tree is None:
                 yield step_pipeline(config, replace(form, prompt_rows=config.prompt_rows(shape)))
-    chunks: tuple[ChunkKind, ...] = (*config.kinds, "inner", "prompt_scored")
+    chunks: list[ChunkKind] = [*config.kinds, "inner", "prompt_scored", *catch_up_kinds(config)]
     for chunk in chunks:
         yield step_pipeline(config, config.form(kind=chunk, chunk=chunk_width))
+
+
+def catch_up_kinds(config: BuildConfig) -> list[ChunkKind]:
+    """``catch_up`` if the drafter of the wrap may not have read all tokens, else nothing."""
+    return ["catch_up"] * bool(config.catches_up)
 
 
 # --- parts of the lists --------------------------------------------------------------------------

@@ -15,8 +15,8 @@ KINDS: tuple[Kind, ...] = ("greedy", "drawn", "sampled", "scored")
 DRAWING: tuple[Kind, ...] = ("drawn", "sampled")
 #: Kinds of prompt chunks. The last chunk of a prompt chooses a token, as a step of its kind does. The chunks before it
 #: are ``inner``. A ``prompt_scored`` chunk, last or not, is ``scored`` and also records the log-probabilities of the
-#: prompt's own tokens.
-ChunkKind = Kind | Literal["inner", "prompt_scored"]
+#: prompt's own tokens. A ``catch_up`` chunk only runs the drafter, over tokens that the target has read before.
+ChunkKind = Kind | Literal["inner", "prompt_scored", "catch_up"]
 #: The name of a tier: draft length, rows, kind. The name of a prompt chunk: width, kind.
 TierName = tuple[int, int, Kind]
 PrefillName = tuple[int, ChunkKind]

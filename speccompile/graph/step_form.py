@@ -22,6 +22,7 @@ class StepForm:
             probabilities then names them ``draft_probs``, float32 ``[B, K, V]``, and draws with its own noise
             (``DRAFTS``).
         trees: some tier of the wrap is a tree. A ready drafter then also proposes trees.
+        deepest: most drafts that a step of the wrap accepts.
         begin: for a drafter's executable that continues a chain: the number of drafts that are stored already. None if
             it drafts all of them.
     """
@@ -33,6 +34,7 @@ class StepForm:
     chunk: int = 0
     probabilities: bool = False
     trees: bool = False
+    deepest: int = 0
     begin: int | None = None
 
     @property
@@ -44,7 +46,7 @@ class StepForm:
     def draws(self) -> bool:
         """Whether tokens are drawn. A drafter with probabilities then draws its drafts too, with the target's noise
         unless :attr:`probabilities` is set."""
-        return self.kind not in ("greedy", "inner")
+        return self.kind not in ("greedy", "inner", "catch_up")
 
     @property
     def chain(self) -> tuple[int, bool, bool]:
@@ -56,12 +58,14 @@ class StepForm:
         """The kind of decode step that chooses tokens in the same way."""
         if self.kind == "prompt_scored":
             return "scored"
-        return "greedy" if self.kind == "inner" else self.kind
+        return "greedy" if self.kind == "inner" or self.kind == "catch_up" else self.kind
 
     @property
     def name(self) -> str:
         """The name in stages and messages, such as ``tier K=3, 1 row``."""
         kind = "" if self.kind == "greedy" else f", {self.kind}"
+        if self.kind == "catch_up":
+            return f"catch-up T={self.chunk}"
         if self.chunk:
             return f"prefill T={self.chunk}{kind}"
         shape = f"K={self.drafts}" if self.tree is None else str(self.tree)

@@ -188,6 +188,23 @@ class Mode(ABC):
         """
         return []
 
+    def unread_tokens(self, deepest: int) -> int:
+        """Most tokens of a sequence that the target may read before a :attr:`split` drafter reads them; 0 if the passes
+        of :meth:`after_commit` update the drafter in every step.
+
+        If not 0, the passes of :meth:`drafting` begin with reading up to ``deepest + 1`` tokens, and those of
+        :meth:`catching_up` read all of them.
+
+        Args:
+            deepest: most drafts that a step accepts.
+        """
+        return 0
+
+    def catching_up(self, form: StepForm) -> list[Pass]:
+        """Passes of the executable that reads up to ``form.chunk`` tokens of one sequence, which insert their ops
+        before ``graph.anchors.start``; see :meth:`unread_tokens`."""
+        return []
+
     @property
     def drafts_chains_alone(self) -> str:
         """The reason why a mode with :attr:`drafts_trees` drafts no trees with these options; empty if it drafts

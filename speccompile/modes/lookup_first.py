@@ -18,7 +18,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.modes.composed import Composed
 from speccompile.modes.network.draft_network import DraftNetwork
-from speccompile.modes.network.network_mode import NetworkMode
+from speccompile.modes.network.network_mode import NetworkMode, SplitMode
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
@@ -102,6 +102,12 @@ class LookupFirst(Mode):
     def drafting(self, form: StepForm) -> list[Pass]:
         return self.network_mode.drafting(form)
 
+    def unread_tokens(self, deepest: int) -> int:
+        return self.network_mode.unread_tokens(deepest)
+
+    def catching_up(self, form: StepForm) -> list[Pass]:
+        return self.network_mode.catching_up(form)
+
     @property
     def taps(self) -> tuple[Tap, ...]:
         return self.network_mode.taps
@@ -119,8 +125,7 @@ def lookup_first(lookups: tuple[ReadyMode, ...], network_mode: NetworkMode, **op
     Args:
         options: the options of :class:`~speccompile.modes.composed.Composed`.
     """
-    # fused=True: every step updates the network's state. The composition itself runs the drafting in separate
-    # executables.
-    if "fused" in network_mode.options():
-        network_mode = replace(network_mode, fused=True)  # type: ignore[call-arg]
+    # The composition runs the drafting in separate executables, but not in segments.
+    if isinstance(network_mode, SplitMode):
+        network_mode = replace(network_mode, fused=network_mode.needs_every_step)
     return LookupFirst(Composed(lookups, last_always=False, **options), network_mode)

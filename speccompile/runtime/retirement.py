@@ -20,15 +20,21 @@ class Keeper(Protocol):
 class Retirement:
     """Ends requests. An error of one request only ends that request.
 
+    Args:
+        catch_up: lets the drafter read the whole sequence, whose KV stays; None if it has.
+
     Attributes:
         keeper: keeps hidden states of sequences; None if they are not kept.
     """
 
-    def __init__(self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None) -> None:
+    def __init__(
+        self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None, catch_up: Keeper | None = None
+    ) -> None:
         self._batch = batch
         self._slots = slots
         self._stats = stats
         self.keeper = keeper
+        self._catch_up = catch_up
         self._interrupt: BaseException | None = None
 
     def take_interrupt(self) -> BaseException | None:
@@ -55,10 +61,12 @@ class Retirement:
         ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             self._batch.remove(request)
-            if self.keeper is not None:
+            for keeper in (self._catch_up, self.keeper):
+                if keeper is None:
+                    continue
                 # An interrupt is also caught, so the slot is released.
                 try:
-                    self.keeper.end(request)
+                    keeper.end(request)
                 except BaseException as error:
                     self.fail_one(request, error)
             if request in self._slots.owned:

@@ -12,6 +12,7 @@ from speccompile.graph.tree import Tree
 from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
+from speccompile.runtime.catch_up import CatchUp
 from speccompile.runtime.delivery import Delivery, Judgement
 from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
@@ -66,6 +67,7 @@ class Scheduler:
         clears_rejected: the state after the sequence is cleared for a row whose logits became NaN by its drafts.
         drafter: runs the segments of a drafter before a step, between which the policy may stop it; None if the tier
             runs its drafter.
+        catch_up: lets the drafter read what only the target has read; None if every step updates the drafter.
 
     Attributes:
         tier: the tier that ran last.
@@ -91,6 +93,7 @@ class Scheduler:
         late: bool,
         clears_rejected: bool,
         drafter: SegmentedDrafter | None = None,
+        catch_up: CatchUp | None = None,
     ) -> None:
         self._arena = arena
         self._table = table
@@ -105,6 +108,7 @@ class Scheduler:
         self._stats = stats
         self._clears_rejected = clears_rejected
         self._drafter = drafter
+        self._catch_up = catch_up
         self._clock = clock
         self._columns = Columns.of(arena)
         self.outcomes = outcomes
@@ -167,6 +171,10 @@ class Scheduler:
             tiers, note = self._table.mixed_tiers, budget.note_mixed
         name = self._choice.name(draft_len)
         tier = self.tier = tiers[name]
+        drafts = Upcoming(tuple(offered)).drafted
+        if self._catch_up is not None:
+            in_flight = [flight.tier for flight in self.flights]
+            self._catch_up.before_step(rows, tier, in_flight, drafts=drafts and tier.drafter is not None)
         started, timed = time.perf_counter(), list[float]()
 
         def note_seconds(seconds: float) -> None:
@@ -179,7 +187,7 @@ class Scheduler:
                 tier, offered = self._drafter.run(name, rows, offered)
                 self.tier = tier
                 tier.run_target()
-            elif Upcoming(tuple(offered)).drafted:
+            elif drafts:
                 tier.run()
             else:
                 tier.run_target()

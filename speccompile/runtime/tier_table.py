@@ -22,6 +22,8 @@ class TierTable:
     Attributes:
         tiers, mixed_tiers: tiers by draft length, row count and kind.
         prefill: prompt chunks, by width and kind.
+        catch_up: the executable in which the drafter reads tokens that the target has read before; None if every step
+            updates the drafter.
         draft_lens, row_counts: values of the tiers, ascending. ``chains`` has the draft lengths that are not trees.
         deepest: most draft tokens that a step can accept.
     """
@@ -35,6 +37,7 @@ class TierTable:
         self.tiers: dict[TierName, Tier] = dict(sorted(executables.tiers.items()))
         self.mixed_tiers: dict[TierName, Tier] = {}
         self.prefill: dict[tuple[int, ChunkKind], Tier] = dict(sorted(executables.prefill.items()))
+        self.catch_up = next((self.prefill.pop(name) for name in list(self.prefill) if name[1] == "catch_up"), None)
         self.draft_lens = in_order({draft_len for draft_len, _, _ in self.tiers})
         self.chains = chains(self.draft_lens)
         self.deepest = max(map(depth_of, self.draft_lens))

@@ -52,7 +52,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **({} if config.choice is None else {"auto": f"{config.choice.name}, since {config.choice.reason}"}),
         "drafts": drafts,
         "tiers": f"K in {engine.draft_lens}, each for {_counted(engine.table.row_counts, 'row')}; "
-        f"prefill chunks of {tuple(sorted({width for width, _ in build.executables.prefill}))}",
+        f"prefill chunks of {tuple(sorted({width for width, _ in engine.table.prefill}))}",
         **({} if not config.trees else {"trees": _trees(config)}),
         "engine": _engine(config, engine),
         **_recurrent(config, build, engine),

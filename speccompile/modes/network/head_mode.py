@@ -8,8 +8,11 @@ from typing import ClassVar
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph.step_form import StepForm
+from speccompile.graph.tree import depth_of
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.network.catch_up import CatchUp, KeepUnread, unread_state, unread_tokens
 from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
+from speccompile.modes.network.draft_head import DraftHead
 from speccompile.modes.network.draft_segments import DraftSegment
 from speccompile.modes.network.head_passes import DraftByHead, KeepHeadWarm
 from speccompile.modes.network.head_tree import DraftTreeByHead
@@ -47,11 +50,28 @@ class RecurrentHead(HeadMode, SplitMode):
         return DraftByHead(*form.chain, first_stored=self.confidence)
 
     def drafting(self, form: StepForm) -> list[Pass]:
+        before = [CatchUp(form.deepest + 1)] * self.catches_up
         if form.tree is not None:
-            return [DraftTreeByHead(form.tree, form.draws)]
+            return [*before, DraftTreeByHead(form.tree, form.draws)]
         if form.begin is not None:
             return [DraftSegment(*form.chain, first_stored=True, begin=form.begin)]
-        return [self.chain(form)]
+        return [*before, self.chain(form)]
+
+    @property
+    def needs_every_step(self) -> bool:
+        # The confidence of a first draft is needed before it is known whether the head drafts.
+        return self.confidence
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the drafter's executables update the head, and not every step."""
+        return self.split and not self.needs_every_step
+
+    def unread_tokens(self, deepest: int) -> int:
+        return unread_tokens(deepest) if self.catches_up else 0
+
+    def catching_up(self, form: StepForm) -> list[Pass]:
+        return [CatchUp(form.chunk)]
 
     @property
     def drafts_chains_alone(self) -> str:
@@ -64,7 +84,13 @@ class RecurrentHead(HeadMode, SplitMode):
         return self.split and self.confidence and not self.one_forward
 
     def after_commit(self, form: StepForm) -> list[Pass]:
+        if self.catches_up and not form.chunk:
+            return [KeepUnread()]
         return [KeepHeadWarm(), *[DraftFirst()] * self.confidence]
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
-        return [*super().state(tiers), *(first_draft_state() if self.confidence else [])]
+        own = first_draft_state() if self.confidence else []
+        if isinstance(self.draft, DraftHead) and self.catches_up and (deepest := max(map(depth_of, tiers), default=0)):
+            dtype = next(self.draft.parameters()).dtype
+            own = unread_state(self.unread_tokens(deepest), self.draft.hidden_size, dtype)
+        return [*super().state(tiers), *own]

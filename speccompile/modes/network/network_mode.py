@@ -64,6 +64,11 @@ class SplitMode(NetworkMode):
     def split(self) -> bool:
         return not self.fused
 
+    @property
+    def needs_every_step(self) -> bool:
+        """Whether the network must run in every step, also if it drafts in separate executables."""
+        return False
+
     def check(self, info: ModelInfo) -> None:
         super().check(info)
         if not isinstance(self.fused, bool):
