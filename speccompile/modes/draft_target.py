@@ -101,10 +101,9 @@ class DraftTarget(DraftModelMode):
         known = [length for length in (self.draft_max_len or made_for, max_len) if isinstance(length, int)]
         return min(known)
 
-    def drafting(self, form: StepForm) -> list[Pass]:
-        if self.mask_token_id is None:
-            return super().drafting(form)
-        return [DraftByMasks(*form.chain, mask_token_id=self.mask_token_id)]
+    def chain(self, form: StepForm) -> Pass:
+        mask = self.mask_token_id
+        return super().chain(form) if mask is None else DraftByMasks(*form.chain, mask_token_id=mask)
 
     @property
     def one_forward(self) -> bool:  # type: ignore[override]

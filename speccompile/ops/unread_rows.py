@@ -1,7 +1,7 @@
-"""What a draft head has not read yet: hidden states of the target at the newest positions of each sequence.
+"""What a drafter has not read yet.
 
-They are in state ``[N, P, M]``. The entry of a position is its remainder by P, so the newest P positions are kept. The
-C++ is ``ops/cpu/csrc/base/ops/unread_ops.cpp``.
+A head also reads hidden states of the target, which are kept at the newest positions of each sequence, in state ``[N,
+P, M]``. The entry of a position is its remainder by P. The C++ is ``ops/cpu/csrc/base/ops/unread_ops.cpp``.
 """
 
 from __future__ import annotations
@@ -32,13 +32,25 @@ def unread_rows(
         kept: ``[N, P, M]``; read_len: int64 ``[N]``, the number of rows that the head has computed; tokens: int64 ``[N,
             S]``; slots: int64 ``[B]``.
     """
-    positions = read_len[slots][:, None] + torch.arange(width, device=slots.device)
-    positions = positions.clamp(max=tokens.shape[1] - 1)
+    _, positions = unread_tokens(read_len, tokens, slots, width)
     return tokens_after(tokens, slots, positions), positions, kept[slots[:, None], positions % kept.shape[1]]
 
 
+def unread_tokens(
+    read_len: torch.Tensor, tokens: torch.Tensor, slots: torch.Tensor, width: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The next ``width`` tokens ``[B, W]`` of each sequence for a draft model, and their positions ``[B, W]``.
+
+    Args:
+        read_len, tokens, slots: see :func:`unread_rows`.
+    """
+    positions = read_len[slots][:, None] + torch.arange(width, device=slots.device)
+    positions = positions.clamp(max=tokens.shape[1] - 1)
+    return tokens[slots[:, None], positions], positions
+
+
 def note_read_(read_len: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, width: int) -> None:
-    """Count the rows of :func:`unread_rows` as computed, up to the newest one, that of position ``length - 2``.
+    """Count the rows of :func:`unread_rows` or :func:`unread_tokens` as computed, up to position ``length - 2``.
 
     Args:
         read_len, length: int64 ``[N]``; slots: int64 ``[B]``.
@@ -62,6 +74,16 @@ define(
         kept.new_empty((slots.shape[0], width, kept.shape[2])),
     ),
     unread_rows,
+    cpp=BASE,
+    recorded=True,
+)
+define(
+    "unread_tokens(Tensor read_len, Tensor tokens, Tensor slots, int width) -> (Tensor, Tensor)",
+    lambda read_len, tokens, slots, width: (
+        tokens.new_empty((slots.shape[0], width)),
+        tokens.new_empty((slots.shape[0], width)),
+    ),
+    unread_tokens,
     cpp=BASE,
     recorded=True,
 )

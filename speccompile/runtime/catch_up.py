@@ -52,11 +52,16 @@ class CatchUp:
             if drafts or unread > most:
                 self._read[request] = request.cached
 
+    def read_all(self, request: Request) -> None:
+        """Read all tokens of ``request``, whose slot another one copies."""
+        if self._read.get(request, request.cached) < request.cached:
+            self._run(request)
+            self._read[request] = request.cached
+
     def end(self, request: Request) -> None:
         """Read all tokens of ``request``, which still has its slot: another request may begin with the same ones."""
-        read = self._read.pop(request, request.cached)
-        if read < request.cached:
-            self._run(request)
+        self.read_all(request)
+        self._read.pop(request, None)
 
     def _run(self, request: Request) -> None:
         self._arena.write("prefill_slot", 0, request.slot)

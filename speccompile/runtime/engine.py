@@ -128,6 +128,7 @@ class Engine:
             clear=traits.reads_dead_positions,
             state_checkpoints=options.state_checkpoints,
             prompts_differ=traits.prompts_differ,
+            catch_up=catch_up,
         )
         # A longer chunk would skip checkpoints.
         widths = sorted({width for width, _ in table.prefill})

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.draft_rows import form_of
-from speccompile.ops.unread_rows import keep_unread_, note_read_, unread_rows
+from speccompile.ops.unread_rows import keep_unread_, note_read_, unread_rows, unread_tokens
 
 SLOTS, CAPACITY, KEPT, HIDDEN = 5, 30, 8, 6
 IN_CPP = {"linears_fused"}
@@ -41,6 +41,7 @@ def test_the_c_plus_plus_ops(rows: int, width: int, dtype: torch.dtype, strided:
         kept, read = torch.zeros(SLOTS, KEPT, HIDDEN, dtype=dtype), read_len.clone()
         form_of(keep_unread_, facts)(kept, slots, positions, hidden)
         made = form_of(unread_rows, facts)(kept, read, tokens, slots, width)
+        made += form_of(unread_tokens, facts)(read, tokens, slots, width)
         form_of(note_read_, facts)(read, length, slots, width)
         found.append([kept, read, *made])
     assert all(torch.equal(*pair) for pair in zip(*found, strict=True))

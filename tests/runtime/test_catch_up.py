@@ -1,4 +1,4 @@
-"""Heads that read the target's tokens only when they draft: they draft as if they had read in every step."""
+"""Drafters that read the target's tokens only when they draft: they draft as if they had read in every step."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, Tree, wrap
 from speccompile.heads import Eagle3Head
-from speccompile.modes.network.catch_up import UNREAD_TOKENS, unread_tokens
+from speccompile.modes.network.catch_up import UNREAD_TOKENS, most_unread
 from speccompile.runtime.request import Request
+from support.drafters import random_drafter
 from support.eagle3_specs import TAPS, eagle3, plain_of, states_of
 from support.tiny import admitted, cancel_all, greedy, random_prompt
 
@@ -25,10 +26,22 @@ def head(model: LlamaForCausalLM) -> Eagle3Head:
     return Eagle3Head.random(model, taps=TAPS, draft_vocab_size=48)
 
 
-@pytest.fixture(scope="module")
-def spec(model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
-    with eagle3(model, head, "eagle3", tiers=(0, K, TREE), max_batch=3, max_len=200) as made:
+@pytest.fixture(scope="module", params=["a head", "a draft model"])
+def spec(request: pytest.FixtureRequest, model: LlamaForCausalLM, head: Eagle3Head) -> Iterator[Speculator]:
+    sizes: dict[str, Any] = {"tiers": (0, K, TREE), "max_batch": 3, "max_len": 200}
+    by_head = request.param == "a head"
+    with (
+        eagle3(model, head, "eagle3", **sizes)
+        if by_head
+        else wrap(model, "draft_target", draft=random_drafter(), fused=False, backend="eager", **sizes)
+    ) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def drafter(spec: Speculator) -> Any:
+    network = spec._build.drafter.network  # type: ignore[union-attr]
+    return network.module
 
 
 @pytest.fixture
@@ -46,14 +59,20 @@ def runs(spec: Speculator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return slots
 
 
-def assert_next_drafts(spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, *requests: Request) -> None:
-    """Run a step with drafts, and assert that these are those of the head after the whole text."""
+def assert_next_drafts(spec: Speculator, model: LlamaForCausalLM, drafter: Any, *requests: Request) -> None:
+    """Run a step with drafts, and assert that these are those of the drafter after the whole text."""
     texts = [request.prompt + request.new_tokens for request in requests]
     spec.set_tier(K)
     spec.engine.step()
     for request, text in zip(requests, texts, strict=True):
-        wanted, _ = plain_of(head).draft(text, states_of(model, text), K)
-        assert spec.arena["stored_drafts"][request.slot, :K].tolist() == wanted
+        assert spec.arena["stored_drafts"][request.slot, :K].tolist() == drafts_after(drafter, model, text)
+
+
+def drafts_after(drafter: Any, model: LlamaForCausalLM, text: list[int]) -> list[int]:
+    if isinstance(drafter, Eagle3Head):
+        tokens: list[int] = plain_of(drafter).draft(text, states_of(model, text), K)[0]
+        return tokens
+    return greedy(drafter, text, K)
 
 
 def steps(spec: Speculator, tier: int, count: int) -> None:
@@ -69,37 +88,37 @@ def test_steps_without_drafts_do_not_run_the_head(spec: Speculator) -> None:
         assert not any(name.startswith("drafter") for name in target.argument_names if "newest" not in name)
         assert "drafter_decoder_layer" not in target.graph.op_counts()
     assert spec.engine.table.catch_up is not None
-    assert spec.engine.table.catch_up.key.width == UNREAD_TOKENS == unread_tokens(K)
+    assert spec.engine.table.catch_up.key.width == UNREAD_TOKENS == most_unread(K)
 
 
 @pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 30, 31, 32, 33, 70])
 def test_after_steps_without_drafts(
-    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, runs: list[int], count: int
+    spec: Speculator, model: LlamaForCausalLM, drafter: Any, runs: list[int], count: int
 ) -> None:
     request = admitted(spec.engine, random_prompt(15, seed=count), max_new_tokens=120)
     steps(spec, 0, count)
     # The drafter's executable reads four tokens itself. Further ones are read before, a part of them as soon as the
     # arena would overwrite some.
     assert len(runs) == max(0, count - 1) // UNREAD_TOKENS
-    assert_next_drafts(spec, model, head, request)
-    assert_next_drafts(spec, model, head, request)
+    assert_next_drafts(spec, model, drafter, request)
+    assert_next_drafts(spec, model, drafter, request)
     request.cancel()
     spec.engine.step()
     assert request.result().token_ids == greedy(model, request.prompt, len(request.new_tokens))
 
 
 def test_chains_trees_and_steps_without_drafts_in_turns(
-    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head
+    spec: Speculator, model: LlamaForCausalLM, drafter: Any
 ) -> None:
     requests = [admitted(spec.engine, random_prompt(length, seed=length), max_new_tokens=90) for length in (1, 40, 90)]
     for tier, count in ((TREE, 2), (0, 7), (TREE, 1), (K, 2), (0, 34), (TREE, 1)):
         steps(spec, tier, count)
-        assert_next_drafts(spec, model, head, *requests)
+        assert_next_drafts(spec, model, drafter, *requests)
     cancel_all(spec.engine)
 
 
 def test_what_a_request_leaves_is_complete(
-    spec: Speculator, model: LlamaForCausalLM, head: Eagle3Head, runs: list[int]
+    spec: Speculator, model: LlamaForCausalLM, drafter: Any, runs: list[int]
 ) -> None:
     """Another request that goes on with its text drafts after all of it."""
     first = admitted(spec.engine, random_prompt(40, seed=77), max_new_tokens=12)
@@ -109,9 +128,20 @@ def test_what_a_request_leaves_is_complete(
     for prompt in ([*text, 5, 6], text):
         request = admitted(spec.engine, prompt, max_new_tokens=9)
         assert request.stats.reused_tokens >= len(text) - 3
-        assert_next_drafts(spec, model, head, request)
+        assert_next_drafts(spec, model, drafter, request)
         request.cancel()
         spec.engine.step()
+
+
+def test_a_prompt_that_goes_on_with_a_running_text(
+    spec: Speculator, model: LlamaForCausalLM, drafter: Any, runs: list[int]
+) -> None:
+    running = admitted(spec.engine, random_prompt(40, seed=78), max_new_tokens=60)
+    steps(spec, 0, 20)
+    request = admitted(spec.engine, running.prompt + running.new_tokens, max_new_tokens=9)
+    assert runs == [running.slot] and request.stats.reused_tokens > 55
+    assert_next_drafts(spec, model, drafter, running, request)
+    cancel_all(spec.engine)
 
 
 def test_a_request_that_ends_while_its_prompt_is_read(spec: Speculator, runs: list[int]) -> None:
@@ -123,9 +153,9 @@ def test_a_request_that_ends_while_its_prompt_is_read(spec: Speculator, runs: li
 
 def test_a_lookup_before_a_head(model: LlamaForCausalLM, head: Eagle3Head) -> None:
     """Steps with looked-up drafts do not run the head either; where it drafts again, it has read them."""
-    prompt, options = random_prompt(9, seed=3) * 4, {"draft": head, "tiers": (0, K), "max_len": 200}
-    sizes: dict[str, Any] = {"max_batch": 1, "backend": "eager", "policy": f"fixed:{K}"}
-    with wrap(model, ["ngram", "eagle3_one_model"], **options, **sizes) as spec:
+    prompt = random_prompt(9, seed=3) * 4
+    sizes: dict[str, Any] = {"tiers": (0, K), "max_batch": 1, "max_len": 200, "policy": f"fixed:{K}"}
+    with wrap(model, ["ngram", "eagle3_one_model"], draft=head, backend="eager", **sizes) as spec:
         assert spec.engine.table.catch_up is not None
         request = admitted(spec.engine, prompt, max_new_tokens=100)
         by_head = 0
@@ -136,8 +166,7 @@ def test_a_lookup_before_a_head(model: LlamaForCausalLM, head: Eagle3Head) -> No
             spec.engine.step()
             if not looked_up and room >= K:
                 by_head += 1
-                wanted, _ = plain_of(head).draft(text, states_of(model, text), K)
-                assert spec.arena["stored_drafts"][request.slot, :K].tolist() == wanted
+                assert spec.arena["stored_drafts"][request.slot, :K].tolist() == drafts_after(head, model, text)
         assert 0 < by_head < spec.stats.steps
         assert request.new_tokens == greedy(model, prompt, 100)
 

@@ -1,8 +1,8 @@
-"""A split head that reads what the target has read only when it drafts.
+"""Split drafters that read what the target has read only when they draft.
 
-A decode step stores the hidden states that the head will read. The drafter's executable begins with the rows that the
-head has not computed yet. Steps without its drafts therefore cost no forward of the head. A further executable computes
-these rows if they become too many, and when a request ends: its KV may be reused.
+The drafter's executable begins with the rows that the drafter has not computed yet. Steps without its drafts therefore
+cost no forward of the drafter. A further executable computes these rows if they become too many, and when a request
+ends: its KV may be reused. For a head, a decode step stores the hidden states that the head will read.
 """
 
 from __future__ import annotations
@@ -15,33 +15,38 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.head_passes import NEWEST
-from speccompile.modes.network.passes import forward_drafter
+from speccompile.modes.network.passes import forward_drafter, forward_model
 from speccompile.ops.draft_rows import form_of, store_newest_
-from speccompile.ops.unread_rows import keep_unread_, note_read_, unread_rows
+from speccompile.ops.unread_rows import keep_unread_, note_read_, unread_rows, unread_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: State ``[N, P, M]``: hidden states of the target at the newest P positions of each sequence.
 UNREAD = "unread_hidden"
-#: State ``[N]``: the number of rows that the head has computed.
+#: State ``[N]``: the number of rows that the drafter has computed.
 READ_LEN = "read_len"
-#: Least P. It is at least twice the number of tokens that a step commits: the rows that the head has not computed, and
-#: those that the next step stores.
+#: Least P. It is at least twice the number of tokens that a step commits: the rows that the drafter has not computed,
+#: and those that the next step adds.
 UNREAD_TOKENS = 32
 
 
-def unread_tokens(deepest: int) -> int:
+def most_unread(deepest: int) -> int:
     """P, if a step accepts at most ``deepest`` drafts."""
     return max(UNREAD_TOKENS, 2 * (deepest + 1))
 
 
+def read_state() -> list[StateSpec]:
+    """State of drafters that catch up."""
+    return [StateSpec(READ_LEN, (N,), torch.int64)]
+
+
 def unread_state(tokens: int, hidden_size: int, dtype: torch.dtype) -> list[StateSpec]:
     """State of heads that catch up. ``tokens``: P; ``hidden_size``: M."""
-    return [StateSpec(UNREAD, (N, tokens, hidden_size), dtype), StateSpec(READ_LEN, (N,), torch.int64)]
+    return [StateSpec(UNREAD, (N, tokens, hidden_size), dtype), *read_state()]
 
 
 @dataclass(frozen=True)
 class KeepUnread(Pass):
-    """Store the target's hidden states at the positions of a decode step, for :class:`CatchUp`.
+    """Store the target's hidden states at the positions of a decode step, for :class:`CatchUpHead`.
 
     Entries of rejected drafts are replaced by the next step before the head reads them.
     """
@@ -60,7 +65,7 @@ class KeepUnread(Pass):
 
 @dataclass(frozen=True)
 class CatchUp(Pass):
-    """Compute the head's next rows, before it drafts. The output of its layers at the newest row is stored.
+    """Compute the drafter's next rows, before it drafts.
 
     Args:
         width: the number of rows. Those after the newest one are not read by any query before they are computed again.
@@ -68,11 +73,38 @@ class CatchUp(Pass):
 
     width: int
 
-    name: ClassVar[str] = "catch_up"
-    looks_for: ClassVar[str] = "the mode's head"
+    looks_for: ClassVar[str] = "the mode's network"
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafter_read")
+
+    def note_read(self, graph: StepGraph) -> None:
+        """Count these rows as computed."""
+        nodes = (graph.state(READ_LEN), graph.state("length"), graph.values["slots"])
+        graph.insert(form_of(note_read_, graph.facts), *nodes, before=graph.anchors.start, width=self.width)
+
+
+@dataclass(frozen=True)
+class CatchUpModel(CatchUp):
+    """Run a draft model over the tokens that it has not read. Drafting reads the newest one."""
+
+    name: ClassVar[str] = "catch_up_model"
+
+    def run(self, graph: StepGraph) -> Changes:
+        slots, start = graph.values["slots"], graph.anchors.start
+        state = [graph.state(name) for name in (READ_LEN, "tokens")]
+        function = form_of(unread_tokens, graph.facts)
+        tokens, positions = graph.insert(function, *state, slots, before=start, width=self.width)
+        forward_model(graph, tokens, positions, slots, before=start, output="kv")
+        self.note_read(graph)
+        return Changes(1, f"the drafter reads {list(tokens.meta['val'].shape)}")
+
+
+@dataclass(frozen=True)
+class CatchUpHead(CatchUp):
+    """Run a head over the rows that it has not computed. The output of its layers at the newest row is stored."""
+
+    name: ClassVar[str] = "catch_up_head"
 
     def run(self, graph: StepGraph) -> Changes:
         slots, start = graph.values["slots"], graph.anchors.start
@@ -81,9 +113,8 @@ class CatchUp(Pass):
         tokens, positions, unread = graph.insert(function, *state, slots, before=start, width=self.width)
         given, outputs = {"hidden_states": unread}, ("hidden",)
         (hidden,) = forward_drafter(graph, tokens, positions, slots, before=start, outputs=outputs, given=given)
-        length, newest, read_len = (graph.state(name) for name in ("length", NEWEST, READ_LEN))
-        newest_of = (newest, length, slots, positions, hidden)
+        newest_of = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
         dummy = graph.layout.dummy_slot
         graph.insert(form_of(store_newest_, graph.facts), *newest_of, before=start, dummy_slot=dummy)
-        graph.insert(form_of(note_read_, graph.facts), read_len, length, slots, before=start, width=self.width)
+        self.note_read(graph)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")

@@ -10,7 +10,7 @@ from speccompile.graph.state import StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.tree import depth_of
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.network.catch_up import CatchUp, KeepUnread, unread_state, unread_tokens
+from speccompile.modes.network.catch_up import CatchUpHead, KeepUnread, unread_state
 from speccompile.modes.network.draft_first import DraftFirst, first_draft_state
 from speccompile.modes.network.draft_head import DraftHead
 from speccompile.modes.network.draft_segments import DraftSegment
@@ -50,7 +50,7 @@ class RecurrentHead(HeadMode, SplitMode):
         return DraftByHead(*form.chain, first_stored=self.confidence)
 
     def drafting(self, form: StepForm) -> list[Pass]:
-        before = [CatchUp(form.deepest + 1)] * self.catches_up
+        before = [CatchUpHead(form.deepest + 1)] * self.catches_up
         if form.tree is not None:
             return [*before, DraftTreeByHead(form.tree, form.draws)]
         if form.begin is not None:
@@ -62,16 +62,8 @@ class RecurrentHead(HeadMode, SplitMode):
         # The confidence of a first draft is needed before it is known whether the head drafts.
         return self.confidence
 
-    @property
-    def catches_up(self) -> bool:
-        """Whether the drafter's executables update the head, and not every step."""
-        return self.split and not self.needs_every_step
-
-    def unread_tokens(self, deepest: int) -> int:
-        return unread_tokens(deepest) if self.catches_up else 0
-
     def catching_up(self, form: StepForm) -> list[Pass]:
-        return [CatchUp(form.chunk)]
+        return [CatchUpHead(form.chunk)]
 
     @property
     def drafts_chains_alone(self) -> str:

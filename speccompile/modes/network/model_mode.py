@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
+from speccompile.graph.state import StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.network.catch_up import CatchUpModel, read_state
 from speccompile.modes.network.draft_tree import DraftTreeByNetwork
 from speccompile.modes.network.network_mode import SplitMode
 from speccompile.modes.network.passes import DraftByNetwork, ReadAlong
@@ -34,8 +37,19 @@ class DraftModelMode(SplitMode):
             )
             raise self.invalid("draft", self.draft, reason)
 
+    def chain(self, form: StepForm) -> Pass:
+        """The pass that drafts a whole chain."""
+        return DraftByNetwork(*form.chain)
+
     def drafting(self, form: StepForm) -> list[Pass]:
-        return [DraftByNetwork(*form.chain) if form.tree is None else DraftTreeByNetwork(form.tree, form.draws)]
+        drafts = self.chain(form) if form.tree is None else DraftTreeByNetwork(form.tree, form.draws)
+        return [*[CatchUpModel(form.deepest + 1)] * self.catches_up, drafts]
+
+    def catching_up(self, form: StepForm) -> list[Pass]:
+        return [CatchUpModel(form.chunk)]
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        return [ReadAlong()]
+        return [] if self.catches_up and not form.chunk else [ReadAlong()]
+
+    def state(self, tiers: Sequence[int]) -> list[StateSpec]:
+        return [*super().state(tiers), *(read_state() if self.catches_up and any(tiers) else [])]

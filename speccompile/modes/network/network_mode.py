@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Self
 
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
+from speccompile.modes.network.catch_up import most_unread
 from speccompile.utils.weight_forms import DRAFT_WEIGHTS, DraftWeights, WeightForm
 
 
@@ -68,6 +69,14 @@ class SplitMode(NetworkMode):
     def needs_every_step(self) -> bool:
         """Whether the network must run in every step, also if it drafts in separate executables."""
         return False
+
+    @property
+    def catches_up(self) -> bool:
+        """Whether the drafter's executables update the network, and not every step."""
+        return self.split and not self.needs_every_step
+
+    def unread_tokens(self, deepest: int) -> int:
+        return most_unread(deepest) if self.catches_up else 0
 
     def check(self, info: ModelInfo) -> None:
         super().check(info)

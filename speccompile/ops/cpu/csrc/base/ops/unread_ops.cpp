@@ -1,4 +1,4 @@
-// What a draft head has not read yet, as torch sees it; speccompile/ops/unread_rows.py defines the ops.
+// What a drafter has not read yet, as torch sees it; speccompile/ops/unread_rows.py defines the ops.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -59,6 +59,25 @@ std::tuple<Tensor, Tensor, Tensor> unread_rows_op(
   return {next, positions, hidden};
 }
 
+std::tuple<Tensor, Tensor> unread_tokens_op(
+    const Tensor& read_len, const Tensor& tokens, const Tensor& slots, int64_t width) {
+  const int64_t rows = slots.numel(), capacity = tokens.size(1);
+  const Tensor own_slots = side_by_side(slots);
+  const Tensor next = new_integers({rows, width}), positions = new_integers({rows, width});
+  const int64_t *slot_of = integers(own_slots), *read = integers(read_len), *texts = integers(tokens);
+  int64_t *to_next = integers(next), *to_positions = integers(positions);
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < rows * width; ++i) {
+          const int64_t slot = slot_of[i / width], at = std::min(read[slot] + i % width, capacity - 1);
+          to_positions[i] = at;
+          to_next[i] = texts[slot * capacity + at];
+        }
+      },
+      slots.is_contiguous());
+  return {next, positions};
+}
+
 void note_read_op(Tensor read_len, const Tensor& length, const Tensor& slots, int64_t width) {
   const int64_t rows = slots.numel();
   const Tensor own_slots = side_by_side(slots);
@@ -77,6 +96,7 @@ void note_read_op(Tensor read_len, const Tensor& length, const Tensor& slots, in
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("keep_unread_", TORCH_BOX(&keep_unread_op));
   m.impl("unread_rows", TORCH_BOX(&unread_rows_op));
+  m.impl("unread_tokens", TORCH_BOX(&unread_tokens_op));
   m.impl("note_read_", TORCH_BOX(&note_read_op));
 }
 
