@@ -43,6 +43,11 @@ class StepForm:
         return self.drafts if isinstance(self.drafts, Tree) else None
 
     @property
+    def reads_prompts(self) -> bool:
+        """Whether the target reads a part of a prompt: a prompt chunk or a mixed step."""
+        return bool(self.chunk or self.prompt_rows)
+
+    @property
     def draws(self) -> bool:
         """Whether tokens are drawn. A drafter with probabilities then draws its drafts too, with the target's noise
         unless :attr:`probabilities` is set."""

@@ -189,11 +189,12 @@ class Mode(ABC):
         return []
 
     def unread_tokens(self, deepest: int) -> int:
-        """Most tokens of a sequence that the target may read before a :attr:`split` drafter reads them; 0 if the passes
-        of :meth:`after_commit` update the drafter in every step.
+        """Most tokens of a sequence that the target may read before the drafter reads them; 0 if the passes of
+        :meth:`after_commit` update the drafter in every step.
 
         If not 0, the passes of :meth:`drafting` begin with reading up to ``deepest + 1`` tokens, and those of
-        :meth:`catching_up` read all of them.
+        :meth:`catching_up` read all of them. In prompt chunks and mixed steps, those of :meth:`after_commit` update the
+        drafter.
 
         Args:
             deepest: most drafts that a step accepts.

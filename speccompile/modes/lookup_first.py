@@ -127,5 +127,5 @@ def lookup_first(lookups: tuple[ReadyMode, ...], network_mode: NetworkMode, **op
     """
     # The composition runs the drafting in separate executables, but not in segments.
     if isinstance(network_mode, SplitMode):
-        network_mode = replace(network_mode, fused=network_mode.needs_every_step)
+        network_mode = replace(network_mode, fused=True)
     return LookupFirst(Composed(lookups, last_always=False, **options), network_mode)

@@ -13,13 +13,14 @@ from speccompile.runtime.request import Request
 class CatchUp:
     """Counts the tokens of each row that the drafter has not read, and lets it read them.
 
-    The arena keeps what the drafter reads of the newest tokens of each slot. A drafter's executable first reads the few
-    tokens of one step. Where there are more, or where a step would overwrite some, ``tier`` runs before.
+    The arena keeps what the drafter reads of the newest tokens of each slot. Drafting first reads the few tokens of one
+    step. Where there are more, where a step would overwrite some, and before a mixed step, which continues after all of
+    them, ``tier`` runs.
 
     Args:
         arena: an arena with the state ``read_len``.
         tier: reads as many tokens of one slot as the arena keeps.
-        in_drafting: the number of tokens that an executable reads before it drafts.
+        in_drafting: the number of tokens that drafting reads first.
     """
 
     def __init__(self, arena: Arena, tier: Tier, in_drafting: int) -> None:
@@ -41,16 +42,24 @@ class CatchUp:
             rows: its requests.
             tier: the tier that it runs.
             in_flight: the tiers of steps whose results are not known yet.
-            drafts: the drafter's executable runs before it.
+            drafts: the drafter drafts in it.
         """
         ahead = sum(map(_kept, in_flight))
+        if tier.key.prompt_tokens:
+            most = 0
+        else:
+            most = self._in_drafting if drafts else self._tier.key.width - _kept(tier)
         for request in rows:
             unread = request.cached + ahead - self._read[request]
-            most = self._in_drafting if drafts else self._tier.key.width - _kept(tier)
             if unread > most:
                 self._run(request)
             if drafts or unread > most:
                 self._read[request] = request.cached
+
+    def after_step(self, rows: Iterable[Request], tier: Tier) -> None:
+        """Take the results of a step, which are known now. A mixed step updates the drafter."""
+        if tier.key.prompt_tokens:
+            self._read.update({request: request.cached for request in rows if request in self._read})
 
     def read_all(self, request: Request) -> None:
         """Read all tokens of ``request``, whose slot another one copies."""
@@ -69,5 +78,7 @@ class CatchUp:
 
 
 def _kept(tier: Tier) -> int:
-    """The number of newest tokens of a row that a step of the tier keeps for the drafter."""
+    """The number of tokens of a row that a step of the tier leaves to the drafter."""
+    if tier.key.prompt_tokens:
+        return 0
     return tier.draft_len.depth + 1 if isinstance(tier.draft_len, Tree) else tier.key.width

@@ -166,7 +166,6 @@ class Scheduler:
         offered, budget = self._choice.policy_inputs(), self._prompts.budget
         draft_len, tiers, note = self._choice.draft_len(offered, len(self.flights)), self._table.tiers, budget.note_step
         if reader is not None:
-            self._prompts.point_at(reader)
             draft_len = budget.mixed_draft_len(draft_len, self._table.chains)
             tiers, note = self._table.mixed_tiers, budget.note_mixed
         name = self._choice.name(draft_len)
@@ -174,7 +173,11 @@ class Scheduler:
         drafts = Upcoming(tuple(offered)).drafted
         if self._catch_up is not None:
             in_flight = [flight.tier for flight in self.flights]
-            self._catch_up.before_step(rows, tier, in_flight, drafts=drafts and tier.drafter is not None)
+            # A fused drafter runs in every tier with drafts.
+            runs = bool(tier.draft_len) and (drafts or tier.drafter is None)
+            self._catch_up.before_step(rows, tier, in_flight, drafts=runs)
+        if reader is not None:
+            self._prompts.point_at(reader)
         started, timed = time.perf_counter(), list[float]()
 
         def note_seconds(seconds: float) -> None:
@@ -224,6 +227,8 @@ class Scheduler:
             depth = of_tree[2][request.slot] if of_tree else None
             record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
+        if self._catch_up is not None:
+            self._catch_up.after_step(flight.rows, flight.tier)
         self._stats.count_step_tokens()
         self._retirement.retire(flight.rows)
 

@@ -53,6 +53,7 @@ def drafted(spec: Speculator, slot: int, draft_len: int) -> tuple[list[int], tor
 
     Runs the step's ops before the target, which change nothing but KV after the text.
     """
+    read_all(spec, slot)
     drafts, logits = run_until(spec, slot, spec.engine.tiers[draft_len, 1, "greedy"].graph, "drafts")
     return drafts[0].tolist(), torch.stack(logits)
 
@@ -85,9 +86,18 @@ def run_until(spec: Speculator, slot: int, graph: StepGraph, name: str) -> tuple
     return values[graph.values[name]], logits
 
 
+def read_all(spec: Speculator, slot: int) -> None:
+    """Let the drafter read what the target has read of the slot's text, as the engine does before it ends."""
+    catch_up = spec.engine.scheduler._catch_up
+    for request in spec.engine.running:
+        if catch_up is not None and request.slot == slot:
+            catch_up.read_all(request)
+
+
 def drafted_in_front(spec: Speculator, slot: int, draft_len: int) -> list[int]:
     """The same of a split drafter: its executable is run, which leaves drafts for the step that follows."""
     arena = spec.arena
+    read_all(spec, slot)
     before = arena["slots"].clone()
     arena["slots"].fill_(arena.layout.dummy_slot)
     arena["slots"][0] = slot

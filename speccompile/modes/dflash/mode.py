@@ -65,9 +65,9 @@ class DFlash(HeadMode, SplitMode):
         return replace(self, draft=head if size is None else head.with_block(size))
 
     @property
-    def needs_every_step(self) -> bool:
+    def catches_up(self) -> bool:
         # Its update runs no layer: two projections of each.
-        return True
+        return False
 
     @property
     def most_drafts(self) -> int | None:

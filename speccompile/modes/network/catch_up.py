@@ -1,8 +1,8 @@
-"""Split drafters that read what the target has read only when they draft.
+"""Drafters that read what the target has read only when they draft.
 
-The drafter's executable begins with the rows that the drafter has not computed yet. Steps without its drafts therefore
-cost no forward of the drafter. A further executable computes these rows if they become too many, and when a request
-ends: its KV may be reused. For a head, a decode step stores the hidden states that the head will read.
+Drafting begins with the rows that the drafter has not computed yet. Steps without its drafts therefore cost no forward
+of the drafter. A further executable computes these rows if they become too many, before a mixed step, and when a
+request ends: its KV may be reused. For a head, a decode step stores the hidden states that the head will read.
 """
 
 from __future__ import annotations
@@ -15,15 +15,13 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.head_passes import NEWEST
-from speccompile.modes.network.passes import forward_drafter, forward_model
+from speccompile.modes.network.passes import READ_LEN, forward_drafter, forward_model, note_read
 from speccompile.ops.draft_rows import form_of, store_newest_
-from speccompile.ops.unread_rows import keep_unread_, note_read_, unread_rows, unread_tokens
+from speccompile.ops.unread_rows import keep_unread_, unread_rows, unread_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: State ``[N, P, M]``: hidden states of the target at the newest P positions of each sequence.
 UNREAD = "unread_hidden"
-#: State ``[N]``: the number of rows that the drafter has computed.
-READ_LEN = "read_len"
 #: Least P. It is at least twice the number of tokens that a step commits: the rows that the drafter has not computed,
 #: and those that the next step adds.
 UNREAD_TOKENS = 32
@@ -78,11 +76,6 @@ class CatchUp(Pass):
     requires: ClassVar[Facts] = facts("rows")
     provides: ClassVar[Facts] = facts("drafter_read")
 
-    def note_read(self, graph: StepGraph) -> None:
-        """Count these rows as computed."""
-        nodes = (graph.state(READ_LEN), graph.state("length"), graph.values["slots"])
-        graph.insert(form_of(note_read_, graph.facts), *nodes, before=graph.anchors.start, width=self.width)
-
 
 @dataclass(frozen=True)
 class CatchUpModel(CatchUp):
@@ -96,7 +89,7 @@ class CatchUpModel(CatchUp):
         function = form_of(unread_tokens, graph.facts)
         tokens, positions = graph.insert(function, *state, slots, before=start, width=self.width)
         forward_model(graph, tokens, positions, slots, before=start, output="kv")
-        self.note_read(graph)
+        note_read(graph, self.width, before=start)
         return Changes(1, f"the drafter reads {list(tokens.meta['val'].shape)}")
 
 
@@ -116,5 +109,5 @@ class CatchUpHead(CatchUp):
         newest_of = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
         dummy = graph.layout.dummy_slot
         graph.insert(form_of(store_newest_, graph.facts), *newest_of, before=start, dummy_slot=dummy)
-        self.note_read(graph)
+        note_read(graph, self.width, before=start)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")

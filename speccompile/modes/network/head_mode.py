@@ -50,7 +50,7 @@ class RecurrentHead(HeadMode, SplitMode):
         return DraftByHead(*form.chain, first_stored=self.confidence)
 
     def drafting(self, form: StepForm) -> list[Pass]:
-        before = [CatchUpHead(form.deepest + 1)] * self.catches_up
+        before = [CatchUpHead(form.deepest + 1)] * (self.catches_up and not form.reads_prompts)
         if form.tree is not None:
             return [*before, DraftTreeByHead(form.tree, form.draws)]
         if form.begin is not None:
@@ -58,9 +58,9 @@ class RecurrentHead(HeadMode, SplitMode):
         return [*before, self.chain(form)]
 
     @property
-    def needs_every_step(self) -> bool:
+    def catches_up(self) -> bool:
         # The confidence of a first draft is needed before it is known whether the head drafts.
-        return self.confidence
+        return not self.confidence
 
     def catching_up(self, form: StepForm) -> list[Pass]:
         return [CatchUpHead(form.chunk)]
@@ -76,9 +76,9 @@ class RecurrentHead(HeadMode, SplitMode):
         return self.split and self.confidence and not self.one_forward
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        if self.catches_up and not form.chunk:
+        if self.catches_up and not form.reads_prompts:
             return [KeepUnread()]
-        return [KeepHeadWarm(), *[DraftFirst()] * self.confidence]
+        return [KeepHeadWarm(notes_read=self.catches_up and not form.chunk), *[DraftFirst()] * self.confidence]
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         own = first_draft_state() if self.confidence else []

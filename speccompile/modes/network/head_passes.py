@@ -18,7 +18,7 @@ from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
 from speccompile.modes.network.head_network import NEWEST_ROW
-from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
+from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter, note_read
 from speccompile.ops.draft_rows import form_of, store_newest_, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward
@@ -35,7 +35,12 @@ class KeepHeadWarm(Pass):
     The output of the head's layers at each sequence's newest row is stored. KV of rejected drafts stays after the end
     of the sequence; the next step overwrites it before any query attends to it. This does not depend on the tier, so
     tiers can follow one another in any order.
+
+    Args:
+        notes_read: count the rows as read, for :class:`~speccompile.modes.network.catch_up.CatchUp`.
     """
+
+    notes_read: bool = False
 
     name: ClassVar[str] = "keep_head_warm"
     looks_for: ClassVar[str] = "what the target reads"
@@ -58,6 +63,8 @@ class KeepHeadWarm(Pass):
         )
         nodes = (graph.state(NEWEST), graph.state("length"), slots, positions, hidden)
         graph.insert(form_of(store_newest_, graph.facts), *nodes, dummy_slot=graph.layout.dummy_slot)
+        if self.notes_read:
+            note_read(graph, tokens.meta["val"].shape[1], before=graph.output)
         return Changes(1, f"the head reads {list(tokens.meta['val'].shape)}")
 
 

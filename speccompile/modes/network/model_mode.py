@@ -43,13 +43,15 @@ class DraftModelMode(SplitMode):
 
     def drafting(self, form: StepForm) -> list[Pass]:
         drafts = self.chain(form) if form.tree is None else DraftTreeByNetwork(form.tree, form.draws)
-        return [*[CatchUpModel(form.deepest + 1)] * self.catches_up, drafts]
+        return [*[CatchUpModel(form.deepest + 1)] * (self.catches_up and not form.reads_prompts), drafts]
 
     def catching_up(self, form: StepForm) -> list[Pass]:
         return [CatchUpModel(form.chunk)]
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        return [] if self.catches_up and not form.chunk else [ReadAlong()]
+        if self.catches_up and not form.reads_prompts:
+            return []
+        return [ReadAlong(notes_read=self.catches_up and not form.chunk)]
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         return [*super().state(tiers), *(read_state() if self.catches_up and any(tiers) else [])]

@@ -66,14 +66,9 @@ class SplitMode(NetworkMode):
         return not self.fused
 
     @property
-    def needs_every_step(self) -> bool:
-        """Whether the network must run in every step, also if it drafts in separate executables."""
-        return False
-
-    @property
     def catches_up(self) -> bool:
-        """Whether the drafter's executables update the network, and not every step."""
-        return self.split and not self.needs_every_step
+        """Whether the network reads what the target has read only when it drafts. If not, every step updates it."""
+        return True
 
     def unread_tokens(self, deepest: int) -> int:
         return most_unread(deepest) if self.catches_up else 0

@@ -13,8 +13,12 @@ from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.other_vocabulary import known_tokens, over_target
 from speccompile.ops.draft_rows import form_of, network_positions
+from speccompile.ops.unread_rows import note_read_
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import DraftChain, Forward
+
+#: State ``[N]``: the number of tokens of each sequence that the drafter has read.
+READ_LEN = "read_len"
 
 
 def drafter_of(graph: StepGraph) -> StepGraph:
@@ -85,6 +89,12 @@ def forward_model(
     return over_target(graph, found, before) if output == "logits" else found
 
 
+def note_read(graph: StepGraph, width: int, *, before: fx.Node) -> None:
+    """Count the next ``width`` tokens of each row as read by the drafter, up to the newest but one."""
+    nodes = (graph.state(READ_LEN), graph.state("length"), graph.values["slots"])
+    graph.insert(form_of(note_read_, graph.facts), *nodes, before=before, width=width)
+
+
 @dataclass(frozen=True)
 class DraftByNetwork(DraftChain):
     """Draft a chain with forwards of a language model, one for each token."""
@@ -112,8 +122,13 @@ class ReadAlong(Pass):
     """Insert a forward of the drafter over the tokens that the target reads: the newest token and the drafts, a
     prompt's chunk, or both.
 
-    The drafter's KV is then that of the sequence at every tier, including K=0. KV of rejected drafts is never read.
+    KV of rejected drafts is never read.
+
+    Args:
+        notes_read: count the rows as read, for :class:`~speccompile.modes.network.catch_up.CatchUp`.
     """
+
+    notes_read: bool = False
 
     name: ClassVar[str] = "read_along"
     looks_for: ClassVar[str] = "what the target reads"
@@ -126,4 +141,6 @@ class ReadAlong(Pass):
         slots = values.get("target_slots", values["slots"])
         read, positions = values["input_tokens"], values["positions"]
         forward_model(graph, read, positions, slots, before=graph.output, output="kv")
+        if self.notes_read:
+            note_read(graph, read.meta["val"].shape[1], before=graph.output)
         return Changes(1, f"the drafter reads {list(read.meta['val'].shape)} too")
