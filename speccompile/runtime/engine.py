@@ -73,7 +73,7 @@ class Engine:
                -- AdapterTable      the loaded LoRA adapters
                    -- Scheduler     one step
                        -- PromptReader, TierChoice, Policies, HostCalls, Delivery, Retirement
-                       -- TierTable, Batch, Slots, WaitingQueue
+                       -- TierTable, Batch, Slots, WaitingQueue, CatchUp
 
     Args:
         target: the wrapped model.
