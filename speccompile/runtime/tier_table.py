@@ -61,6 +61,12 @@ class TierTable:
             self.mixed_tiers = {**self.mixed_tiers, **self._build_mixed(kind)}
             self._mixed_kinds.add(kind)
 
+    @property
+    def built(self) -> list[Tier]:
+        """All executables that are built."""
+        catch_up = [] if self.catch_up is None else [self.catch_up]
+        return [*self.tiers.values(), *self.mixed_tiers.values(), *self.prefill.values(), *catch_up]
+
     def mixes(self, kind: Kind) -> bool:
         """Whether steps of that kind can also process prompts."""
         return any(of == kind for *_, of in self.mixed_tiers)

@@ -85,8 +85,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
 
 def _recorded(engine: Engine) -> dict[str, str]:
     """Count recorded steps; return nothing without a backend that records."""
-    tiers = [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()]
-    steps = [part.executable for tier in tiers for part in (*tier.segments, tier)]
+    steps = [part.executable for tier in engine.table.built for part in (*tier.segments, tier)]
     bound = [step for step in steps if isinstance(step, RecordedStep)]
     if not bound:
         return {}

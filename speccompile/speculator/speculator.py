@@ -257,12 +257,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             given = replace(given, mode=choice.mode, mode_options=choice.options)
         path = Path(path)
         check_savable(path, target.model, given)
-        files = saved_files(
-            target.model,
-            self._build,
-            self._config.backend,
-            [*engine.tiers.values(), *engine.mixed_tiers.values(), *engine.prefill_tiers.values()],
-        )
+        files = saved_files(target.model, self._build, self._config.backend, engine.table.built)
         write_package(path, make_manifest(target.model, given, engine.arena.layout.tensors, files), files)
 
 

@@ -13,10 +13,8 @@ from transformers import LlamaForCausalLM
 
 from speccompile import modes, wrap
 from speccompile.errors import InvalidOption, SpecCompileError
-from speccompile.graph.step_form import StepForm
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.modes import ReadyMode, registry
-from speccompile.modes.draft_target import DraftTarget
 from speccompile.modes.lookup_first import LookupFirst
 from speccompile.passes.step.hand_over import stored_chain
 from speccompile.policies.base import Done, Ladder, Row, Upcoming
@@ -152,12 +150,6 @@ def test_other_networks(model: LlamaForCausalLM, network: str) -> None:
         generated = spec.generate(torch.tensor([PROMPTS[1]]), max_new_tokens=NEW)
         assert generated[0, len(PROMPTS[1]) :].tolist() == greedy(model, PROMPTS[1], NEW)
         assert spec.stats.proposed_at[2] < spec.stats.proposed_at[1], "some drafts were of the lookup"
-
-
-def test_a_split_network_is_kept_warm_by_the_step(model: LlamaForCausalLM) -> None:
-    mode = modes.create(["ngram", "draft_target"], {"draft": model, "fused": False})
-    assert isinstance(mode, LookupFirst) and isinstance(mode.network_mode, DraftTarget)
-    assert "drafter_read" in mode.after_commit(StepForm(0))[0].provides
 
 
 # --- sampling ----------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from speccompile import Speculator, wrap
 from speccompile.graph.step_graph import StepGraph
 from speccompile.heads import Eagle3Head
 from support.eagle3_reference import PlainEagle3
+from support.engines import read_all
 
 TAPS = (0, 1, 2)
 MAX_LEN = 128
@@ -84,14 +85,6 @@ def run_until(spec: Speculator, slot: int, graph: StepGraph, name: str) -> tuple
                 break
     arena["slots"].copy_(before)
     return values[graph.values[name]], logits
-
-
-def read_all(spec: Speculator, slot: int) -> None:
-    """Let the drafter read what the target has read of the slot's text, as the engine does before it ends."""
-    catch_up = spec.engine.scheduler._catch_up
-    for request in spec.engine.running:
-        if catch_up is not None and request.slot == slot:
-            catch_up.read_all(request)
 
 
 def drafted_in_front(spec: Speculator, slot: int, draft_len: int) -> list[int]:

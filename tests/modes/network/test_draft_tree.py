@@ -17,6 +17,7 @@ from speccompile.errors import InvalidTiers
 from speccompile.heads import MedusaHeads, MtpHead
 from speccompile.passes.step.ranked_tree import of_independent
 from support.drafters import PENALTIES, ragged, random_drafter
+from support.engines import read_all
 from support.errors import raises
 from support.medusa import fitted_heads
 from support.shape_texts import counts_by_shape, texts_by_shapes
@@ -124,6 +125,7 @@ def test_another_model_s_trees_leave_text_and_drafter_s_kv_as_they_are(another: 
         while len(request.new_tokens) < 20:
             another.engine.step()
         end = len(PROMPTS[1]) + 19
+        read_all(another, request.slot)
         kv = [another.arena[f"drafter_{part}_0"][request.slot, :end].clone() for part in "kv"]
         found.append((request.new_tokens[:20], kv))
         request.cancel()
