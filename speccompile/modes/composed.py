@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -13,7 +13,39 @@ from speccompile.graph.state import N, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.modes.ready_mode import ReadyMode
+from speccompile.ops.draft_rows import form_of
+from speccompile.ops.proposals import store_rows_, take_passing
 from speccompile.passes.step.propose import ProposeFunction
+
+
+@dataclass(frozen=True)
+class ComposedDrafter:
+    """A drafter of several.
+
+    Args:
+        propose, whole: :attr:`~speccompile.modes.ready_mode.ReadyMode.proposer` and ``whole_proposer``.
+        count: the number of its state tensors.
+        scored: it returns scores. A drafter without scores gets scores of 1; policies calibrate them.
+    """
+
+    propose: ProposeFunction
+    whole: ProposeFunction | None
+    count: int
+    scored: bool
+
+    def proposal(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        *own: torch.Tensor,
+        draft_len: int,
+        facts: Set[str],
+    ) -> tuple[torch.Tensor, ...]:
+        """Propose for the rows ``slots``; arguments are those of ``whole``."""
+        if self.whole is not None:
+            return self.whole(tokens, length, slots, *own, draft_len=draft_len, facts=facts)
+        return self.propose(tokens[slots], length[slots], *([slots] if own else []), *own, draft_len=draft_len)
 
 
 @dataclass(frozen=True)
@@ -21,12 +53,11 @@ class FirstPassing:
     """The first proposal of each row that passes.
 
     Args:
-        drafters: for each drafter, the function that proposes, the number of its state tensors, and whether it returns
-            scores.
+        parts: the drafters, from first to last choice.
         min_score, last_always: the options of :class:`Composed`.
     """
 
-    drafters: tuple[tuple[ProposeFunction, int, bool], ...]
+    parts: tuple[ComposedDrafter, ...]
     min_score: float
     last_always: bool
 
@@ -40,36 +71,55 @@ class FirstPassing:
                 each drafter in order.
         """
         slots, source, *tables = own_state
-        taken = []
-        for propose, count, _ in self.drafters:
-            own, tables = tables[:count], tables[count:]
-            taken.append(propose(tokens, length, *([slots] if own else []), *own, draft_len=draft_len))
-        last = len(self.drafters) - 1
-        # If no lookup passes and last_always is not set, the index is that of the network, which comes after the
-        # lookups.
-        by = torch.full_like(length, last if self.last_always else last + 1)
-        chosen: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
-        # In reverse order: a draft that passes replaces the draft of a later drafter.
+        taken = [
+            part.propose(tokens, length, *([slots] if own else []), *own, draft_len=draft_len)
+            for part, own in self._with_state(tables)
+        ]
+        return self._first(taken, source, slots, frozenset())
+
+    def propose_whole(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        source: torch.Tensor,
+        *tables: torch.Tensor,
+        draft_len: int,
+        facts: Set[str],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`propose`, over the sequences of all slots."""
+        taken = [
+            part.proposal(tokens, length, slots, *own, draft_len=draft_len, facts=facts)
+            for part, own in self._with_state(tables)
+        ]
+        return self._first(taken, source, slots, facts)
+
+    def _with_state(self, tables: Sequence[torch.Tensor]) -> Iterator[tuple[ComposedDrafter, Sequence[torch.Tensor]]]:
+        for part in self.parts:
+            own, tables = tables[: part.count], tables[part.count :]
+            yield part, own
+
+    def _first(
+        self,
+        taken: Sequence[tuple[torch.Tensor, ...]],
+        source: torch.Tensor,
+        slots: torch.Tensor,
+        facts: Set[str],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        last = len(self.parts) - 1
+        choose = form_of(take_passing, facts)
+        chosen: tuple[torch.Tensor | None, ...] = (None,) * 4
+        # In reverse order: a draft that passes replaces the draft of a later drafter. If no lookup passes and
+        # last_always is not set, the index is that of the network, which comes after the lookups.
         for place in range(last, -1, -1):
-            (_, _, scored), (drafts, lens, *own_scores) = self.drafters[place], taken[place]
-            # A drafter without scores gets scores of 1; policies calibrate them.
-            scores = own_scores[0] if scored else torch.ones_like(drafts, dtype=torch.float32)
-            if chosen is None:
-                chosen = drafts, lens if self.last_always else torch.zeros_like(lens), scores
-                if self.last_always:
-                    continue
-            offsets = torch.arange(draft_len, device=drafts.device)
-            expected = torch.where(offsets < lens[:, None], scores, 0.0).sum(1)
-            passes = (lens > 0) & (expected >= self.min_score) if scored else lens > 0
-            chosen = (
-                torch.where(passes[:, None], drafts, chosen[0]),
-                torch.where(passes, lens, chosen[1]),
-                torch.where(passes[:, None], scores, chosen[2]),
-            )
-            by = torch.where(passes, place, by)
-        assert chosen is not None
-        source.index_put_((slots,), by)
-        return chosen
+            drafts, lens, *own_scores = taken[place]
+            scores = own_scores[0] if self.parts[place].scored else None
+            always = self.last_always and place == last
+            chosen = choose(drafts, lens, scores, *chosen, place, float(self.min_score), always)
+        first, count, of_first, by = chosen
+        assert first is not None and count is not None and of_first is not None and by is not None
+        form_of(store_rows_, facts)(source, slots, by)
+        return first, count, of_first
 
 
 @dataclass(frozen=True)
@@ -117,8 +167,15 @@ class Composed(ReadyMode):
 
     @property
     def _choice(self) -> FirstPassing:
-        parts = [(drafter.proposer, len(drafter.own_state), drafter.scored) for drafter in self.drafters]
+        parts = [
+            ComposedDrafter(drafter.proposer, drafter.whole_proposer, len(drafter.own_state), drafter.scored)
+            for drafter in self.drafters
+        ]
         return FirstPassing(tuple(parts), self.min_score, self.last_always)
+
+    @property
+    def whole_proposer(self) -> ProposeFunction | None:
+        return self._choice.propose_whole
 
     @property
     def proposer(self) -> ProposeFunction:

@@ -6,17 +6,16 @@ this mode prefers the most recent occurrence, and runs inside the step.
 
 from __future__ import annotations
 
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
-from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.ops.ngram import continue_match
-from speccompile.passes.base import Pass
-from speccompile.passes.step.propose import Propose
+from speccompile.passes.step.propose import ProposeFunction
 
 
 @dataclass(frozen=True)
@@ -56,14 +55,13 @@ class NGram(ReadyMode):
         found, parents, count = torch.ops.speccompile.ngram_tree(tokens, length, self.max_ngram, self.min_ngram, nodes)
         return found, parents, count
 
-    def after_commit(self, form: StepForm) -> list[Pass]:
-        _, *trees = super().after_commit(form)
+    @property
+    def whole_proposer(self) -> ProposeFunction | None:
         # A subclass with another propose has no such op.
-        matches = type(self).propose is NGram.propose
-        return [Propose(self.propose, whole=self.match if matches else None), *trees]
+        return self.match if type(self).propose is NGram.propose else None
 
     def match(
-        self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int
+        self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *, draft_len: int, facts: Set[str]
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """:meth:`propose` as one op, over all slots' ``tokens`` ``[N, S]`` and ``length`` ``[N]``."""
         drafts, lens = torch.ops.speccompile.match_ngram(

@@ -96,6 +96,14 @@ class ReadyMode(Mode):
         """
         return self.propose
 
+    @property
+    def whole_proposer(self) -> ProposeFunction | None:
+        """:meth:`propose` over the sequences of all slots, ``tokens`` ``[N, S]`` and ``length`` ``[N]``, for the rows
+        ``slots`` ``[B]``. They are the arguments before the tensors of :attr:`own_state`; ``draft_len`` and the step's
+        ``facts``, for :func:`speccompile.ops.draft_rows.form_of`, are after them. None: steps copy the rows'
+        sequences."""
+        return None
+
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
         return [
             *proposal_state(tiers if self.drafts_trees else ()),
@@ -107,4 +115,4 @@ class ReadyMode(Mode):
 
     def after_commit(self, form: StepForm) -> list[Pass]:
         trees = [ProposeTree(self.tree_proposer, self.own_state)] if form.trees and self.drafts_trees else []
-        return [Propose(self.proposer, self.own_state, scored=self.scored), *trees]
+        return [Propose(self.proposer, self.own_state, self.whole_proposer, scored=self.scored), *trees]

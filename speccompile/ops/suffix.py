@@ -4,9 +4,9 @@ Each op adds the new tokens of its rows to its tables, and proposes drafts. The 
 references. On a CPU the ops are C++ (``ops/cpu/csrc/base/kernels/suffix.cpp``), over the same tables.
 
 Shapes: ``B`` rows, ``N`` slots, ``D`` depth. The last slot is the dummy, and nothing learns from its sequence. Tables
-are int32. ``tokens [B, S]``, ``length [B]`` and ``slots [B]`` are the sequences of the rows, their lengths and slots.
-All ops return drafts, int64 ``[B, longest]``, the number of drafts, int64 ``[B]``, and the cumulative probability of
-each, float32 ``[B, longest]``.
+are int32, and ``slots [B]`` are the rows' slots in them. ``tokens [X, S]`` and ``length [X]`` are sequences, and
+``places [B]`` has the one of each row: X is N or B. All ops return drafts, int64 ``[B, longest]``, the number of drafts,
+int64 ``[B]``, and the cumulative probability of each, float32 ``[B, longest]``.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
 from speccompile.ops.suffix_trie import SEPARATOR, Proposal, Speculation, Trie, expected
 
-_ROWS = "Tensor slots, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
+_ROWS = (
+    "Tensor slots, Tensor places, Tensor tokens, Tensor length, int longest, float factor, float offset, float least"
+)
 _OUT = " -> (Tensor, Tensor, Tensor)"
 #: The schema of each op up to ``slots``, and its number of arguments before ``slots``.
 SCHEMAS = {
@@ -43,6 +45,7 @@ def own(
     nodes: torch.Tensor,
     index: torch.Tensor,
     slots: torch.Tensor,
+    places: torch.Tensor,
     tokens: torch.Tensor,
     length: torch.Tensor,
     longest: int,
@@ -54,12 +57,12 @@ def own(
     ``nodes [N, 5, ...]``, ``index [N, ...]``."""
     speculation = Speculation(active.shape[1] - 1, factor, offset, least)
     proposals = []
-    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+    for slot, place, count in zip(slots.tolist(), places.tolist(), length[places].tolist(), strict=True):
         trie, suffixes = Trie(used[slot], nodes[slot], index[slot]), active[slot].numpy().data
         if trie.tokens > count:
             trie.clear()
             active[slot].zero_()
-        for token in tokens[row, trie.tokens : count].tolist():
+        for token in tokens[place, trie.tokens : count].tolist():
             trie.learn(suffixes, token)
         proposals.append(trie.propose(suffixes, longest, speculation))
     return _as_tensors(slots, longest, proposals)
@@ -72,6 +75,7 @@ def given(
     index: torch.Tensor,
     cursor: torch.Tensor,
     slots: torch.Tensor,
+    places: torch.Tensor,
     tokens: torch.Tensor,
     length: torch.Tensor,
     longest: int,
@@ -94,11 +98,11 @@ def given(
             else:
                 trie.learn(begun.numpy().data, token)
     proposals = []
-    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+    for slot, place, count in zip(slots.tolist(), places.tolist(), length[places].tolist(), strict=True):
         if int(cursor[slot, 0]) > count:
             cursor[slot].zero_()
         suffixes = cursor[slot, 1:].numpy().data
-        for token in tokens[row, int(cursor[slot, 0]) : count].tolist():
+        for token in tokens[place, int(cursor[slot, 0]) : count].tolist():
             trie.follow(suffixes, token)
         cursor[slot, 0] = count
         proposals.append(trie.propose(suffixes, longest, speculation))
@@ -112,6 +116,7 @@ def earlier(
     cursor: torch.Tensor,
     capacity: int,
     slots: torch.Tensor,
+    places: torch.Tensor,
     tokens: torch.Tensor,
     length: torch.Tensor,
     longest: int,
@@ -130,13 +135,13 @@ def earlier(
     tries = [Trie(used[side], nodes[side], index[side]) for side in (0, 1)]
     parts = [slice(1, depth + 2), slice(depth + 2, 2 * depth + 3)]
     proposals: list[Proposal] = []
-    for row, (slot, count) in enumerate(zip(slots.tolist(), length.tolist(), strict=True)):
+    for slot, place, count in zip(slots.tolist(), places.tolist(), length[places].tolist(), strict=True):
         if slot == cursor.shape[0] - 1:
             proposals.append(([], []))
             continue
         if int(cursor[slot, 0]) > count:
             cursor[slot].zero_()
-        for token in tokens[row, int(cursor[slot, 0]) : count].tolist():
+        for token in tokens[place, int(cursor[slot, 0]) : count].tolist():
             young = int(used[2, 0])
             if tries[young].tokens >= capacity:
                 young = 1 - young
@@ -202,11 +207,11 @@ def _define(name: str, definition: Callable[..., Drafts]) -> None:
     front, count = SCHEMAS[name]
 
     def fake(*arguments: object) -> Drafts:
-        slots, longest = arguments[count], arguments[count + 3]
+        slots, longest = arguments[count], arguments[count + 4]
         assert isinstance(slots, torch.Tensor) and isinstance(longest, int)
         return _empty(slots, longest)
 
-    define(name + front + _ROWS + ")" + _OUT, fake, definition, cpp=BASE)
+    define(name + front + _ROWS + ")" + _OUT, fake, definition, cpp=BASE, recorded=True)
 
 
 def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]

@@ -170,13 +170,12 @@ def test_a_lookup_is_certain_and_a_network_is_what_it_drew_from() -> None:
         slots,
         torch.tensor([[3, 2, 1], [0, 0, 0], [1, 1, 1]]),
         torch.tensor([3, 3, 3]),
+        stored,
         torch.full((3,), 9, dtype=i64),
         torch.full((3,), 60, dtype=i64),
         torch.tensor([[1, 2, 3], [0, 0, 0], [4, 3, 2]]),
         torch.tensor([0, 0, 2]),
-        stored,
         draft_len=2,
-        proposals=True,
     )
     assert drafts.tolist() == [[4, 3], [3, 2]] and lens.tolist() == [2, 2]
     assert probs[0].tolist() == [[0, 0, 0, 0, 1], [0, 0, 0, 1, 0]]

@@ -61,7 +61,7 @@ def test_suffix_trees_in_cpp_are_the_same(rows: list[list[int]], nodes: int) -> 
     tables = torch.zeros(count, FIELDS, most, dtype=torch.int32), torch.zeros(count, 2 * most, dtype=torch.int32)
     slots = torch.arange(count)
     tokens = torch.tensor([[*row, *[0] * (41 - len(row))] for row in rows])
-    rest = slots, tokens, torch.tensor([len(row) for row in rows]), 4, 2.0, 1.0, 0.1
+    rest = slots, slots, tokens, torch.tensor([len(row) for row in rows]), 4, 2.0, 1.0, 0.1
     OPS.suffix_draft_(used, active, *tables, *rest)
     arguments = tables[0], slots, active[slots], nodes
     for one, other in zip(suffix.tree(*arguments), OPS.suffix_tree(*arguments), strict=True):

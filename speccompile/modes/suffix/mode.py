@@ -7,7 +7,7 @@ sequence itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, ClassVar
@@ -53,8 +53,32 @@ class Search:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Add the new tokens to the tries, and propose drafts from them."""
         slots, *tables = own_state
+        places = torch.arange(tokens.shape[0], device=tokens.device)
+        return self._find(tokens, length, slots, places, *tables, draft_len=draft_len)
+
+    def propose_whole(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        *tables: torch.Tensor,
+        draft_len: int,
+        facts: Set[str],
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """:meth:`propose`, over the sequences of all slots."""
+        return self._find(tokens, length, slots, slots, *tables, draft_len=draft_len)
+
+    def _find(
+        self,
+        tokens: torch.Tensor,
+        length: torch.Tensor,
+        slots: torch.Tensor,
+        places: torch.Tensor,
+        *tables: torch.Tensor,
+        draft_len: int,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         how = self.speculation
-        rest = (slots, tokens, length, draft_len, float(how.factor), float(how.offset), float(how.least))
+        rest = (slots, places, tokens, length, draft_len, float(how.factor), float(how.offset), float(how.least))
         ops = torch.ops.speccompile
         best = ops.suffix_draft_(*tables[:4], *rest)
         others = []
@@ -223,6 +247,10 @@ class Suffix(ReadyMode):
     @property
     def tree_proposer(self) -> ProposeFunction:
         return self._search.propose_tree
+
+    @property
+    def whole_proposer(self) -> ProposeFunction | None:
+        return self._search.propose_whole
 
     @property
     def proposer(self) -> ProposeFunction:

@@ -14,6 +14,7 @@ from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
 from speccompile.ops.draft_rows import form_of, store_chain_
+from speccompile.ops.proposals import proposed_or_stored
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import PROPOSED, ReadDrafts, proposed_drafts, set_drafts
 from speccompile.passes.step.tree_drafts import fit, set_tree
@@ -103,14 +104,16 @@ class ReadStored(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         slots, start = graph.values["slots"], graph.anchors.start
-        names = [*STORED, "length", "limit", *PROPOSED * self.proposals]
-        state = [graph.state(name) for name in [*names, *[PROBABILITIES] * self.probabilities]]
-        drafts, lens, *probabilities = graph.insert(
-            stored_chain, slots, *state, before=start, draft_len=self.shape, proposals=self.proposals
-        )
+        if self.proposals and not self.probabilities:
+            state = [graph.state(name) for name in (*PROPOSED, *STORED, "length", "limit")]
+            function = form_of(proposed_or_stored, graph.facts)
+            set_drafts(graph, *graph.insert(function, *state, slots, before=start, draft_len=self.shape))
+            return Changes(1, f"up to {self.shape} draft tokens from state")
+        names = [*STORED, PROBABILITIES, "length", "limit", *PROPOSED * self.proposals]
+        state = [graph.state(name) for name in names]
+        drafts, lens, drawn_from = graph.insert(stored_chain, slots, *state, before=start, draft_len=self.shape)
         set_drafts(graph, drafts, lens)
-        for node in probabilities:
-            graph.name_value("draft_probs", node)
+        graph.name_value("draft_probs", drawn_from)
         return Changes(1, f"up to {self.shape} draft tokens from state")
 
 
@@ -160,32 +163,32 @@ def stored_chain(
     slots: torch.Tensor,
     stored_drafts: torch.Tensor,
     stored_lens: torch.Tensor,
+    stored_probs: torch.Tensor,
     length: torch.Tensor,
     limit: torch.Tensor,
-    *others: torch.Tensor,
+    *proposals: torch.Tensor,
     draft_len: int,
-    proposals: bool,
-) -> tuple[torch.Tensor, ...]:
-    """Drafts ``[B, K]``, -1 after a row's own draft length, those lengths ``[B]``, and distributions ``[B, K, V]`` if
-    they are stored.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Drafts ``[B, K]``, -1 after a row's own draft length, those lengths ``[B]``, and the distributions that they were
+    drawn from, ``[B, K, V]``.
 
     Args:
-        slots: ``[B]``; the other tensors ``[N]`` or ``[N, Kmax]``.
-        others: proposals and their lengths, if there are ``proposals``, then stored distributions ``[N, Kmax, V]``.
+        slots: ``[B]``; the other tensors ``[N]``, ``[N, Kmax]`` or ``[N, Kmax, V]``.
+        proposals: proposals and their lengths, which come first; none if there are no ready drafters.
     """
     found = proposed_drafts(stored_drafts, stored_lens, length, limit, slots, draft_len=draft_len)
-    stored_probs = [probs[slots, :draft_len] for probs in others[2 * proposals :]]
+    drawn_from = stored_probs[slots, :draft_len]
     if not proposals:
-        return *found, *stored_probs
-    draft_tokens, draft_lens = others[:2]
+        return *found, drawn_from
+    draft_tokens, draft_lens = proposals
     proposed, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=draft_len)
     has_proposal = (draft_lens[slots] > 0)[:, None]
-    chosen = torch.where(has_proposal, proposed, found[0]), torch.where(has_proposal[:, 0], lens, found[1])
-    if not stored_probs:
-        return chosen
-    drawn_from = stored_probs[0]
     certain = one_hot(proposed.clamp(min=0), drawn_from.shape[-1]).to(drawn_from.dtype)
-    return *chosen, torch.where(has_proposal[:, :, None], certain, drawn_from)
+    return (
+        torch.where(has_proposal, proposed, found[0]),
+        torch.where(has_proposal[:, 0], lens, found[1]),
+        torch.where(has_proposal[:, :, None], certain, drawn_from),
+    )
 
 
 def store_tree(

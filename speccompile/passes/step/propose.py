@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -13,6 +13,8 @@ from torch import fx
 import speccompile.ops  # noqa: F401  defines the op
 from speccompile.errors import PassError, error_line
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.draft_rows import form_of
+from speccompile.ops.proposals import store_rows_
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 ProposeFunction = Callable[..., tuple[torch.Tensor, ...]]
@@ -27,8 +29,8 @@ class Propose(Pass):
             ``slots [B]`` and those tensors whole; returns draft tokens ``[B, Kmax]`` and how many of them are valid,
             ``[B]``.
         state: names of the mode's own state tensors.
-        whole: ``propose`` as one op, which is called instead: accepts ``tokens [N, S]``, ``length [N]`` and
-            ``slots [B]``.
+        whole: the same over the sequences of all slots, which is called instead: accepts ``tokens [N, S]``,
+            ``length [N]``, ``slots [B]``, the mode's own state, ``draft_len`` and ``facts``.
         scored: it also returns the drafts' scores, float32 ``[B, Kmax]``.
         weights: tensors that ``propose`` receives after those, by name.
         drafter: what messages call it; ``advice`` ends the one about a function that cannot be traced.
@@ -69,6 +71,7 @@ class Propose(Pass):
                 scored=self.scored,
                 stateful=bool(self.state),
                 vocab_size=graph.layout.vocab_size if self.foreign else None,
+                facts=frozenset(graph.facts),
             )
         return Changes(1, f"up to {drafts.meta['val'].shape[1]} draft tokens for the next step")
 
@@ -112,15 +115,17 @@ def propose_and_store(
     scored: bool,
     stateful: bool,
     vocab_size: int | None,
+    facts: Set[str],
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Store in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``, the same as one op)
-    returns for the rows ``slots [B]``.
+    """Store in ``draft_tokens [N, Kmax]`` and ``draft_lens [N]`` what ``propose`` (or ``whole``) returns for the rows
+    ``slots [B]``.
 
     Args:
         others: ``draft_score [N, Kmax]`` if ``scored``, then what was read of the step, the mode's own state and
             weights.
         stateful: ``propose`` receives the slots before these.
         vocab_size: drafts end before an id outside of it; None if there can be none.
+        facts: the step's.
 
     Returns:
         Draft tokens ``[B, Kmax]`` and how many of them are valid, ``[B]``.
@@ -128,7 +133,7 @@ def propose_and_store(
     kept, own_state = others[: int(scored)], others[int(scored) :]
     own = (slots, *own_state) if stateful else own_state
     if whole is not None:
-        proposal = whole(tokens, length, slots, draft_len=longest)
+        proposal = whole(tokens, length, slots, *own_state, draft_len=longest, facts=facts)
     else:
         proposal = propose(tokens[slots], length[slots], *own, draft_len=longest)
     i64, rows = torch.int64, slots.shape[0]
@@ -136,7 +141,7 @@ def propose_and_store(
     parts += [Part("scores", (rows, longest), torch.float32)] * scored
     drafts, lens, *scores_of = checked(proposal, parts)
     for draft_score, value in zip(kept, scores_of, strict=True):
-        draft_score.index_put_((slots,), value)
+        form_of(store_rows_, facts)(draft_score, slots, value)
     if vocab_size is not None:
         are_tokens = (drafts >= 0) & (drafts < vocab_size)
         lens = torch.minimum(lens, are_tokens.long().cumprod(1).sum(1))

@@ -71,9 +71,9 @@ def call(
     tokens = torch.zeros((len(rows), 64), dtype=torch.int64)
     for row, (_, text) in enumerate(rows):
         tokens[row, : len(text)] = torch.tensor(text)
-    got = {}
+    places, got = torch.arange(len(rows)), {}
     for form in FORMS:
-        arguments = (*tables[form], *front, slots, tokens, length, longest, how.factor, how.offset, how.least)
+        arguments = (*tables[form], *front, slots, places, tokens, length, longest, how.factor, how.offset, how.least)
         got[form] = FORMS[form][op](*arguments)
     for one, other in zip(*got.values(), strict=True):
         assert torch.equal(one, other)
