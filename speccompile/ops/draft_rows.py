@@ -6,6 +6,7 @@ their ops with those around them.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Set
 from typing import Any
 
@@ -117,10 +118,23 @@ def network_positions(positions: torch.Tensor, back: int, most: int) -> torch.Te
     return moved.clamp(min=0, max=most)
 
 
+def side_by_side(*parts: torch.Tensor) -> torch.Tensor:
+    """All ``parts`` ``[..., M_i]``, of one dtype, concatenated along their last dimension."""
+    return torch.cat(parts, dim=-1)
+
+
 def form_of(function: Callable[..., Any], facts: Set[str]) -> Callable[..., Any]:
     """Return what a pass inserts for one of these functions: the op of its name where steps run the C++ ops, which the
     graph's ``facts`` show, else the function."""
-    return getattr(torch.ops.speccompile, function.__name__) if "linears_fused" in facts else function
+    if "linears_fused" not in facts:
+        return function
+    op: Callable[..., Any] = getattr(torch.ops.speccompile, function.__name__)
+    return _of_list(op) if function is side_by_side else op
+
+
+@functools.cache
+def _of_list(op: Callable[..., Any]) -> Callable[..., Any]:
+    return lambda *parts: op(parts)
 
 
 def _newest_fake(tokens, length, limit, slots, draft_len, max_len):  # type: ignore[no-untyped-def]
@@ -128,8 +142,8 @@ def _newest_fake(tokens, length, limit, slots, draft_len, max_len):  # type: ign
     return tokens.new_empty((rows, 1)), tokens.new_empty((rows, 1)), tokens.new_empty((rows,))
 
 
-def _define(schema: str, fake: Callable[..., Any] | None, reference: Callable[..., Any]) -> None:
-    define(reference.__name__ + schema, fake, reference, cpp=BASE, recorded=True)
+def _define(schema: str, fake: Callable[..., Any] | None, reference: Callable[..., Any], name: str = "") -> None:
+    define((name or reference.__name__) + schema, fake, reference, cpp=BASE, recorded=True)
 
 
 _define(
@@ -162,6 +176,12 @@ _define(
     "(Tensor(a!) stored_drafts, Tensor(b!) stored_lens, Tensor slots, Tensor drafts, Tensor lens, int begin) -> ()",
     None,
     store_chain_,
+)
+_define(
+    "(Tensor[] parts) -> Tensor",
+    lambda parts: parts[0].new_empty((*parts[0].shape[:-1], sum(part.shape[-1] for part in parts))),
+    lambda parts: side_by_side(*parts),
+    name="side_by_side",
 )
 _define(
     "(Tensor positions, int back, int most) -> Tensor",

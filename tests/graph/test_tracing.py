@@ -14,7 +14,7 @@ from speccompile.graph.fakes import fake
 from speccompile.graph.tracing import Tracer
 from speccompile.modes.network.other_vocabulary import at_most
 from speccompile.ops.draft_rows import next_token
-from speccompile.passes.step.draft_chain import side_by_side
+from speccompile.passes.step.draft_chain import one_after_another
 
 CPU = torch.device("cpu")
 
@@ -57,10 +57,10 @@ def test_what_a_trace_depends_on_makes_another(traced: list[tracing.Call]) -> No
     x, y = nodes_of((3, 1), (3, 1))
     tracer = Tracer()
     made = [
-        tracer.trace(side_by_side, [x, y], {}),
-        tracer.trace(side_by_side, [x, x], {}),
-        tracer.trace(side_by_side, nodes_of((3, 1), (3, 2)), {}),
-        tracer.trace(side_by_side, nodes_of((3, 1), (3, 1), dtype=torch.int32), {}),
+        tracer.trace(one_after_another, [x, y], {}),
+        tracer.trace(one_after_another, [x, x], {}),
+        tracer.trace(one_after_another, nodes_of((3, 1), (3, 2)), {}),
+        tracer.trace(one_after_another, nodes_of((3, 1), (3, 1), dtype=torch.int32), {}),
         tracer.trace(next_token, [x, y], {}),
         tracer.trace(at_most, [x], {"most": 1}),
         tracer.trace(at_most, [x], {"most": 1.0}),
@@ -70,7 +70,7 @@ def test_what_a_trace_depends_on_makes_another(traced: list[tracing.Call]) -> No
     ]
     torch.set_default_dtype(torch.float64)
     try:
-        made.append(tracer.trace(side_by_side, [x, y], {}))
+        made.append(tracer.trace(one_after_another, [x, y], {}))
     finally:
         torch.set_default_dtype(torch.float32)
     assert len({id(trace) for trace in made}) == len(traced) == len(made)

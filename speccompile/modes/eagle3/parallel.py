@@ -17,7 +17,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
 from speccompile.modes.network.head_passes import NEWEST, chooses_in_part, gather_rows, target_ids_of
 from speccompile.modes.network.passes import drafter_of, forward_drafter
-from speccompile.passes.step.draft_chain import side_by_side
+from speccompile.passes.step.draft_chain import one_after_another
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class DraftByMaskedHead(DraftAtOnce):
             masks, rows, fused = graph.insert(masked_rows, tokens, positions, fused, before=start)
             given, outputs = {"fused": fused}, ("hidden",)
             (masked,) = forward_drafter(graph, masks, rows, slots, before=start, outputs=outputs, given=given)
-            hidden = graph.insert(side_by_side, hidden, masked, before=start)
+            hidden = graph.insert(one_after_another, hidden, masked, before=start)
         whole = "target_logits" in head.values and not chooses_in_part(head, draws=self.draws)
         given, outputs = {"hidden": hidden}, ("target_logits" if whole else "logits",)
         (logits,) = forward_drafter(graph, tokens, positions, slots, before=start, outputs=outputs, given=given)

@@ -26,7 +26,7 @@ from speccompile.modes.network.head_passes import NEWEST
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter
 from speccompile.ops.draft_rows import form_of, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.draft_chain import Forward, side_by_side
+from speccompile.passes.step.draft_chain import Forward, one_after_another
 
 
 @dataclass(frozen=True)
@@ -119,11 +119,13 @@ class DraftByModules(DraftByNetwork):
                 # Module 0 has computed its newest row when the token was committed.
                 given = {"hidden_0": stored(0)}
             elif self.chain == "module":
-                given = {f"hidden_{place - 1}": graph.insert(side_by_side, stored(place - 1), *hidden, before=start)}
+                given = {
+                    f"hidden_{place - 1}": graph.insert(one_after_another, stored(place - 1), *hidden, before=start)
+                }
             else:
-                given = {f"carried_{place - 1}": graph.insert(side_by_side, *carried, before=start)}
+                given = {f"carried_{place - 1}": graph.insert(one_after_another, *carried, before=start)}
             tokens[:] = [*tokens, token] if place > 1 else [token]
-            read = graph.insert(side_by_side, *tokens, before=start)
+            read = graph.insert(one_after_another, *tokens, before=start)
             outputs = [f"{name}_{place}" for name in ("hidden", "normed", "carried")]
             found = forward_drafter(graph, read, rows, slots, before=start, outputs=outputs, given=given)
             hidden[:] = found[:1] if place else []

@@ -12,7 +12,7 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
-from speccompile.ops.draft_rows import cut_drafts, form_of, newest_tokens, next_token
+from speccompile.ops.draft_rows import cut_drafts, form_of, newest_tokens, next_token, side_by_side
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
 from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
@@ -106,8 +106,8 @@ class DraftChain(Pass):
                 context, length = graph.insert(append_token, context, length, token, before=start)
             drafted.append(token)
         if drawn_from:
-            graph.name_value("draft_probs", graph.insert(side_by_side, *drawn_from, before=start))
-        tokens = graph.insert(side_by_side, *drafted, before=start)
+            graph.name_value("draft_probs", graph.insert(one_after_another, *drawn_from, before=start))
+        tokens = graph.insert(form_of(side_by_side, graph.facts), *drafted, before=start)
         cut = graph.insert(form_of(cut_drafts, graph.facts), tokens, lens, before=start, begin=self.begin)
         set_drafts(graph, cut, lens)
         return Changes(self.draft_len - self.begin, self.what(graph))
@@ -150,6 +150,6 @@ def slot_probabilities(scores: torch.Tensor, temperature: torch.Tensor, slots: t
     return probabilities(scores, temperature[slots])
 
 
-def side_by_side(*places: torch.Tensor) -> torch.Tensor:
+def one_after_another(*places: torch.Tensor) -> torch.Tensor:
     """Concatenate tensors ``[B, T, ...]`` along T: K of ``[B, 1, V]`` become ``[B, K, V]``."""
     return torch.cat(places, dim=1)

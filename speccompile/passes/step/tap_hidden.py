@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
 from torch import fx
 
 from speccompile.errors import AnchorError, InvalidHead
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.draft_rows import form_of, side_by_side
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import layer_input
 
@@ -81,7 +81,7 @@ class LowerTaps(Pass):
     def run(self, graph: StepGraph) -> Changes:
         taken = take_marks(graph)
         if taken:
-            graph.name_value("tapped", graph.insert(side_by_side, *taken))
+            graph.name_value("tapped", graph.insert(form_of(side_by_side, graph.facts), *taken))
         return Changes(len(taken), f"{len(taken)} hidden states side by side")
 
 
@@ -100,11 +100,6 @@ def take_marks(graph: StepGraph, prefix: str = MarkTaps.prefix) -> list[fx.Node]
     while mark(len(taken), prefix) in graph.values:
         taken.append(graph.values.pop(mark(len(taken), prefix)))
     return taken
-
-
-def side_by_side(*hidden: torch.Tensor) -> torch.Tensor:
-    """``[B, T, M]`` each, as ``[B, T, taps * M]``."""
-    return torch.cat(hidden, dim=-1)
 
 
 def _place(graph: StepGraph, tap: Tap) -> fx.Node:

@@ -6,6 +6,7 @@
 #include <cstring>
 #include <optional>
 #include <tuple>
+#include <vector>
 
 #include "kernel_calls.h"
 #include "state_tensors.h"
@@ -150,6 +151,45 @@ Tensor network_positions_op(const Tensor& positions, int64_t back, int64_t most)
   return moved;
 }
 
+Tensor side_by_side_op(const std::vector<Tensor>& parts) {
+  STD_TORCH_CHECK(!parts.empty(), "speccompile::side_by_side: there is nothing to join");
+  const int64_t rows = parts[0].numel() / std::max<int64_t>(parts[0].size(-1), 1);
+  const int64_t bytes = parts[0].element_size();
+  struct Part {
+    const char* from;
+    int64_t bytes;
+  };
+  std::vector<Tensor> given;
+  std::vector<Part> sources;
+  int64_t width = 0;
+  bool repeatable = true;
+  for (const Tensor& part : parts) {
+    STD_TORCH_CHECK(
+        part.scalar_type() == parts[0].scalar_type() && part.numel() == rows * part.size(-1),
+        "speccompile::side_by_side: the sizes or dtypes do not fit");
+    given.push_back(side_by_side(part));
+    sources.push_back({static_cast<const char*>(given.back().data_ptr()), part.size(-1) * bytes});
+    width += part.size(-1);
+    repeatable = repeatable && part.is_contiguous();
+  }
+  std::vector<int64_t> sizes{parts[0].sizes().begin(), parts[0].sizes().end()};
+  sizes.back() = width;
+  const Tensor joined = new_tensor(sizes, dtype_of(parts[0]));
+  char* to = static_cast<char*>(joined.data_ptr());
+  run_kernel(
+      [=] {
+        char* at = to;
+        for (int64_t row = 0; row < rows; ++row) {
+          for (const Part& source : sources) {
+            std::memcpy(at, source.from + row * source.bytes, source.bytes);
+            at += source.bytes;
+          }
+        }
+      },
+      repeatable);
+  return joined;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("newest_tokens", TORCH_BOX(&newest_tokens_op));
   m.impl("next_token", TORCH_BOX(&next_token_op));
@@ -157,6 +197,7 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("store_newest_", TORCH_BOX(&store_newest_op));
   m.impl("cut_drafts", TORCH_BOX(&cut_drafts_op));
   m.impl("store_chain_", TORCH_BOX(&store_chain_op));
+  m.impl("side_by_side", TORCH_BOX(&side_by_side_op));
   m.impl("network_positions", TORCH_BOX(&network_positions_op));
 }
 
