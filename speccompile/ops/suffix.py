@@ -5,7 +5,7 @@ references. On a CPU the ops are C++ (``ops/cpu/csrc/base/kernels/suffix.cpp``),
 
 Shapes: ``B`` rows, ``N`` slots, ``D`` depth. The last slot is the dummy, and nothing learns from its sequence. Tables
 are int32, and ``slots [B]`` are the rows' slots in them. ``tokens [X, S]`` and ``length [X]`` are sequences, and
-``places [B]`` has the one of each row: X is N or B. All ops return drafts, int64 ``[B, longest]``, the number of drafts,
+``places [B]`` has the one of each row: X is N or B. All ops return drafts, int64 ``[B, longest]``, how many there are,
 int64 ``[B]``, and the cumulative probability of each, float32 ``[B, longest]``.
 """
 

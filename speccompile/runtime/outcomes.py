@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+import speccompile.ops  # noqa: F401  defines the op
 from speccompile.graph.arena import Arena
 from speccompile.graph.tree import PROPOSAL
 from speccompile.modes.base import DRAFT_SOURCE
@@ -31,20 +32,10 @@ def pack(arena: Arena) -> torch.Tensor:
     The state of ``OF_TREE`` follows, which is only valid for a run whose tier was a tree, and that of ``OF_PROPOSAL``,
     if the arena has them. See :class:`Columns`.
     """
-    emitted, length, tokens = arena["emitted"], arena["length"], arena["tokens"]
-    # In bounds for any slot: there are T positions after max_len.
-    positions = (length - emitted)[:, None] + torch.arange(arena.layout.max_width, device=arena.device)
-    columns = torch.stack([emitted, arena["accepted"], arena["proposed"], arena["alive"].long()])
-    of_tree = [arena[name][None] for name in OF_TREE if name in arena]
-    of_proposal = [_integers(arena[name]) for name in OF_PROPOSAL if name in arena]
-    return torch.cat([columns, tokens.gather(1, positions).T, *of_tree, *of_proposal])
-
-
-def _integers(state: torch.Tensor) -> torch.Tensor:
-    """Convert ``[N]`` or ``[N, K]`` to int64 ``[1, N]`` or ``[K, N]``. Floats become the bits of their float64."""
-    if state.is_floating_point():
-        state = state.double().view(torch.int64)
-    return state.reshape(len(state), -1).T
+    core = [arena[name] for name in ("emitted", "accepted", "proposed", "alive", "length", "tokens")]
+    others = [arena[name] for name in (*OF_TREE, *OF_PROPOSAL) if name in arena]
+    packed: torch.Tensor = torch.ops.speccompile.pack_outcomes(*core, arena.layout.max_width, others)
+    return packed
 
 
 def _floats(integers: list[int]) -> tuple[float, ...]:
