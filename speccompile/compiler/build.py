@@ -24,6 +24,7 @@ from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering.backends import Backend, Eager, Inductor, ask
 from speccompile.lowering.cuda.captures import Captures
+from speccompile.lowering.recorded_step import RecordedStep, recorded_function
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import WeightPacks
@@ -50,7 +51,8 @@ class Build:
         executables: those of ``BuildConfig.kind``.
         captures: the CUDA graphs, or None.
         drafter: the mode's own network, or None.
-        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a CUDA graph if ``captures`` are used.
+        pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a CUDA graph if ``captures`` are used, recorded
+            if steps are.
         target_id: of the weights before they were rounded; None if the model still has them.
     """
 
@@ -113,6 +115,8 @@ def build(
         pack_arena: Callable[[], torch.Tensor] = partial(pack, arena)
         if captures is not None:
             pack_arena = captures.function(pack_arena)
+        elif any(isinstance(tier.executable, RecordedStep) for tier in executables.tiers.values()):
+            pack_arena = recorded_function(pack_arena)
     make: Callable[[Kind], Executables] = maker.of_kind
     make_mixed: Callable[[Kind], Mapping[TierName, Tier]] = maker.mixed
     if config.ranks is not None:

@@ -55,4 +55,5 @@ define(
     _fake,
     reference,
     cpp=BASE,
+    recorded=True,
 )

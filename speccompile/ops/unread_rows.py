@@ -1,4 +1,4 @@
-"""What a drafter has not read yet.
+"""Tokens and hidden states that a drafter has not read yet.
 
 A head also reads hidden states of the target, which are kept at the newest positions of each sequence, in state ``[N,
 P, M]``. The entry of a position is its remainder by P. The C++ is ``ops/cpu/csrc/base/ops/unread_ops.cpp``.

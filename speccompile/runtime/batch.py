@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, Kind
-from speccompile.runtime.catch_up import CatchUp
 from speccompile.runtime.request import Request
+from speccompile.runtime.unread_tokens import UnreadTokens
 
 
 class Batch:
     """The requests that own a slot.
 
     Args:
-        catch_up: counts what the drafter has read of each row; None if every step updates the drafter.
+        unread: counts what the drafter has read of each row; None if every step updates the drafter.
 
     Attributes:
         rows: requests whose prompt has been processed, in the order of the next step's rows.
@@ -20,9 +20,9 @@ class Batch:
         without_drafts: rows whose logits became NaN by their drafts. Their next step has no drafts.
     """
 
-    def __init__(self, arena: Arena, catch_up: CatchUp | None = None) -> None:
+    def __init__(self, arena: Arena, unread: UnreadTokens | None = None) -> None:
         self._arena = arena
-        self._catch_up = catch_up
+        self._unread = unread
         self.rows: list[Request] = []
         self.readers: list[Request] = []
         self.without_drafts: set[Request] = set()
@@ -36,8 +36,8 @@ class Batch:
         """Turn ``request`` into a row, since its prompt has been processed."""
         self.readers.remove(request)
         self.rows.append(request)
-        if self._catch_up is not None:
-            self._catch_up.begin(request)
+        if self._unread is not None:
+            self._unread.begin(request)
         self.bind()
 
     def remove(self, request: Request) -> None:

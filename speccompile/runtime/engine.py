@@ -21,7 +21,6 @@ from speccompile.runtime import open_engines
 from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.async_driver import AsyncDriver
 from speccompile.runtime.batch import Batch
-from speccompile.runtime.catch_up import CatchUp
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.host_calls import HostCalls
@@ -49,6 +48,7 @@ from speccompile.runtime.target import EosTokens, Target
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import clock_of
+from speccompile.runtime.unread_tokens import UnreadTokens
 from speccompile.runtime.waiting import WaitingQueue
 from speccompile.utils.devices import traits_of
 
@@ -73,7 +73,7 @@ class Engine:
                -- AdapterTable      the loaded LoRA adapters
                    -- Scheduler     one step
                        -- PromptReader, TierChoice, Policies, HostCalls, Delivery, Retirement
-                       -- TierTable, Batch, Slots, WaitingQueue, CatchUp
+                       -- TierTable, Batch, Slots, WaitingQueue, UnreadTokens
 
     Args:
         target: the wrapped model.
@@ -117,8 +117,8 @@ class Engine:
         # With a budget in tokens no step also processes a prompt.
         self.table = table = TierTable(executables, build, build_mixed if budget is None else lambda kind: {})
         self.stats = stats = Stats(arena.layout.max_draft_len)
-        catch_up = None if table.catch_up is None else CatchUp(arena, table.catch_up, table.deepest + 1)
-        self.batch, self.waiting = batch, waiting = Batch(arena, catch_up), WaitingQueue(options.max_waiting)
+        unread = None if table.catch_up is None else UnreadTokens(arena, table.catch_up, table.deepest + 1)
+        self.batch, self.waiting = batch, waiting = Batch(arena, unread), WaitingQueue(options.max_waiting)
         # KV of a decode step and of a prompt chunk differ in their last bits.
         self.prefix_reuse = options.prefix_reuse and not traits.one_shape
         self.slots = slots = Slots(
@@ -128,7 +128,7 @@ class Engine:
             clear=traits.reads_dead_positions,
             state_checkpoints=options.state_checkpoints,
             prompts_differ=traits.prompts_differ,
-            catch_up=catch_up,
+            unread=unread,
         )
         # A longer chunk would skip checkpoints.
         widths = sorted({width for width, _ in table.prefill})
@@ -140,7 +140,7 @@ class Engine:
             ready=traits.ready,
             measure=lambda: measure_tiers(arena, table.tiers, undrafted=traits.network_on_demand),
         )
-        self.retirement = retirement = Retirement(batch, slots, stats, saver, catch_up)
+        self.retirement = retirement = Retirement(batch, slots, stats, saver, unread)
         delivery = Delivery(retirement, stats, arena.layout.max_len)
         self.host_calls = host_calls = HostCalls(
             arena, retirement, None if host_draft is None else HostDrafter(host_draft, arena)
@@ -183,7 +183,7 @@ class Engine:
             late=device.asynchronous and not waits,
             clears_rejected=traits.reads_dead_positions,
             drafter=SegmentedDrafter(arena, table, policies) if traits.segments else None,
-            catch_up=catch_up,
+            unread=unread,
         )
         self.loop = loop = EngineLoop(scheduler, waiting, slots, retirement, arena.device, saves=saver is not None)
         self.adapters = AdapterTable(adapters, arena, slots, waiting, loop)

@@ -21,20 +21,20 @@ class Retirement:
     """Ends requests. An error of one request only ends that request.
 
     Args:
-        catch_up: lets the drafter read the whole sequence, whose KV stays; None if it has.
+        unread: lets the drafter read the whole sequence, whose KV stays; None if it has.
 
     Attributes:
         keeper: keeps hidden states of sequences; None if they are not kept.
     """
 
     def __init__(
-        self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None, catch_up: Keeper | None = None
+        self, batch: Batch, slots: Slots, stats: Stats, keeper: Keeper | None, unread: Keeper | None = None
     ) -> None:
         self._batch = batch
         self._slots = slots
         self._stats = stats
         self.keeper = keeper
-        self._catch_up = catch_up
+        self._unread = unread
         self._interrupt: BaseException | None = None
 
     def take_interrupt(self) -> BaseException | None:
@@ -61,7 +61,7 @@ class Retirement:
         ended = [request for request in requests if request.finished and not request.closed]
         for request in ended:
             self._batch.remove(request)
-            for keeper in (self._catch_up, self.keeper):
+            for keeper in (self._unread, self.keeper):
                 if keeper is None:
                     continue
                 # An interrupt is also caught, so the slot is released.

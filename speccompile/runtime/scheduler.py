@@ -12,7 +12,6 @@ from speccompile.graph.tree import Tree
 from speccompile.lowering.tier import Tier
 from speccompile.policies.base import Row, Upcoming
 from speccompile.runtime.batch import Batch
-from speccompile.runtime.catch_up import CatchUp
 from speccompile.runtime.delivery import Delivery, Judgement
 from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcome, Outcomes
@@ -28,6 +27,7 @@ from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import Clock
+from speccompile.runtime.unread_tokens import UnreadTokens
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Scheduler:
         clears_rejected: the state after the sequence is cleared for a row whose logits became NaN by its drafts.
         drafter: runs the segments of a drafter before a step, between which the policy may stop it; None if the tier
             runs its drafter.
-        catch_up: lets the drafter read what only the target has read; None if every step updates the drafter.
+        unread: lets the drafter read what only the target has read; None if every step updates the drafter.
 
     Attributes:
         tier: the tier that ran last.
@@ -93,7 +93,7 @@ class Scheduler:
         late: bool,
         clears_rejected: bool,
         drafter: SegmentedDrafter | None = None,
-        catch_up: CatchUp | None = None,
+        unread: UnreadTokens | None = None,
     ) -> None:
         self._arena = arena
         self._table = table
@@ -108,7 +108,7 @@ class Scheduler:
         self._stats = stats
         self._clears_rejected = clears_rejected
         self._drafter = drafter
-        self._catch_up = catch_up
+        self._unread = unread
         self._clock = clock
         self._columns = Columns.of(arena)
         self.outcomes = outcomes
@@ -171,11 +171,11 @@ class Scheduler:
         name = self._choice.name(draft_len)
         tier = self.tier = tiers[name]
         drafts = Upcoming(tuple(offered)).drafted
-        if self._catch_up is not None:
+        if self._unread is not None:
             in_flight = [flight.tier for flight in self.flights]
             # A fused drafter runs in every tier with drafts.
             runs = bool(tier.draft_len) and (drafts or tier.drafter is None)
-            self._catch_up.before_step(rows, tier, in_flight, drafts=runs)
+            self._unread.before_step(rows, tier, in_flight, drafts=runs)
         if reader is not None:
             self._prompts.point_at(reader)
         started, timed = time.perf_counter(), list[float]()
@@ -227,8 +227,8 @@ class Scheduler:
             depth = of_tree[2][request.slot] if of_tree else None
             record, judgement = flight.records[request], Judgement(accepted, proposed, depth, source)
             self._delivery.deliver(request, newest[:emitted], bool(alive), record, judgement)
-        if self._catch_up is not None:
-            self._catch_up.after_step(flight.rows, flight.tier)
+        if self._unread is not None:
+            self._unread.after_step(flight.rows, flight.tier)
         self._stats.count_step_tokens()
         self._retirement.retire(flight.rows)
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 from speccompile.adapters.buffers import OF_SLOT
 from speccompile.errors import AdapterRemoved
 from speccompile.graph.arena import Arena
-from speccompile.runtime.catch_up import CatchUp
 from speccompile.runtime.request import Request
 from speccompile.runtime.state_checkpoints import StateCheckpoints
+from speccompile.runtime.unread_tokens import UnreadTokens
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Slots:
         clear: whether attention reads positions after the end of a sequence, even if it masks them.
         state_checkpoints: tokens between two checkpoints of a recurrent state; None keeps none.
         prompts_differ: the same tokens leave another state within a prompt than after it, so only prompts are known.
-        catch_up: lets the drafter read a running request's tokens before they are copied; None if every step updates
+        unread: lets the drafter read a running request's tokens before they are copied; None if every step updates
             the drafter.
     """
 
@@ -55,14 +55,14 @@ class Slots:
         clear: bool,
         state_checkpoints: int | None = None,
         prompts_differ: bool = False,
-        catch_up: CatchUp | None = None,
+        unread: UnreadTokens | None = None,
     ) -> None:
         self._arena = arena
         self._state_of_weights = state_of_weights
         self._reuse = reuse
         self._clear = clear
         self._prompts_differ = prompts_differ
-        self._catch_up = catch_up
+        self._unread = unread
         # Number of the last positions of a known prefix whose state depends on tokens after the prefix.
         self._lookahead = max(tensor.looks_ahead for tensor in arena.layout.tensors.values())
         self._weights: dict[int, Hashable] = {}
@@ -99,8 +99,8 @@ class Slots:
             source, known = self._longest_prefix(prompt, weights)
         if source in self._owners and self._is_spoiled(self._owners[source]):
             source, known = -1, KnownPrefix()
-        if source in self._owners and self._catch_up is not None:
-            self._catch_up.read_all(self._owners[source])
+        if source in self._owners and self._unread is not None:
+            self._unread.read_all(self._owners[source])
         slot = self._choose(source, known.length)
         self._known_lengths, self._known_weights = {}, weights[0]
         del self._free[slot]

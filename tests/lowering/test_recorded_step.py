@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import speccompile
-from speccompile.lowering.recorded_step import RecordableStep, RecordedStep, runs_recorded_ops
+from speccompile.lowering.recorded_step import RecordableStep, RecordedStep, recorded_function, runs_recorded_ops
 from speccompile.lowering.tier import Tier
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.same import pack
@@ -223,6 +223,26 @@ class TestOfOps:
         replayed = out.clone()
         step(x, out)
         assert torch.equal(out, replayed)
+
+
+@pytest.mark.parametrize("watched_first", [False, True])
+def test_a_recorded_function_returns_the_newest_result(watched_first: bool) -> None:
+    """Also where some of its calls are not replayed, since a mode must see their ops."""
+    source, slots = torch.zeros(4, dtype=torch.int64), torch.arange(4)
+    function = recorded_function(lambda: ops.tokens_after(source[None], slots[:1], slots[None, :3]))
+
+    class Watching(TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            return func(*args, **(kwargs or {}))
+
+    for turn in range(6):
+        source.copy_(torch.arange(4) * 10 + turn)
+        if turn % 3 == (0 if watched_first else 2):
+            with Watching():
+                found = function()
+        else:
+            found = function()
+        assert found.tolist() == [[10 + turn, 20 + turn, 30 + turn]]
 
 
 MODES: dict[str, dict[str, Any]] = {

@@ -42,7 +42,7 @@ Make = Callable[..., Speculator]
 
 def read_all(spec: Speculator, slot: int) -> None:
     """Let the drafter read what the target has read of the slot's text, as the engine does before its KV is copied."""
-    catch_up = spec.engine.scheduler._catch_up
+    catch_up = spec.engine.scheduler._unread
     for request in spec.engine.running:
         if catch_up is not None and request.slot == slot:
             catch_up.read_all(request)

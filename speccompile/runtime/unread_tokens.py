@@ -10,7 +10,7 @@ from speccompile.lowering.tier import Tier
 from speccompile.runtime.request import Request
 
 
-class CatchUp:
+class UnreadTokens:
     """Counts the tokens of each row that the drafter has not read, and lets it read them.
 
     The arena keeps what the drafter reads of the newest tokens of each slot. Drafting first reads the few tokens of one
@@ -57,7 +57,7 @@ class CatchUp:
                 self._read[request] = request.cached
 
     def after_step(self, rows: Iterable[Request], tier: Tier) -> None:
-        """Take the results of a step, which are known now. A mixed step updates the drafter."""
+        """Note the results of a step, which are known now. A mixed step updates the drafter."""
         if tier.key.prompt_tokens:
             self._read.update({request: request.cached for request in rows if request in self._read})
 

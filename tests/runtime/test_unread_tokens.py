@@ -47,7 +47,7 @@ def drafter(spec: Speculator) -> Any:
 @pytest.fixture
 def runs(spec: Speculator, monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The slot of each run that only reads."""
-    catch_up, slots = spec.engine.scheduler._catch_up, list[int]()
+    catch_up, slots = spec.engine.scheduler._unread, list[int]()
     assert catch_up is not None
     run = catch_up._run
 
@@ -67,7 +67,7 @@ def assert_next_drafts(spec: Speculator, model: LlamaForCausalLM, drafter: Any, 
         spec.engine.step()
         made = [spec.arena["stored_drafts"][request.slot, :K].tolist() for request in requests]
     else:
-        tier, catch_up = spec.engine.tiers[K, 1, "greedy"], spec.engine.scheduler._catch_up
+        tier, catch_up = spec.engine.tiers[K, 1, "greedy"], spec.engine.scheduler._unread
         assert catch_up is not None
         catch_up.before_step(requests, tier, [], drafts=True)
         made = [run_until(spec, request.slot, tier.graph, "drafts")[0][0].tolist() for request in requests]
