@@ -14,6 +14,7 @@ from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError
 from speccompile.heads import Eagle3Head, MtpHead
 from speccompile.ops.cpu import rounded as rounded_module
 from speccompile.ops.cpu.forms.int8 import Int8
+from support.engines import read_all
 from support.errors import raises
 from support.packed_models import NEW, PROMPTS, gpt2, greedy
 from support.tiny import random_prompt, tiny_llama
@@ -83,6 +84,7 @@ def test_kv_behind_accepted_drafts_is_a_fresh_prompts_in_every_bit(make: Any, fu
         spec.engine.step()
     assert spec.stats.acceptance_length == 4
     text, slot = request.prompt + request.new_tokens, request.slot
+    read_all(spec, slot)
     kept = {name: t[slot, : len(text) - 1].clone() for name, t in spec.arena.items() if name.startswith("drafter_")}
     request.cancel()
     fresh = spec.engine.submit(text, max_new_tokens=2)
