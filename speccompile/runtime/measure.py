@@ -15,8 +15,10 @@ from speccompile.policies.costs import CostTable, TierCost
 from speccompile.utils.devices import traits_of
 from speccompile.utils.progress import task
 
-#: Timed runs of a tier, after one that is not timed.
-REPEATS = 2
+#: Least and most timed runs of a tier, after one that is not timed. Two runs of a quick step can differ by a fifth.
+REPEATS, MOST_REPEATS = 2, 8
+#: Seconds after which no tier is timed more often than that least number.
+QUICK = 0.1
 #: Seconds after which no tier is timed again: for such slow steps one run is enough.
 ENOUGH = 2.0
 #: Tokens of the longer of the two contexts, if a slot has that many.
@@ -88,8 +90,10 @@ def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int,
     the machine affects all of them."""
     arena.write("length", arena.layout.dummy_slot, context)
     taken: dict[Key, list[float]] = {}
-    for turn in range(REPEATS + 1):
-        if turn and time.perf_counter() > enough:
+    quick = time.perf_counter() + QUICK
+    for turn in range(MOST_REPEATS + 1):
+        now = time.perf_counter()
+        if (turn and now > enough) or (turn > REPEATS and now > quick):
             break
         for key, run in runs.items():
             started = time.perf_counter()

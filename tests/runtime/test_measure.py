@@ -6,7 +6,7 @@ import pytest
 from transformers import LlamaForCausalLM
 
 from speccompile.lowering.tier import Tier
-from speccompile.runtime.measure import ENOUGH, LONG, REPEATS, measure_tiers
+from speccompile.runtime.measure import ENOUGH, LONG, MOST_REPEATS, QUICK, REPEATS, measure_tiers
 from support.clocks import SimulatedClock
 from support.engines import Bench, Make
 
@@ -39,12 +39,15 @@ def test_costs_are_those_of_the_runs_and_what_was_not_run_lies_on_a_line(
         assert cost.per_token == pytest.approx(0.01 * (1 + k))
 
 
-def test_each_tier_is_run_a_few_times(make: Make, monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> None:
+@pytest.mark.parametrize(("seconds", "repeats"), [(0.0001, MOST_REPEATS), (QUICK / 4, REPEATS)])
+def test_each_tier_is_run_a_few_times(
+    make: Make, monkeypatch: pytest.MonkeyPatch, runs: list[str], seconds: float, repeats: int
+) -> None:
     engine = make().engine
-    SimulatedClock(lambda tier: 0.001, monkeypatch)
+    SimulatedClock(lambda tier: seconds, monkeypatch)
     measure_tiers(engine.arena, engine.tiers)
     # The fewest and the most rows; at the longer context with the ends of the ladder.
-    assert len(runs) == 2 * (REPEATS + 1) * (len(TIERS) + 2)
+    assert len(runs) == 2 * (repeats + 1) * (len(TIERS) + 2)
 
 
 def test_steps_that_take_long_are_run_once(make: Make, monkeypatch: pytest.MonkeyPatch, runs: list[str]) -> None:
