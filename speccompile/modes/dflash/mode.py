@@ -65,11 +65,6 @@ class DFlash(HeadMode, SplitMode):
         return replace(self, draft=head if size is None else head.with_block(size))
 
     @property
-    def catches_up(self) -> bool:
-        # Its update runs no layer: two projections of each.
-        return False
-
-    @property
     def most_drafts(self) -> int | None:
         return self.draft.config.block_size - 1 if isinstance(self.draft, DFlashHead) else None
 

@@ -37,6 +37,10 @@ class DraftModelMode(SplitMode):
             )
             raise self.invalid("draft", self.draft, reason)
 
+    @property
+    def catches_up(self) -> bool:
+        return True
+
     def chain(self, form: StepForm) -> Pass:
         """The pass that drafts a whole chain."""
         return DraftByNetwork(*form.chain)

@@ -67,8 +67,9 @@ class SplitMode(NetworkMode):
 
     @property
     def catches_up(self) -> bool:
-        """Whether the network reads what the target has read only when it drafts. If not, every step updates it."""
-        return True
+        """Whether the network reads what the target has read only when it drafts: see :meth:`unread_tokens`. By default
+        every step updates it."""
+        return False
 
     def unread_tokens(self, deepest: int) -> int:
         return most_unread(deepest) if self.catches_up else 0

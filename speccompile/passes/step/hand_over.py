@@ -174,7 +174,7 @@ def stored_chain(
 
     Args:
         slots: ``[B]``; the other tensors ``[N]``, ``[N, Kmax]`` or ``[N, Kmax, V]``.
-        proposals: proposals and their lengths, which come first; none if there are no ready drafters.
+        proposals: drafts of ready drafters and their lengths, which are preferred to stored ones; empty without them.
     """
     found = proposed_drafts(stored_drafts, stored_lens, length, limit, slots, draft_len=draft_len)
     drawn_from = stored_probs[slots, :draft_len]
