@@ -17,12 +17,13 @@ from speccompile.cli.devices import choose_device, choose_shared_device
 from speccompile.errors import InvalidInput, InvalidOption, NeedsCuda
 from support.errors import raises
 from support.gpus import NAME, pretend_gpus
+from support.ports import free_port
 
-#: Arguments with which each command loads its model; FILE and FOLDER exist, and NEW does not.
+#: Arguments with which each command loads its model; FILE and FOLDER exist, NEW does not, and PORT is free.
 LOADING = {
     "demo": ["--model", "tiny"],
     "generate": ["tiny", "--prompt", "a"],
-    "serve": ["tiny", "--mode", "ngram"],
+    "serve": ["tiny", "--mode", "ngram", "--port", "PORT"],
     "inspect": ["tiny"],
     "families": ["llama"],
     "calibrate": ["tiny", "--texts", "FILE", "--output", "NEW"],
@@ -60,6 +61,7 @@ def stops_at_the_loader(monkeypatch: pytest.MonkeyPatch) -> None:
 def call(command: str, folder: Path, *more: str) -> Result:
     (folder / "file").write_text("a text")
     paths = {"FILE": str(folder / "file"), "FOLDER": str(folder), "NEW": str(folder / "new")}
+    paths["PORT"] = str(free_port())
     arguments = [paths.get(argument, argument) for argument in LOADING[command]]
     return CliRunner().invoke(app, [command, *arguments, *more], catch_exceptions=False)
 

@@ -19,6 +19,7 @@ from speccompile.cli import app
 from speccompile.serve import server
 from speccompile.serve.server import is_loopback
 from speccompile.serve.service import Service
+from support.ports import free_port
 from support.serving import Client
 
 START = [
@@ -35,12 +36,6 @@ START = [
     "--max-batch",
     "2",
 ]
-
-
-def free_port() -> int:
-    with socket.socket() as bound:
-        bound.bind(("127.0.0.1", 0))
-        return int(bound.getsockname()[1])
 
 
 @pytest.fixture

@@ -6,13 +6,14 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import time
 import urllib.request
 from collections.abc import Iterator
 
 import pytest
+
+from support.ports import free_port
 
 SECONDS_TO_START = 240
 MODEL = "smollm2"
@@ -22,9 +23,7 @@ PYTHON = os.environ["SERVER_PYTHON"]
 @pytest.fixture(scope="session")
 def url() -> Iterator[str]:
     """The address of the API. Every step has three draft tokens."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     draft = ["--tiers", "0,3", "--policy", "fixed:3"]
     with subprocess.Popen([PYTHON, "-m", "speccompile", "serve", MODEL, "--port", str(port), *draft]) as server:
         try:
