@@ -23,12 +23,12 @@ from benchmarks.machine import describe
 from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, wrap
-from speccompile.cli.measure import NEAR_TIE, Run, Summary, TokenTimer, Variant, measure
+from speccompile.cli.measure import NEAR_TIE, Continued, Run, Summary, TokenTimer, Variant, measure
 from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
 from speccompile.cli.session import parse_options, session
 from speccompile.errors import InvalidOption
-from speccompile.policies import Chooser, Fixed, Ladder, LearningPolicy, parse_policy
+from speccompile.policies import Fixed, LearningPolicy, parse_policy
 from speccompile.policies.base import AnyPolicy
 from speccompile.runtime.check import first_difference
 
@@ -69,28 +69,6 @@ class Way:
             return result
 
         return Variant(self.name, generate)
-
-
-class Continued:
-    """A policy that continues with its chooser, and what that has learned, when it is set again."""
-
-    def __init__(self, policy: LearningPolicy) -> None:
-        self._policy = policy
-        self._chooser: Chooser | None = None
-
-    def __str__(self) -> str:
-        return str(self._policy)
-
-    @property
-    def uses_costs(self) -> bool:
-        return self._policy.uses_costs
-
-    def check(self, draft_lens: Collection[int]) -> None:
-        self._policy.check(draft_lens)
-
-    def start(self, ladder: Ladder) -> Chooser:
-        self._chooser = self._chooser or self._policy.start(ladder)
-        return self._chooser
 
 
 def adapting(text: str, draft_lens: Collection[int]) -> Continued:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,8 @@ import torch
 from transformers import PreTrainedModel
 
 from speccompile.graph.tree import Tree
+from speccompile.policies import Chooser, Fixed, Ladder, LearningPolicy
+from speccompile.policies.base import AnyPolicy
 from speccompile.runtime.check import Difference, first_difference
 from speccompile.speculator.speculator import Speculator
 
@@ -120,22 +122,49 @@ def transformers_variant(model: PreTrainedModel, name: str = TRANSFORMERS, **set
     return Variant(name, generate)
 
 
+class Continued:
+    """A policy that continues with its chooser, which keeps what it has learned, each time the policy is set."""
+
+    def __init__(self, policy: LearningPolicy) -> None:
+        self._policy = policy
+        self._chooser: Chooser | None = None
+
+    def __str__(self) -> str:
+        return str(self._policy)
+
+    @property
+    def uses_costs(self) -> bool:
+        return self._policy.uses_costs
+
+    def check(self, draft_lens: Collection[int]) -> None:
+        self._policy.check(draft_lens)
+
+    def start(self, ladder: Ladder) -> Chooser:
+        self._chooser = self._chooser or self._policy.start(ladder)
+        return self._chooser
+
+
 def tier_variant(spec: Speculator, draft_len: int, name: str | None = None) -> Variant:
-    """Variant of ``spec`` at one tier. A step may still run a smaller tier if a drafter has fewer drafts.
+    """Variant of ``spec`` at one tier. A step may still run a smaller tier if a drafter has fewer drafts."""
+    return policy_variant(spec, Fixed(draft_len), name or tier_name(draft_len))
+
+
+def policy_variant(spec: Speculator, policy: AnyPolicy, name: str) -> Variant:
+    """Variant of ``spec`` under a policy.
 
     The variant reads every prompt: KV that another variant has left must not be reused.
     """
     assert not spec.engine.prefix_reuse, "wrap with prefix_reuse=False"
 
     def generate(ids: torch.Tensor, new_tokens: int, clock: TokenTimer) -> torch.Tensor:
-        spec.set_tier(draft_len)
+        spec.engine.policy = policy
         result = spec.generate(ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock)
         # Tokens are streamed one by one. The number of passes comes from the request.
         request = spec.stats.requests[0]
         clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
         return result
 
-    return Variant(name or tier_name(draft_len), generate)
+    return Variant(name, generate)
 
 
 def tier_name(draft_len: int) -> str:

@@ -106,4 +106,7 @@ BUILT_IN = (
     NamedPrompt(
         "code", "other", "Write a Python function that returns the prime numbers below n, and explain how it works."
     ),
+    NamedPrompt("compare", "other", "What is the difference between weather and climate?"),
+    NamedPrompt("email", "other", "Write an email to a colleague that moves our meeting from Monday to Tuesday."),
+    NamedPrompt("advise", "other", "Give three tips to someone who has just begun to run."),
 )

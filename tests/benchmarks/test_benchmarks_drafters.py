@@ -9,6 +9,7 @@ import pytest
 import typer
 
 from benchmarks import drafters
+from speccompile.cli.measure import Continued
 from speccompile.cli.models import tiny_model
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.policies import Cost, CostTable, Ladder, TierCost
@@ -61,7 +62,7 @@ def test_what_is_no_tree_or_does_not_adapt_is_refused(wrong: dict[str, list[str]
 
 
 def test_a_policy_keeps_what_it_has_learned() -> None:
-    kept = drafters.Continued(Cost())
+    kept = Continued(Cost())
     ladder = Ladder((0, 1), CostTable({(1, k): TierCost(1.0) for k in (0, 1)}))
     assert kept.start(ladder) is kept.start(ladder) and str(kept) == "cost"
 
