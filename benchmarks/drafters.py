@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.drafter_rounds import Runs, keeps_up, median_runs
 from benchmarks.machine import describe
 from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
@@ -50,6 +51,11 @@ class Way:
     spec: Speculator
     policy: AnyPolicy
     steps: Counter[int]
+
+    @property
+    def composed(self) -> bool:
+        """Whether its mode is several drafters."""
+        return len(self.spec.mode.drafter_names) > 1
 
     def variant(self, temperature: float) -> Variant:
         """Decodes with it. At a temperature, the seed depends on the prompt alone."""
@@ -164,6 +170,29 @@ def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence
     return {"categories": rows, "steps_by_tier": steps}
 
 
+def comparisons(contenders: Sequence[Way], rounds: Sequence[Runs], categories: Sequence[str]) -> list[dict[str, Any]]:
+    """How each composition under a policy keeps up with the best single drafter of fixed tiers, by category."""
+    fixed = [way for way in contenders if isinstance(way.policy, Fixed) and way.policy != Fixed(0)]
+    singles = [way.name for way in fixed if not way.composed]
+    adapting = [way.name for way in contenders if way.composed and not isinstance(way.policy, Fixed)]
+    return [
+        {"category": group.name, "way": name, **asdict(found), "enough": found.enough}
+        for group in groups(categories)
+        for name in adapting
+        if singles
+        for found in [keeps_up(rounds, name, singles, group.indices)]
+    ]
+
+
+def comparison_table(found: Sequence[dict[str, Any]]) -> Table:
+    table = _table("speed over the best single drafter", ["way", "best", "ratio", "95 %", "enough"])
+    for row in found:
+        interval = f"{row['low']:.2f} to {row['high']:.2f}"
+        enough = "yes" if row["enough"] else "no"
+        table.add_row(row["category"], row["way"], row["best"], f"{row['ratio']:.2f}x", interval, enough)
+    return table
+
+
 def tables(report: dict[str, Any]) -> list[Table]:
     names = list(report["steps_by_tier"])
     lengths = _table("acceptance length", ["prompts", *names[1:]])
@@ -179,7 +208,7 @@ def tables(report: dict[str, Any]) -> list[Table]:
         for row in report["categories"]:
             table.add_row(row["category"], *[f"{row['ratios'][base][name]:.2f}x" for name in others])
         found.append(table)
-    return found
+    return [*found, comparison_table(report["comparisons"])] if report["comparisons"] else found
 
 
 def _table(title: str, headings: Sequence[str]) -> Table:
@@ -212,6 +241,7 @@ def main(
     draft_weights: Annotated[str, typer.Option(help="Of the head: auto, same, int8 or int4.")] = "auto",
     backend: Annotated[str, typer.Option(help="auto, eager or inductor.")] = "auto",
     max_len: Annotated[int, typer.Option(min=2, help="Most tokens of a text; longer prompts are left out.")] = 2048,
+    rounds: Annotated[int, typer.Option(min=1, help="Rounds over all prompts; figures are of median runs.")] = 1,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Compare no drafter with modes, at each tier and under policies that adapt, over the same prompts."""
@@ -237,32 +267,34 @@ def main(
         for way in contenders:
             warm_up(way, ids[0])
         variants = [way.variant(temperature) for way in contenders]
-        with count_runs("Decoding, prompt by prompt", len(variants) * (len(ids) + 1)) as after_run:
-            runs = measure(variants, ids, new_tokens, after_run)
-        result = report(contenders, runs, [prompt.category for prompt, _ in fitting])
-        different = show(result, target, ids, runs)
+        with count_runs("Decoding, prompt by prompt", rounds * len(variants) * (len(ids) + 1)) as after_run:
+            measured = [measure(variants, ids, new_tokens, after_run) for _ in range(rounds)]
+        runs, categories = median_runs(measured), [prompt.category for prompt, _ in fitting]
+        result = report(contenders, runs, categories)
+        result["comparisons"] = comparisons(contenders, measured, categories) if rounds > 1 else []
+        different = show(result, target, ids, measured)
         if json_file is not None:
             settings = {"model": model, "head": head and str(head), "modes": list(wrapped), "prompts": name_of(prompts)}
             settings |= {"count": len(ids), "new_tokens": new_tokens, "draft_lens": lens, "trees": tree or []}
             settings |= {"policies": policies, "temperature": temperature, "draft_weights": draft_weights}
-            settings |= {"options": option or [], "max_len": max_len}
+            settings |= {"options": option or [], "max_len": max_len, "rounds": rounds}
             whole = {"machine": describe(), "settings": settings, "different_texts": different, **result}
             json_file.write_text(json.dumps(whole, indent=1) + "\n")
 
 
-def show(result: dict[str, Any], target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+def show(result: dict[str, Any], target: Any, ids: Sequence[torch.Tensor], rounds: Sequence[Runs]) -> list[str]:
     """Print the tables, and where texts differ, which is returned."""
     console = Console(width=None if sys.stdout.isatty() else PIPED_WIDTH)
     for table in tables(result):
         console.print(table)
-    different = _different_texts(target, ids, runs)
+    different = sorted({line for runs in rounds for line in _different_texts(target, ids, runs)})
     for line in different:
         console.print(line)
     console.print(f"the same texts as without drafts: {'no' if different else 'yes'}")
     return different
 
 
-def _different_texts(target: Any, ids: Sequence[torch.Tensor], runs: dict[str, list[Run]]) -> list[str]:
+def _different_texts(target: Any, ids: Sequence[torch.Tensor], runs: Runs) -> list[str]:
     """Where a text differs from the one without drafts, and by how much the logits that decide it do."""
     found = []
     for name, own in runs.items():

@@ -28,9 +28,8 @@ def test_all_ways_have_the_same_texts(
 ) -> None:
     file = tmp_path / "out.json"
     sizes = {"count": 3, "new_tokens": 12, "draft_len": [2], "max_len": 256}
-    drafters.main(
-        head=head, model="tiny", tree=["3,2,2"], temperature=temperature, backend="eager", json_file=file, **sizes
-    )
+    options = {"tree": ["3,2,2"], "temperature": temperature, "backend": "eager", "rounds": 2, "json_file": file}
+    drafters.main(head=head, model="tiny", **options, **sizes)
     shown = capsys.readouterr().out
     assert "the same texts as without drafts: yes" in shown and "speed over ngram" in shown
     written = json.loads(file.read_text())
@@ -42,6 +41,9 @@ def test_all_ways_have_the_same_texts(
     by_tree = [f"{name}, tree:3,2,2" for name in ("head", "suffix+head")]
     costs = [f"{name}, cost" for name in ("ngram", "head", "suffix+head")]
     assert list(steps) == ["none", "ngram", "head", "suffix+head", *by_tree, *costs]
+    compared = {(row["category"], row["way"]): row for row in written["comparisons"]}
+    assert compared["all", "suffix+head, cost"]["best"] in ("ngram", "head", "head, tree:3,2,2")
+    assert "speed over the best single drafter" in shown
     assert steps["head, tree:3,2,2"]["tree of 3 nodes, depth 2, 2 branches"] > 0.5
 
 
