@@ -10,6 +10,7 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidInput
+from speccompile.training.messages import read_messages
 from speccompile.training.turn_files import parse_line, read_lines
 
 
@@ -35,8 +36,8 @@ class OwnText:
 def read_own_texts(path: Path, tokenizer: PreTrainedTokenizerBase) -> list[OwnText]:
     """Read a text from each JSON line.
 
-    A line has ``conversations`` or ``messages`` (lists of ``role`` and ``content``, for the chat template), ``text`` or
-    ``prompt`` (used directly), or ``turns`` (the first is used, as a user's).
+    A line has ``conversations`` or ``messages`` (see :func:`~speccompile.training.messages.read_messages`; the chat
+    template formats them), ``text`` or ``prompt`` (used directly), or ``turns`` (the first is used, as a user's).
 
     Raises:
         InvalidInput: a line is not valid. The error names the file and the line.
@@ -76,7 +77,7 @@ def text_of_fields(fields: Any, tokenizer: PreTrainedTokenizerBase) -> OwnText:
     name = None if fields.get("id") is None else str(fields["id"])
     for key in ("conversations", "messages"):
         if key in fields:
-            ids, mask = _conversation(fields[key], tokenizer)
+            ids, mask = _conversation(read_messages(fields[key]), tokenizer)
             return OwnText(ids, mask, name)
     for key in ("text", "prompt"):
         if key in fields:
@@ -102,21 +103,16 @@ def _string(value: Any, key: str) -> str:
     return value
 
 
-def _conversation(messages: Any, tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
+def _conversation(messages: list[dict[str, Any]], tokenizer: PreTrainedTokenizerBase) -> tuple[list[int], list[int]]:
     """Ids of a conversation, and a mask with 1 at the assistant's tokens and at the end of each of its turns."""
 
     def encoded(count: int, *, answer: bool = False) -> list[int]:
-        found = tokenizer.apply_chat_template(list(messages[:count]), add_generation_prompt=answer, return_dict=True)
+        found = tokenizer.apply_chat_template(messages[:count], add_generation_prompt=answer, return_dict=True)
         ids: list[int] = found["input_ids"]  # type: ignore[index, call-overload, assignment]
         return ids
 
     if getattr(tokenizer, "chat_template", None) is None:
         raise ValueError("the tokenizer has no chat template; give 'text'")
-    known = isinstance(messages, list) and all(
-        isinstance(message, dict) and {"role", "content"} <= message.keys() for message in messages
-    )
-    if not (known and messages):
-        raise ValueError("a conversation must be a list of objects with 'role' and 'content'")
     for number, message in enumerate(messages):
         # Chat templates format other values in Python's notation.
         if not isinstance(message["content"], str):

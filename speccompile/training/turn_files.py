@@ -10,14 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from speccompile.errors import InvalidInput
+from speccompile.training.messages import read_messages
 
 
 def read_turns(path: Path) -> list[list[str]]:
     """Read the user turns of each conversation of a file. Empty lines are left out.
 
     A file whose name ends in ``.jsonl`` has a JSON object in each line: ``turns`` (a list of texts), ``messages`` or
-    ``conversations`` (lists of ``role`` and ``content``), ``prompt`` or ``text``. In other files each line is a
-    conversation of one turn. A name may also end in ``.gz``.
+    ``conversations`` (:func:`~speccompile.training.messages.read_messages`), ``prompt`` or ``text``. In other files
+    each line is a conversation of one turn. A name may also end in ``.gz``.
 
     Raises:
         InvalidInput: a line is not valid. The error names the file and the line.
@@ -80,9 +81,8 @@ def _turns(fields: Any) -> list[str]:
     if "turns" in fields:
         turns = fields["turns"]
     elif "messages" in fields or "conversations" in fields:
-        messages: Any = fields.get("messages", fields.get("conversations"))
-        if isinstance(messages, list) and all(isinstance(message, dict) for message in messages):
-            turns = [message.get("content") for message in messages if message.get("role") == "user"]
+        messages = read_messages(fields.get("messages", fields.get("conversations")))
+        turns = [message["content"] for message in messages if message["role"] == "user"]
     elif "prompt" in fields or "text" in fields:
         turns = [fields.get("prompt", fields.get("text"))]
     if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) for turn in turns):

@@ -140,6 +140,15 @@ def test_what_an_assistant_says_is_learned(tmp_path: Path) -> None:
     assert (prefix.ids, prefix.mask) == (talk.ids[:5], talk.mask[:5])
 
 
+def test_conversations_of_sharegpt_are_read(tmp_path: Path, tokenizer: PreTrainedTokenizerBase) -> None:
+    """https://github.com/lm-sys/FastChat/blob/main/docs/training.md"""
+    names = {"user": "human", "assistant": "gpt"}
+    talk = [{"from": names[message["role"]], "value": message["content"]} for message in TALK]
+    assert read_own_texts(lines(tmp_path, {"conversations": talk}), tokenizer) == read_own_texts(
+        lines(tmp_path, {"conversations": TALK}), tokenizer
+    )
+
+
 def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
     path, text = tmp_path / "texts.jsonl", "a\u2028b\x85c"
     path.write_text(json.dumps({"id": None, "text": text}, ensure_ascii=False), encoding="utf-8")
@@ -156,6 +165,7 @@ def test_a_line_ends_with_a_newline_alone(tmp_path: Path) -> None:
         ({"messages": []}, "'role' and 'content'"),
         ({"messages": ["hi"]}, "'role' and 'content'"),
         ({"messages": 4}, "'role' and 'content'"),
+        ({"conversations": [{"from": "narrator", "value": "a"}]}, "'from' is one of human, user, gpt"),
         ({"messages": [TALK[0], {"role": "assistant", "content": None}]}, "content of message 1 .* got NoneType"),
         ({"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}, "message 0 .* got list"),
         ({"turns": []}, "a list of texts"),

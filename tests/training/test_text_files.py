@@ -75,12 +75,13 @@ def test_user_turns_are_read_from_lines_and_json_lines(tmp_path: Path) -> None:
         {"turns": ["a", "b"]},
         {"messages": talk},
         {"conversations": talk},
+        {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]},
         {"prompt": "p"},
         {"text": "t"},
     ]
     packed = tmp_path / "turns.jsonl.gz"
     packed.write_bytes(gzip.compress("\n".join(map(json.dumps, items)).encode()))
-    assert read_turns(packed) == [["a", "b"], ["a", "c"], ["a", "c"], ["p"], ["t"]]
+    assert read_turns(packed) == [["a", "b"], ["a", "c"], ["a", "c"], ["a"], ["p"], ["t"]]
 
 
 @pytest.mark.parametrize("line", ["[1]", "{", '{"id": 1}', '{"turns": []}', '{"prompt": 4}', '{"messages": ["hi"]}'])
