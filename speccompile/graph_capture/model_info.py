@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -73,6 +74,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     if is_quantized(model):
         raise OriginalsFreed(what="it can be wrapped again only with weights=QuantizedWeights(...) of all of them")
     _check_dense(model, name)
+    _check_scales_were_read(model, name)
     tensors = [*model.parameters(), *model.buffers()]
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) > 1:
@@ -116,6 +118,24 @@ def _check_dense(model: nn.Module, name: str) -> None:
                 "unquantised, and let wrap round it: weights='int8' or 'int4'"
             )
             raise UnsupportedModel(model=name, reason=reason)
+
+
+def _check_scales_were_read(model: PreTrainedModel, name: str) -> None:
+    """Check that the quantisation that the config declares was read. transformers ignores methods that it does not
+    know: it loads the numbers, and drops their scales with a warning.
+
+    Raises:
+        UnsupportedModel.
+    """
+    declared = getattr(model.config, "quantization_config", None)
+    if declared is None or is_quantised(model) or dequantised_from(model):
+        return
+    method = declared.get("quant_method") if isinstance(declared, Mapping) else declared.quant_method
+    reason = (
+        f"its config declares weights that {method} quantised, and they were loaded without their scales; load it with "
+        "speccompile.pretrained.load, or load the model that it was quantised from"
+    )
+    raise UnsupportedModel(model=name, reason=reason)
 
 
 def is_quantised(model: PreTrainedModel) -> bool:

@@ -37,6 +37,8 @@ MODELOPT = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN")
 
 Block = tuple[int, int]
 
+_INCOMPLETE = "See whether files of the checkpoint are missing, or load the model that it was quantised from"
+
 
 def is_float8(quantization: Mapping[str, Any]) -> bool:
     """Whether the declared scheme is FP8 that :func:`open_float8` reads."""
@@ -84,7 +86,7 @@ def _scale_of(name: str, files: TensorFiles, source: TensorSource) -> str:
     found = [name + suffix for suffix in SCALE_SUFFIXES if name + suffix in files]
     if len(found) != 1:
         reason = f"it has both {' and '.join(found)}" if found else f"its scales {name}_scale or _scale_inv are missing"
-        raise source.unsupported(f"it is {files.dtype(name)}, and {reason}")
+        raise source.unsupported(f"it is {files.dtype(name)}, and {reason}", _INCOMPLETE)
     return found[0]
 
 

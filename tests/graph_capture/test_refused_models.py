@@ -52,6 +52,13 @@ def of_integers() -> PreTrainedModel:
     return model
 
 
+def without_scales() -> PreTrainedModel:
+    """What transformers makes of a checkpoint whose method it does not know."""
+    model = tiny_llama()
+    model.config.quantization_config = {"quant_method": "modelopt", "quant_algo": "FP8"}
+    return model
+
+
 def without_layers() -> PreTrainedModel:
     model = tiny_llama()
     model.model.layers = nn.Sequential(*model.model.layers)
@@ -122,6 +129,10 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[type[SpecCompileError], dict[s
     "a name": (lambda: "gpt2", unsupported("str", "it is not a transformers PreTrainedModel")),
     "no head": (without_a_head, unsupported("LlamaModel", "it has no lm_head .* load it with AutoModelForCausalLM")),
     "an encoder": (encoder_decoder, unsupported("T5ForConditionalGeneration", "a decoder-only model is needed")),
+    "no scales": (
+        without_scales,
+        unsupported(LLAMA, "weights that modelopt quantised, .* load it with speccompile.pretrained.load"),
+    ),
     "no weights": (without_weights, unsupported(LLAMA, "its weights are on the meta device; load them first")),
     "a masked LM": (
         masked_lm,
