@@ -170,10 +170,12 @@ class _CompletionAnswer:
             return None
         entries = continuation.logprobs(positions)
         offsets = self._offsets[continuation.index].add([entry.token for entry in entries])
+        texts = [self._service.vocabulary.text_of(entry.token) for entry in entries]
         if self._echoes and is_first:
+            echo = self._echoes[continuation.index]
             entries = continuation.prompt_logprobs() + entries
-            offsets = self._echoes[continuation.index].offsets + offsets
-        return completion_logprobs(entries, offsets, self._service.vocabulary, self._body.logprobs)
+            offsets, texts = echo.offsets + offsets, echo.tokens + texts
+        return completion_logprobs(entries, texts, offsets, self._service.vocabulary, self._body.logprobs)
 
     def _echo(self, continuation: Continuation) -> str:
         return self._echoes[continuation.index].text if self._echoes else ""

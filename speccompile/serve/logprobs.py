@@ -50,7 +50,8 @@ class TextOffsets:
     def __init__(self, vocabulary: Vocabulary, detokenizer: Detokenizer, start: int) -> None:
         self._vocabulary = vocabulary
         self._detokenizer = detokenizer
-        self._length = start
+        #: Number of characters before the next token, without an incomplete one.
+        self.length = start
 
     def add(self, tokens: Sequence[int]) -> list[int]:
         """Offsets of the next tokens."""
@@ -59,18 +60,19 @@ class TextOffsets:
             piece, own = self._detokenizer.add([token]), self._vocabulary.text_of(token)
             # The piece may begin with an incomplete character of earlier tokens.
             before = len(piece) - len(own) if piece.endswith(own) else 0
-            offsets.append(self._length + before)
-            self._length += len(piece)
+            offsets.append(self.length + before)
+            self.length += len(piece)
         return offsets
 
 
 def completion_logprobs(
-    entries: Sequence[TokenLogprob], offsets: Sequence[int], vocabulary: Vocabulary, count: int
+    entries: Sequence[TokenLogprob], texts: Sequence[str], offsets: Sequence[int], vocabulary: Vocabulary, count: int
 ) -> Logprobs:
     """Log-probabilities in the format of completions.
 
     Args:
-        offsets: offsets of the tokens in the text.
+        texts: texts of the tokens.
+        offsets: their offsets in the whole text.
         count: number of likeliest tokens. The token itself is included, as an additional one if necessary.
     """
 
@@ -82,7 +84,7 @@ def completion_logprobs(
 
     # The first token of a prompt has no log-probability, as in the OpenAI API, but the types do not allow None.
     return Logprobs.model_construct(
-        tokens=[vocabulary.text_of(entry.token) for entry in entries],
+        tokens=list(texts),
         text_offset=list(offsets),
         token_logprobs=[None if entry.logprob is None else _finite(entry.logprob) for entry in entries],
         top_logprobs=[top(entry) for entry in entries] if count else None,

@@ -36,14 +36,16 @@ def text_ids(tokenizer: PreTrainedTokenizerBase, text: str, *, special: bool) ->
 
 @dataclass(frozen=True)
 class Echo:
-    """A prompt that a completion repeats, and the offsets of its tokens in that text.
+    """A prompt that a completion repeats, and its tokens in that text.
 
     Args:
         offsets: number of characters before each token.
+        tokens: the text of each token.
     """
 
     text: str
     offsets: list[int]
+    tokens: list[str]
 
 
 def echo_of(
@@ -64,10 +66,19 @@ def echo_of(
     else:
         first, end = int(ids[0] == tokenizer.bos_token_id), len(ids)
         text = str(tokenizer.decode(ids[first:]))
-    inside = TextOffsets(vocabulary, Detokenizer(tokenizer, skip_special_tokens=False), 0).add(ids[first:end])
+    counted = TextOffsets(vocabulary, Detokenizer(tokenizer, skip_special_tokens=False), 0)
+    inside = counted.add(ids[first:end])
+    tokens = [vocabulary.text_of(token) for token in ids]
+    begin = next((index for index in range(first, end) if tokens[index]), end)
+    # SentencePiece's decoder strips the first space of a text, also where the text that was sent has one.
+    stripped = max(0, len(text) - counted.length)
+    inside = [offset + stripped * (first + index > begin) for index, offset in enumerate(inside)]
     offsets = [0] * first + inside + [len(text)] * (len(ids) - end)
+    if begin < end and not text.startswith(tokens[begin]):
+        # Its encoder puts a space before a text that has none.
+        tokens[begin] = tokens[begin].removeprefix(" ")
     # A tokenizer that normalises a text may return more characters than the text has.
-    return Echo(text, [min(offset, len(text)) for offset in offsets])
+    return Echo(text, [min(offset, len(text)) for offset in offsets], tokens)
 
 
 def chat_ids(
