@@ -148,7 +148,7 @@ def read_sampling(
         )
     if "guide" in values:
         if not eos:
-            reason = "a sequence with a guide ends with an EOS token, and this request has none: pass eos_token_id"
+            reason = "a sequence with a guide ends with an EOS token, and neither the model nor the request has one"
             raise InvalidOption(where=where, name="guide", value=values["guide"], reason=reason)
         values["guide"] = values["guide"].tables(tuple(eos), vocab_size)
     if not values:

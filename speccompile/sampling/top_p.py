@@ -24,7 +24,7 @@ class TopP(ThresholdProcessor):
     and tokens whose score equals the last one that stays also stay."""
 
     name = "top_p"
-    options: ClassVar = (Option("top_p", number(0, 1, above=True), neutral=1.0, draws=True),)
+    options: ClassVar = (Option("top_p", number(0, 1), neutral=1.0, draws=True),)
     state: ClassVar = (StateSpec("top_p", (N,), torch.float32, fill=1),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:

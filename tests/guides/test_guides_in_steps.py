@@ -320,7 +320,7 @@ def test_guides_that_do_not_fit_the_request_are_refused(specs: dict[str, Specula
     for wrong in ("a+", {"type": "null"}, [guides()["one"]], 5):
         with raises(InvalidOption, name="guide", reason=re.compile("it must be a Guide")):
             engine.submit([1], eos_token_id=[EOS], guide=wrong)
-    with raises(InvalidOption, name="guide", reason=re.compile("this request has none: pass eos_token_id")):
+    with raises(InvalidOption, name="guide", reason=re.compile("neither the model nor the request has one")):
         engine.submit([1], eos_token_id=[], guide=guides()["one"])
     large = Guide.of_transitions("x", 0, {0: {VOCAB: 0}}, {0}, VOCAB + 1)
     with raises(InvalidOption, name="guide", reason=re.compile("its tokenizer has 301 tokens, and the model 300")):

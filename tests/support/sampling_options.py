@@ -12,7 +12,7 @@ few = st.integers(0, 5)
 CHOICES: dict[str, st.SearchStrategy[Any]] = {
     "temperature": st.floats(0.05, 3),
     "top_k": st.integers(0, 60),
-    "top_p": st.floats(0.05, 1),
+    "top_p": st.just(0.0) | st.floats(0.05, 1),
     "min_p": st.floats(0, 1),
     "typical_p": st.floats(0.05, 1),
     "epsilon_cutoff": st.floats(0, 0.5),
