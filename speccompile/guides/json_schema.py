@@ -30,6 +30,7 @@ from speccompile.guides.json_regex import (
     times,
 )
 from speccompile.guides.regex import byte_index, guide_of, without_anchors
+from speccompile.utils.json_faults import json_fault
 
 ANNOTATIONS = frozenset(
     {"title", "description", "default", "examples", "deprecated", "readOnly", "writeOnly"}
@@ -79,7 +80,8 @@ def _read(schema: Mapping[str, Any] | str | type) -> tuple[str, str]:
     try:
         text = json.dumps(given)
     except (TypeError, ValueError) as error:
-        raise InvalidGuide(what=repr(given), reason=f"it is not JSON: {error}") from error
+        reason = json_fault(error) if isinstance(error, ValueError) else str(error)
+        raise InvalidGuide(what="the schema", reason=f"it is not JSON: {reason}") from error
     # A round trip through JSON converts names to str.
     root: dict[str, Any] = json.loads(text)
     return _Reader(root, text).regex(root, "the schema", ()), text
@@ -92,7 +94,7 @@ def _as_dict(schema: Any) -> dict[str, Any]:
         try:
             value = json.loads(value)
         except ValueError as error:
-            raise InvalidGuide(what=repr(schema), reason=f"it is not JSON: {error}") from error
+            raise InvalidGuide(what=repr(schema), reason=f"it is not JSON: {json_fault(error)}") from error
     if not isinstance(value, Mapping):
         raise InvalidGuide(what=repr(schema), reason="a JSON schema must be an object")
     return dict(value)

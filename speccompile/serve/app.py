@@ -87,15 +87,14 @@ def _add_api(app: FastAPI, service: Service, bodies: BodyReader) -> None:
 
     def model_object(name: str) -> dict[str, Any]:
         model = {"id": name, "object": "model", "created": created, "owned_by": "speccompile"}
+        # Of vLLM.
+        model |= {"max_model_len": service.max_len}
         # As in vLLM, an adapter has the name of the base model.
         return model if name == service.name else model | {"parent": service.name}
 
     @app.api_route("/v1/models", methods=_READ)
     async def models() -> dict[str, Any]:
-        return {
-            "object": "list",
-            "data": [model_object(name) | {"max_model_len": service.max_len} for name in service.models],
-        }
+        return {"object": "list", "data": [model_object(name) for name in service.models]}
 
     @app.api_route("/v1/models/{name:path}", methods=_READ)
     async def model(name: str) -> dict[str, Any]:

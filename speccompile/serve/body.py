@@ -19,6 +19,7 @@ from speccompile.serve.base_fields import similar_field
 from speccompile.serve.disconnect import while_connected
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.refused import check_refused
+from speccompile.utils.json_faults import json_fault
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -128,7 +129,7 @@ def parse(data: bytes, max_depth: int) -> dict[str, Any]:
     except UnicodeDecodeError as error:
         raise ApiError(f"the body is not UTF-8 (byte {error.start})") from None
     except ValueError as error:
-        raise ApiError(f"the body is not JSON: {error}") from None
+        raise ApiError(f"the body is not JSON: {json_fault(error)}") from None
     if not isinstance(body, dict):
         raise ApiError("the body must be a JSON object")
     level: list[Any] = [body]

@@ -83,6 +83,11 @@ class GenerationFields(SamplingFields):
         return None if free else "response_format"
 
 
+def _no_logprobs(value: Any) -> Any:
+    """Convert false, the value for none in chats, to None."""
+    return None if value is False else value
+
+
 class CompletionBody(GenerationFields):
     """Fields of ``/v1/completions``."""
 
@@ -91,7 +96,7 @@ class CompletionBody(GenerationFields):
     max_tokens: TokenLimit = Field(16, ge=0)
     suffix: str = ""
     echo: bool = False
-    logprobs: Whole | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    logprobs: Annotated[Whole | None, BeforeValidator(_no_logprobs)] = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
     add_special_tokens: bool = True
 
     @model_validator(mode="after")

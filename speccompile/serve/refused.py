@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.base_fields import Fields, similar_field
+from speccompile.serve.base_fields import Fields
 from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
 from speccompile.serve.responses_fields import ResponsesBody
@@ -46,6 +46,8 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "early_stopping": ((False,), _BEAMS),
     "function_call": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
+    "guided_choice": ((), "use structured_outputs with choice"),
+    "guided_grammar": ((), "use structured_outputs with json, regex or choice"),
     "image": ((), _TEXT_ONLY),
     "include_reasoning": ((True,), "an answer has its reasoning, if the model writes one"),
     "include_stop_str_in_output": ((False,), "a text ends before its stop string"),
@@ -65,6 +67,18 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "tool_choice": (("auto", "none"), _ONLY_CHATS),
     "use_beam_search": ((False,), _BEAMS),
     "web_search_options": ((), "the server searches nothing"),
+}
+
+#: By field and endpoint: the endpoint's own field for the same thing.
+INSTEAD: dict[tuple[str, type[BaseModel]], str] = {
+    ("response_format", ResponsesBody): "text.format",
+    ("max_output_tokens", ChatBody): "max_tokens",
+    ("max_output_tokens", CompletionBody): "max_tokens",
+    ("messages", CompletionBody): "prompt",
+    ("messages", ResponsesBody): "input",
+    ("input", ChatBody): "messages",
+    ("input", CompletionBody): "prompt",
+    ("instructions", ChatBody): "a message with the role system",
 }
 
 
@@ -91,8 +105,7 @@ def check_refused(body: Mapping[str, Any], kind: type[BaseModel]) -> dict[str, A
         elif paths := [path for path, other in _ENDPOINTS.items() if name in other.model_fields]:
             defaults = [_ENDPOINTS[path].model_fields[name].get_default(call_default_factory=True) for path in paths]
             if not any(_is_same(value, default) for default in defaults):
-                similar = similar_field(name, kind)
-                meant = f"; did you mean {similar}?" if similar else ""
+                meant = f"; use {instead}" if (instead := INSTEAD.get((name, kind))) else ""
                 raise _error(name, f"it is a field of {' and '.join(paths)}, not of this endpoint{meant}")
         else:
             kept[name] = value

@@ -7,6 +7,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
+from speccompile.errors.base import clipped
 from speccompile.serve.base_fields import Fields, Whole, wrong
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.message_fields import Content
@@ -27,10 +28,16 @@ def _stops(value: Any) -> Any:
     return texts
 
 
+#: Digits of a number of 64 bits.
+_LONGEST_ID = 19
+
+
 def _bias(value: Any) -> Any:
     """Convert names to token ids, since names in JSON are texts."""
     if not isinstance(value, dict) or not all(name.isascii() and name.isdecimal() for name in value):
         raise ValueError("it must map token ids to numbers")
+    if long := next((name for name in value if len(name) > _LONGEST_ID), None):
+        raise ValueError(f"{clipped(long)} is not a token id")
     # Of several wrong values, the first one is reported.
     bad = next((item for item in value.items() if not _is_bias(item[1])), None)
     return {int(name): bias for name, bias in (value.items() if bad is None else [bad])}

@@ -66,6 +66,11 @@ def test_a_value_stands_for_another(client: Client, path: str, fields: dict[str,
     assert whole(client, path, fields) == whole(client, path, same)
 
 
+def test_no_log_probabilities_may_be_false(client: Client) -> None:
+    """As in chats. Some clients send one field to both endpoints."""
+    assert client.complete("ab", max_tokens=2, logprobs=False)["choices"][0]["logprobs"] is None
+
+
 def test_token_ids_may_be_written_with_a_fraction_of_zero(client: Client) -> None:
     plain = client.complete([[5, 6], [7]], max_tokens=4)["choices"]
     assert client.complete([[5.0, 6], [7.0]], max_tokens=4)["choices"] == plain

@@ -152,7 +152,7 @@ def test_requests_are_counted_when_they_end(client: Client) -> None:
 def test_models(client: Client) -> None:
     (model,) = client.get("/v1/models").json()["data"]
     assert model["id"] == MODEL and model["max_model_len"] == MAX_LEN
-    assert client.get(f"/v1/models/{MODEL}").json()["id"] == MODEL
+    assert client.get(f"/v1/models/{MODEL}").json() == model
 
 
 def test_tokenize(client: Client) -> None:

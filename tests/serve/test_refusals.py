@@ -9,11 +9,12 @@ import openai.types.chat.completion_create_params as chat_params
 import openai.types.completion_create_params as completion_params
 import openai.types.responses.response_create_params as response_params
 import pytest
+from pydantic import BaseModel
 
 from speccompile import Speculator
 from speccompile.serve.fields import ChatBody, CompletionBody
 from speccompile.serve.ignored import IGNORED, log_ignored
-from speccompile.serve.refused import REFUSED
+from speccompile.serve.refused import INSTEAD, REFUSED
 from speccompile.serve.responses_fields import ResponsesBody
 from speccompile.serve.sampling_fields import MOST_STOPS, SamplingFields
 from support import serving
@@ -69,6 +70,17 @@ def test_a_field_of_another_endpoint_passes_with_its_default(client: Client, pat
     for name in foreign:
         error = client.refused(path, body | {name: "something"})
         assert error["param"] == name and error["code"] == "unsupported_field" and "/v1/" in error["message"]
+
+
+@pytest.mark.parametrize(("name", "kind"), INSTEAD)
+def test_the_field_of_this_endpoint_for_the_same_thing_is_named(
+    client: Client, name: str, kind: type[BaseModel]
+) -> None:
+    path = next(path for path, (of, _) in ENDPOINTS.items() if of is kind)
+    error = client.refused(path, ENDPOINTS[path][1] | {name: ["a"]})
+    field = INSTEAD[name, kind]
+    assert error["message"].endswith(f"; use {field}")
+    assert " " in field or field.partition(".")[0] in kind.model_fields
 
 
 def test_as_many_choices_may_be_compared_as_are_returned(client: Client) -> None:
@@ -141,6 +153,9 @@ def test_an_ignored_field_changes_no_answer_and_is_logged_once(
         ({"logit_bias": {"a": 1}}, "logit_bias"),
         ({"logit_bias": {"1": 101}}, "logit_bias[1]"),
         ({"logit_bias": {"999": 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 4000: 1}}, "logit_bias"),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias"),
+        ({"guided_choice": ["a"]}, "guided_choice"),
         ({"logprobs": 21}, "logprobs"),
         ({"stop_token_ids": [1, 320]}, "stop_token_ids[1]"),
         ({"stop_token_ids": [1, 2, 3, 4, 5, 6, 7, 8]}, "stop_token_ids"),
@@ -169,6 +184,7 @@ def test_a_wrong_field_is_named(client: Client, fields: dict[str, Any], param: s
     assert error["param"] == param, error
     assert error["type"] == "invalid_request_error"
     assert error["message"].startswith(f"{param}: ") and "wrap" not in error["message"]
+    assert len(error["message"]) < 1000 and "set_int_max_str_digits" not in error["message"]
 
 
 @pytest.mark.parametrize(
@@ -268,7 +284,7 @@ def test_the_wrong_model_is_a_404(client: Client) -> None:
         (b"[]", 400, "JSON object"),
         (b'{"prompt": "\xff"}', 400, "not UTF-8"),
         (b'{"prompt": NaN}', 400, "NaN"),
-        (b'{"n": ' + b"9" * 5000 + b"}", 400, "not JSON"),
+        (b'{"n": ' + b"9" * 5000 + b"}", 400, "not JSON: a number has too many digits"),
         (b'{"prompt": ' + b"[" * 10_000 + b"]" * 10_000 + b"}", 400, "nests deeper"),
         (b'{"prompt": ' + b"[" * 100 + b"]" * 100 + b"}", 400, "nests deeper"),
         (b'{"prompt": "' + b"a" * 100_000_000 + b'"}', 413, "larger than"),
