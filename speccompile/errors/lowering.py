@@ -29,7 +29,7 @@ class CapturedElsewhere(LoweringError):
 
     template = (
         "{tier} calls {op} with a tensor at {address}, which is neither a weight, nor in the arena, nor in the pool of "
-        "its CUDA graphs: it could be freed under the graph. Make it a state tensor, or a port of the step."
+        "its CUDA graphs: it could be freed under the graph. Turn it into a state tensor, or a port of the step."
     )
 
 

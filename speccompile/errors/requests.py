@@ -58,7 +58,7 @@ class QueueFull(SpecCompileError):
 
     template = (
         "the queue is full for {count} more: {waiting} requests wait, and max_waiting={limit}. Submit again later "
-        "(engine.capacity().room counts free entries), or wrap with a larger max_waiting."
+        "(engine.capacity().free_waiting counts free entries), or wrap with a larger max_waiting."
     )
 
 

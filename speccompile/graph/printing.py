@@ -52,7 +52,7 @@ _RUNNER = "def make_inputs("
 _MAIN = '''
 
 def make_inputs(seed=0, device="cpu"):
-    """Random inputs that every index in the step can take; the same for the same seed."""
+    """Random inputs that are valid for every index in the step; the same for the same seed."""
     generator = torch.Generator().manual_seed(seed)
 
     def real(shape, dtype, scale):

@@ -88,7 +88,7 @@ def _problems(
     except RuntimeError as error:
         yield f"torch cannot read the schema {schema!r}. {error}"
     if fake is None and parsed.returns:
-        yield "it returns a result and fake is None; give a function that returns empty results"
+        yield "it returns a result, but fake=None; give a function that returns empty results"
     for option, function in {"fake": fake, "reference": reference}.items():
         if function is not None and not callable(function):
             yield f"{option} must be a function, got {function!r}"

@@ -199,7 +199,7 @@ def _host_ms(decoded: Decoded, step_ms: Mapping[str, float]) -> float:
 def _measured(times: StepTimes, compiled: bool) -> Measured:
     how = f"Parts are those of the fastest of {RUNS_IN_PARTS} runs whose calls were timed one by one."
     if not times.of_calls:
-        how = "The parts of a step are measured where it runs on the host alone."
+        how = "The parts of a step are measured where it runs only on the host."
     elif compiled:
         how += (
             " Inside of a compiled layer, linears and attention were timed in a run op by op, with the same kernels; "

@@ -57,11 +57,11 @@ def _reasons(tier: TierReport, plain: TierReport, cost: float) -> Iterator[str]:
     assert tier.measured is not None
     step = tier.measured.step_ms
     ratio = "" if tier is plain else f", {cost:.2f} times that of {plain.name}"
-    yield f"A step of {tier.rows} x {tier.width} tokens takes {milliseconds(step)}{ratio}."
+    yield f"A step of {tier.rows} x {tier.width} tokens needs {milliseconds(step)}{ratio}."
     if tier.floor_ms is not None and tier.floor_ms > _WORTH * step:
         yield (
             f"Memory needs {milliseconds(tier.floor_ms)} for the {tier.nbytes / 2**20:,.1f} MiB that it reads: "
-            f"the step takes {step / tier.floor_ms:.2f} times that."
+            f"the step needs {step / tier.floor_ms:.2f} times that."
         )
     inside = [cost for cost in tier.regions if cost.ms and cost.region != "host"]
     costs = sorted(inside, key=lambda cost: -(cost.ms or 0.0))

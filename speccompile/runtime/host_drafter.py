@@ -28,7 +28,7 @@ class HostDrafter:
         Raises:
             DraftFailed: ``draft`` raised, or its result is not a list of at most Kmax token ids.
         """
-        limits = (self._arena.layout.max_draft_len, request.room - 1, request.params.num_draft_tokens)
+        limits = (self._arena.layout.max_draft_len, request.tokens_left - 1, request.params.num_draft_tokens)
         most = min(limit for limit in limits if limit is not None)
         drafts = self._checked_drafts(request, most) if most > 0 else []
         self._arena.write("draft_tokens", request.slot, drafts)

@@ -34,7 +34,7 @@ def policy_rows(
         context = len(request.prompt) + len(request.new_tokens)
         proposed = request.proposal.length if ready else 0
         by_network = not ready or (network_on_demand and not proposed)
-        count = min(longest, max(0, request.room - 1) if by_network else proposed)
+        count = min(longest, max(0, request.tokens_left - 1) if by_network else proposed)
         if reach is not None and by_network:
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:

@@ -221,7 +221,7 @@ class Request:
     # --- for the engine --------------------------------------------------------------------------
 
     @property
-    def room(self) -> int:
+    def tokens_left(self) -> int:
         """The number of further tokens that it may have, apart from ``max_len``."""
         return self.params.max_new_tokens - len(self.new_tokens)
 

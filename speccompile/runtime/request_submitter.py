@@ -28,13 +28,18 @@ class Capacity:
 
     Args:
         slots: number of all slots; ``free_slots`` of them have no owner.
-        waiting: requests without a slot; ``room`` more would be accepted.
+        waiting: requests without a slot; ``free_waiting`` more would be accepted.
     """
 
     slots: int
     free_slots: int
     waiting: int
-    room: int
+    free_waiting: int
+
+    @property
+    def room(self) -> int:
+        """The name of ``free_waiting`` in version 0.1."""
+        return self.free_waiting
 
 
 class RequestSubmitter:

@@ -113,7 +113,7 @@ class GuideCompiler:
             process.connection.send_bytes(pickle.dumps(source))
             if not process.connection.poll(seconds):
                 self._replace()
-                reason = f"compiling it takes longer than {seconds} s; simplify it"
+                reason = f"it is not compiled within {seconds} s; simplify it"
                 raise InvalidGuide(what=source.text, reason=reason)
             answer: Guide | SpecCompileError = pickle.loads(process.connection.recv_bytes())
         except (EOFError, ConnectionError):

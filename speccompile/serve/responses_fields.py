@@ -103,7 +103,7 @@ class ResponsesBody(SamplingFields, TemplateFields):
 
     def _log_ignored(self) -> None:
         if len(self.functions) < len(self.tools):
-            log_ignored("a tool of /v1/responses that is no function", "the server runs no tools")
+            log_ignored("a tool of /v1/responses that is not a function", "the server runs no tools")
         if set(self.include) - {_LOGPROBS}:
             log_ignored(f"include of /v1/responses, except {_LOGPROBS},", "an answer has no such parts")
         for name, reason in _WITHOUT_EFFECT.items():

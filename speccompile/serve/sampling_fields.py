@@ -136,7 +136,7 @@ class SamplingFields(Fields):
         if len(given) > 1:
             raise wrong(given[0], f"{' and '.join(given)} cannot be followed together")
         if self.stream_options is not None and not self.stream:
-            log_ignored("stream_options", "the answer is no stream")
+            log_ignored("stream_options", "the answer is not streamed")
         for name in self.token_limits:
             most = getattr(self, name)
             if self.min_tokens is not None and most is not None and self.min_tokens > most:

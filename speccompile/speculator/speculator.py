@@ -248,7 +248,7 @@ class Speculator(Generation, Inspection, ModelInterface):
             OSError: ``path`` cannot be written.
         """
         engine, target = self._open()
-        self._refuse_sharded("save()", "each rank has steps of its own part")
+        self._refuse_sharded("save()", "each rank has only the steps of its part")
         assert self._build is not None
         # The backend that "auto" chose: steps and bodies are built for it.
         given = replace(self._options, backend=self._config.backend.name)

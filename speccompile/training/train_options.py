@@ -132,7 +132,7 @@ class TrainOptions(Options):
     states: bool = field(
         default=True,
         metadata=option(
-            "Keep the target's hidden states on the disk (bfloat16), so that the target reads each text once.", flag
+            "Keep the target's hidden states on the disk (bfloat16): the target reads each text once.", flag
         ),
     )
     minutes: float | None = field(

@@ -15,11 +15,11 @@ def test_cancelling_one_that_waits(make: Make, model: LlamaForCausalLM) -> None:
     running = [engine.submit(prompt(5, seed), max_new_tokens=30) for seed in range(MAX_BATCH)]
     admit_all(engine)
     request = engine.submit(prompt(5, 9), max_new_tokens=5)
-    assert engine.capacity().room == 0
+    assert engine.capacity().free_waiting == 0
     assert request.cancel() is True
     assert request.finished and request.slot == -1 and request.new_tokens == []
     # Its place is free at once.
-    assert engine.capacity().room == 1
+    assert engine.capacity().free_waiting == 1
     engine.run()
     assert request.new_tokens == [] and request.timings.queued is None
     assert [other.new_tokens for other in running] == [greedy(model, prompt(5, seed), 30) for seed in range(4)]

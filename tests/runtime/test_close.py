@@ -47,7 +47,7 @@ def test_close_while_another_thread_serves_and_others_wait(engine: Engine) -> No
         assert [request.finish_reason for request in requests] == ["cancelled"] * len(requests)
     assert reasons == ["cancelled"] * 4
     assert held.received[-1] == "end"
-    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=1028)
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, free_waiting=1028)
 
 
 def test_what_a_closed_engine_does(make: Make) -> None:

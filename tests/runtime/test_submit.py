@@ -203,18 +203,18 @@ def test_replaced_weights_are_refused(engine: Engine, model: LlamaForCausalLM) -
 
 def test_capacity_counts_slots_and_room(make: Make) -> None:
     engine = make(max_waiting=3).engine
-    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, free_waiting=7)
     requests = [engine.submit(prompt(3, seed), max_new_tokens=100) for seed in range(6)]
     # No request has a slot before the first step, and the four free ones are promised to waiting requests.
-    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=6, room=1)
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=6, free_waiting=1)
     admit_all(engine)
-    assert engine.capacity() == Capacity(slots=4, free_slots=0, waiting=2, room=1)
+    assert engine.capacity() == Capacity(slots=4, free_slots=0, waiting=2, free_waiting=1)
     requests[0].cancel()
-    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=2, room=2)
+    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=2, free_waiting=2)
     requests[5].cancel()
-    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=1, room=3)
+    assert engine.capacity() == Capacity(slots=4, free_slots=1, waiting=1, free_waiting=3)
     engine.run()
-    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, room=7)
+    assert engine.capacity() == Capacity(slots=4, free_slots=4, waiting=0, free_waiting=7)
 
 
 @pytest.mark.parametrize("limit", [0, 2])
@@ -230,7 +230,7 @@ def test_a_full_queue_refuses_and_changes_nothing(make: Make, limit: int) -> Non
     with raises(QueueFull, count=1, waiting=limit, limit=limit):
         engine.submit([1])
     first[-1].cancel()
-    assert engine.capacity().room == 1
+    assert engine.capacity().free_waiting == 1
     assert engine.submit([1], max_new_tokens=2).result().finish_reason == "max_new_tokens"
 
 

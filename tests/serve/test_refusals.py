@@ -319,7 +319,7 @@ def test_a_full_queue_is_a_429_with_a_time_to_wait(client: Client, spec: Specula
         several = client.post(COMPLETIONS, {"prompt": "ab", "n": 2})
         assert several.status_code == 429
         # Of choices that do not all fit none is left in the queue.
-        assert spec.engine.capacity().room == 1
+        assert spec.engine.capacity().free_waiting == 1
     finally:
         for request in held:
             request.cancel()

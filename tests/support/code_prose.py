@@ -1,4 +1,4 @@
-"""Counts words that the prose of the code avoids: that of docstrings, comments and error messages.
+"""Counts words that the prose of the code avoids: that of docstrings, comments and messages.
 
 ``python tests/support/code_prose.py [-v] FOLDER...`` prints how often each occurs, and with ``-v`` where.
 """
@@ -40,6 +40,8 @@ IN_NAMES = re.compile(
 )
 #: Public names of before.
 OLDER_NAMES = {"consume", "ConsumeUnavailable", "ModelConsumed", "room"}
+#: Their strings are texts for models.
+OF_DATA = ("cli/prompts.py",)
 #: How the first line of a docstring does not begin.
 OPENING = re.compile(r"\s*(What|Of|How|Which|As|The same|And|That|Whose|Where|Who)\b")
 
@@ -49,7 +51,8 @@ _PATTERN = {
     )
     for name in {**AVOIDED, **IN_CODE}
 }
-_CODE = re.compile(r"``[^`]+``|`[^`]+`|:\w+:`[^`]+`|^\s*>>> .*$", re.MULTILINE)
+#: Fields of templates are names, too.
+_CODE = re.compile(r"``[^`]+``|`[^`]+`|\{\w+\}|:\w+:`[^`]+`|^\s*>>> .*$", re.MULTILINE)
 
 
 def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
@@ -62,12 +65,13 @@ def _docstrings(tree: ast.Module) -> Iterator[ast.Constant]:
 
 
 def _messages(tree: ast.Module) -> Iterator[ast.Constant]:
-    """Text within ``raise``."""
+    """Strings of at least three words that are not docstrings, and of two within ``raise``."""
+    docstrings = {id(node) for node in _docstrings(tree)}
+    raised = {id(part) for node in ast.walk(tree) if isinstance(node, ast.Raise) for part in ast.walk(node)}
     for node in ast.walk(tree):
-        if isinstance(node, ast.Raise) and node.exc is not None:
-            for part in ast.walk(node.exc):
-                if isinstance(part, ast.Constant) and isinstance(part.value, str) and " " in part.value:
-                    yield part
+        is_string = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in docstrings
+        if is_string and node.value.count(" ") >= (1 if id(node) in raised else 2):
+            yield node
 
 
 def _comments(source: str) -> Iterator[tuple[int, str]]:
@@ -95,7 +99,7 @@ def found(file: Path) -> Iterator[tuple[str, int, str]]:
     for line, text in docstrings:
         if OPENING.match(text):
             yield "opening", line, text.splitlines()[0].strip()
-    messages = [(node.lineno, str(node.value)) for node in _messages(tree)]
+    messages = [(node.lineno, str(node.value)) for node in _messages(tree) if not file.as_posix().endswith(OF_DATA)]
     for line, text in (*docstrings, *messages, *_comments(source)):
         prose = _CODE.sub(lambda code: re.sub(r"[^\n]", "`", code[0]), text)
         for name, pattern in _PATTERN.items():

@@ -177,7 +177,7 @@ class Play:
         num_draft_tokens: int | None = None,
     ) -> bool:
         """False if there was no room."""
-        room = self.engine.capacity().room
+        room = self.engine.capacity().free_waiting
         ear = Ear(self.arena, cancel_at=cancel_at) if listen else None
         try:
             request = self.engine.submit(
@@ -224,7 +224,7 @@ class Play:
         longest = max(map(len, chosen))
         ids = torch.tensor([[0] * (longest - len(prompt)) + list(prompt) for prompt in chosen])
         mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in chosen])
-        room = self.engine.capacity().room
+        room = self.engine.capacity().free_waiting
         try:
             got = self.spec.generate(ids, mask, max_new_tokens=max_new_tokens)
         except QueueFull:
@@ -258,7 +258,7 @@ class Play:
         waiting = sum(known.request.slot < 0 for known in self.unfinished)
         free = self.slots - len(engine.running)
         assert (capacity.slots, capacity.free_slots, capacity.waiting) == (self.slots, free, waiting)
-        assert capacity.room == engine.waiting.limit + free - waiting >= 0
+        assert capacity.free_waiting == engine.waiting.limit + free - waiting >= 0
         assert engine.idle == (not self.unfinished and not engine.scheduler.flights)
         assert self.arena.fingerprint() == self.fingerprint
         assert all(self.arena[name] is tensor for name, tensor in self.tensors.items())

@@ -24,7 +24,7 @@ AVOIDED = {
     r"of (?:its|their|your|our|one's) own": "its own, separate",
     r"as far as": "two sentences",
     r"so that": "two sentences",
-    r"makes?|made|making": "builds, creates, compiles, computes",
+    r"makes?(?!-texts)|made|making": "builds, creates, compiles, computes",
     r"(?:takes?|took)(?! (?:\d|a |about|as long|precedence))": "accepts, needs, copies",
     r"(?:goes|go) with": "is compatible with, combines",
     r"(?:goes|go) on|went on": "continues",

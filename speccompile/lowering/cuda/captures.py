@@ -113,8 +113,8 @@ class Captures:
         extra = max((footprint.device for footprint in others), default=0)
         checked = f"; addresses are checked at every replay ({CHECK}=1)" if self._check else ""
         return (
-            f"{len(self.footprints)} graphs over one pool of {_mib(self.pool_bytes)}; the first one took "
-            f"{_mib(first.device)} of the device, every other one at most {_mib(extra)}{checked}"
+            f"{len(self.footprints)} graphs over one pool of {_mib(self.pool_bytes)}; the first one needs "
+            f"{_mib(first.device)} of the device, each other one at most {_mib(extra)}{checked}"
         )
 
     def _capture(self, tier: Tier) -> Tier:

@@ -47,7 +47,7 @@ class BindRecurrence(Pass):
         read = [name for name in bound if name in graph.ports]
         for name in read:
             graph.bind_input(name, bound[name])
-        return Changes(len(read), f"the state of each slot, as far as {ABSORBED!r}")
+        return Changes(len(read), f"the state of each slot, up to {ABSORBED!r}")
 
 
 def advance(

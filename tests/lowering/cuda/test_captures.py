@@ -103,7 +103,7 @@ def test_each_graph_reports_its_memory(bench: Bench) -> None:
     count = len(bench.build.executables.tiers) + len(bench.build.executables.prefill)
     assert list(captures.footprints.values()) == [Footprint(1 << 20, 2 << 20)] * count
     assert captures.explain() == (
-        f"{count} graphs over one pool of {count}.0 MiB; the first one took 2.0 MiB of the device, every other one at "
+        f"{count} graphs over one pool of {count}.0 MiB; the first one needs 2.0 MiB of the device, each other one at "
         "most 2.0 MiB"
     )
     assert captures.pool_bytes == count << 20

@@ -46,7 +46,7 @@ def seen(spec: Speculator, prompt: list[int]) -> tuple[list[int], Seen]:
     with_first = "first_draft" in spec.arena
     while not request.finished:
         text, slot = (*prompt, *request.new_tokens), request.slot
-        drafting = bool(request.new_tokens) and request.room > K + 1
+        drafting = bool(request.new_tokens) and request.tokens_left > K + 1
         first, chance = 0, 0.0
         if drafting and with_first:
             first, chance = int(spec.arena["first_draft"][slot]), float(spec.arena["draft_confidence"][slot])

@@ -173,7 +173,7 @@ def test_unlikely_drafts_are_followed_by_no_more(pair: tuple[Speculator, Specula
     segments.engine.submit(random_prompt(9), max_new_tokens=40).result()
     policy.below = statistics.median(rows[0].scores[-1] for drafted, rows in policy.seen if drafted == 1)
     request, ran = admitted(segments.engine, random_prompt(9), max_new_tokens=40), []
-    while request.room > 5 and not request.finished:
+    while request.tokens_left > 5 and not request.finished:
         segments.engine.step()
         tier = segments.engine.tier.draft_len
         unlikely = [

@@ -150,7 +150,7 @@ def test_the_text_is_that_of_transformers_and_state_that_of_a_search(model: Llam
             text = request.prompt + request.new_tokens
             drafts, scores = search([text], text, 3, speculation)
             count = int(arena["draft_lens"][request.slot])
-            assert count == max(0, min(len(drafts), request.room - 1))
+            assert count == max(0, min(len(drafts), request.tokens_left - 1))
             assert arena["draft_tokens"][request.slot, :count].tolist() == drafts[:count]
             assert arena["draft_score"][request.slot, :count].tolist() == pytest.approx(scores[:count])
     for prompt, request in zip(prompts, requests, strict=True):
