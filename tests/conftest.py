@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 from collections.abc import Iterator
@@ -9,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import settings
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from speccompile import pretrained
@@ -23,9 +23,13 @@ pytest.register_assert_rewrite("support")
 
 pytest_plugins = ["support.no_skips"]
 
-# Machines are shared: how long an example takes says nothing about it.
-settings.register_profile("shared machine", deadline=None)
-settings.load_profile("shared machine")
+# A machine with a GPU may lack it, and the tests that need a GPU do not use it.
+with contextlib.suppress(ModuleNotFoundError):
+    from hypothesis import settings
+
+    # Machines are shared: how long an example takes says nothing about it.
+    settings.register_profile("shared machine", deadline=None)
+    settings.load_profile("shared machine")
 
 
 #: One test or fixture of each takes half a minute or more, most of it waiting for other processes. They begin first, so

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -162,3 +163,19 @@ def test_what_does_not_fit_is_reported() -> None:
     console = Console(width=120, record=True)
     console.print(*tables(measured))
     assert console.export_text().count("cut short") == 1
+
+
+def test_the_gpu_tests_need_no_hypothesis() -> None:
+    """A machine with a GPU has torch, triton, transformers and pytest; the tests are collected there all the same."""
+    program = (
+        "import importlib.abc, sys, pytest\n"
+        "class Without(importlib.abc.MetaPathFinder):\n"
+        "    def find_spec(self, name, path, target=None):\n"
+        "        if name.partition('.')[0] == 'hypothesis':\n"
+        "            raise ModuleNotFoundError(name=name)\n"
+        "sys.meta_path.insert(0, Without())\n"
+        "options = ['--collect-only', '-q', '-m', 'gpu', '-p', 'no:hypothesispytest', '-p', 'no:cacheprovider']\n"
+        "sys.exit(pytest.main([*options, 'tests']))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
