@@ -17,6 +17,7 @@ from benchmarks.gpu.results import Results
 
 # From an interrupt to the end by force: pytest prints what it has.
 _GRACE_SECONDS = 10.0
+_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -83,8 +84,7 @@ def _run(jobs: Sequence[Job], output: Path, until: float) -> list[tuple[Job, dic
                 found.append((job, {"outcome": reason}))
             else:
                 running.append((job, stack.enter_context(_Running(job, output, min(left, job.most)))))
-        for _, process in running:
-            process.wait()
+        wait_for([process for _, process in running])
         # All at once: each has seconds to print what it has.
         for _, process in running:
             process.interrupt()
@@ -92,11 +92,18 @@ def _run(jobs: Sequence[Job], output: Path, until: float) -> list[tuple[Job, dic
     return found
 
 
+def wait_for(processes: Sequence[_Running]) -> None:
+    """Wait until each process has ended, or its time is over."""
+    while not all([process.is_over() for process in processes]):
+        time.sleep(_POLL_SECONDS)
+
+
 class _Running:
     """A process that has begun, and is ended with the ``with``."""
 
     def __init__(self, job: Job, output: Path, seconds: float) -> None:
         self._seconds, self._started, self._cut = seconds, time.monotonic(), False
+        self._ended: float | None = None
         with log_of(job.name, output).open("wb") as log:
             self._process = subprocess.Popen(
                 job.command(time.time() + seconds),
@@ -113,11 +120,12 @@ class _Running:
         # Also when this process is interrupted, and children that it left.
         self._signal(signal.SIGKILL)
 
-    def wait(self) -> None:
-        """Until it has ended, or its time is over."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(max(0.0, self._started + self._seconds - time.monotonic()))
-        self._cut = self._process.poll() is None
+    def is_over(self) -> bool:
+        """Whether it has ended, or its time is over."""
+        if self._ended is None and self._process.poll() is not None:
+            self._ended = time.monotonic()
+        self._cut = self._ended is None and time.monotonic() >= self._started + self._seconds
+        return self._cut or self._ended is not None
 
     def interrupt(self) -> None:
         """Ask it to end if its time is over."""
@@ -131,7 +139,7 @@ class _Running:
         outcome = "ended" if self._process.poll() == 0 else f"failed with exit code {self._process.poll()}"
         if self._cut:
             outcome = f"cut short after {self._seconds:.0f} s"
-        return {"outcome": outcome, "seconds": time.monotonic() - self._started}
+        return {"outcome": outcome, "seconds": (self._ended or time.monotonic()) - self._started}
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
