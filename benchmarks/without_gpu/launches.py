@@ -12,7 +12,7 @@ import typer
 from benchmarks.without_gpu.counting import TIERS, VARIANTS, Launches, count
 from benchmarks.without_gpu.models import MODELS
 
-#: The committed table, which ``tests/benchmarks/test_launches.py`` holds.
+#: The committed table, whose smallest model ``tests/lowering/cuda/test_cuda_launches.py`` counts.
 PAGE = Path(__file__).parents[2] / "docs" / "architecture" / "cuda_launches.md"
 HEADER = ("model", "layers", "a layer", *(variant.name for variant in VARIANTS))
 NONE = "none"
@@ -53,6 +53,7 @@ def with_rows(page: str, rows: Mapping[str, Row]) -> str:
 def main(
     only: Annotated[str, typer.Option(help="Leave out models whose names do not contain this.")] = "",
     write: Annotated[bool, typer.Option("--write", help=f"Put the figures into {PAGE.name}.")] = False,
+    check: Annotated[bool, typer.Option("--check", help=f"Exit with 1 if {PAGE.name} has other figures.")] = False,
 ) -> None:
     """Count the launches of a step at K=0 and K=7, of one row. A model takes about a minute."""
     rows = {}
@@ -66,6 +67,11 @@ def main(
         for name, found in counts.items():
             if isinstance(found, str):
                 typer.echo(f"    {name}: {found}", err=True)
+    known = read_rows(PAGE.read_text())
+    different = [name for name, row in rows.items() if row != known.get(name)]
+    if check and different:
+        typer.echo(f"other figures than {PAGE.name}: {', '.join(different)}", err=True)
+        raise typer.Exit(1)
     if write:
         PAGE.write_text(with_rows(PAGE.read_text(), rows))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,12 +26,15 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "speccompile.skinny_linear: multipl
 SINE_STACK = 32
 
 
-#: Those whose layers differ most. ``benchmarks.without_gpu`` compiles the others.
+#: Those whose layers differ most, of ten. The others lengthen the suite by a minute: set this to test them, too.
+ALL = "SPECCOMPILE_ALL_CUDA_BODIES"
 FAMILIES = ("llama", "gemma2", "mixtral", "gpt_oss", "qwen3_next", "bamba")
 
 
 @pytest.mark.parametrize(
-    "model", [model for model in MODELS[1:] if model.family in FAMILIES], ids=lambda model: model.family
+    "model",
+    [model for model in MODELS[1:] if model.family in FAMILIES or ALL in os.environ],
+    ids=lambda model: model.family,
 )
 def test_bodies_of_a_family(model: Model, tmp_path: Path) -> None:
     """Launches are those of the table, kernels fit, products are not Inductor's, and state is written where it lies."""

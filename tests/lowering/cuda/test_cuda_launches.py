@@ -24,6 +24,12 @@ def test_the_table_has_all_models() -> None:
     assert [row["layers"] for row in rows.values()] == [str(model.layers) for model in MODELS]
 
 
+def test_a_step_of_llama_starts_ten_kernels_beside_its_layers_and_lm_head() -> None:
+    row = read_rows(PAGE.read_text())["Llama-3.1-8B"]
+    at_zero = int(row["greedy"].partition(" / ")[0])
+    assert at_zero - int(row["layers"]) * float(row["a layer"]) == 10 + 1
+
+
 def test_lines_of_other_models_stay() -> None:
     counts: dict[str, Any] = {variant.name: "refused" for variant in VARIANTS}
     counts |= {"greedy": {0: Launches(47, 30, 15.5), 7: Launches(60, 30, 15.5)}, "drawn": {}}
