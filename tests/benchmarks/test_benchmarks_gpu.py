@@ -118,6 +118,16 @@ def test_jobs_that_measure_no_times_run_side_by_side(tmp_path: Path) -> None:
     assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None)
 
 
+def test_each_of_them_has_its_own_seconds(tmp_path: Path) -> None:
+    jobs = [
+        Job("short", lambda until: python("pass"), 0, 60, timed=False),
+        Job("long", lambda until: python("import time; time.sleep(4)"), 0, 60, timed=False),
+    ]
+    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None)
+    seconds = {name: job["seconds"] for name, job in Results(tmp_path).read()["jobs"].items()}
+    assert seconds["short"] + 2 < seconds["long"]
+
+
 def test_the_loop_by_hand_is_the_models_own_text() -> None:
     model = make_model(TINY, torch.device("cpu"), torch.float32, 40)
     ids = torch.randint(1, TINY.vocab, (2, 9), generator=torch.Generator().manual_seed(3))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import typer
+
 from benchmarks.without_gpu.counting import VARIANTS, Launches, count
-from benchmarks.without_gpu.launches import HEADER, PAGE, read_rows, row_of, with_rows
+from benchmarks.without_gpu.launches import HEADER, PAGE, main, read_rows, row_of, with_rows
 from benchmarks.without_gpu.models import MODELS
 from speccompile.lowering.kernel_list import KernelCall, launches
 
@@ -50,3 +53,11 @@ def test_a_body_counts_for_each_of_its_calls() -> None:
         KernelCall("layer", "triton_0", "inductor", 100),
     )
     assert launches(calls) == 4 + 3 * 10 + 2 * 100
+
+
+def test_other_figures_than_those_of_the_table_are_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = {variant.name: {0: Launches(47, 30, 15.5), 7: Launches(60, 30, 15.5)} for variant in VARIANTS}
+    monkeypatch.setattr("benchmarks.without_gpu.launches.count", lambda model: found)
+    main(only=SMALLEST.name)
+    with pytest.raises(typer.Exit):
+        main(only=SMALLEST.name, check=True)
