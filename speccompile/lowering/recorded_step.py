@@ -173,7 +173,7 @@ class _Recording:
         self._runs: list[functools.partial[None]] = []
         self._python: list[Callable[[], object]] = []
         self._first = 0
-        #: Of each kernel call.
+        #: The op of each kernel call.
         self._names: list[str] = []
         #: See :attr:`RecordedStep.refusal`.
         self.refusal: str | None = None

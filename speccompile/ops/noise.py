@@ -15,7 +15,7 @@ from speccompile.utils.devices import traits_of
 TOKENS = 0
 COINS = 1
 RESIDUAL = 2
-#: Of a drafter whose drafts are judged by coins.
+#: Draws of a drafter whose drafts are judged by coins.
 DRAFTS = 3
 FORCED = 4
 

@@ -25,7 +25,7 @@ from speccompile.utils.torch_private import DataDependentOutputException, Dynami
 
 T = TypeVar("T")
 
-#: Of torch and of this package.
+#: Folders of torch and of this package.
 _FOLDERS = tuple(f"{folder}{os.sep}" for folder in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 
 

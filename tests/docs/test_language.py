@@ -49,12 +49,13 @@ def test_the_words_are_found_in_docstrings_comments_and_messages(tmp_path: Path)
     module = tmp_path / "module.py"
     module.write_text(
         '"""What it is."""\n\n# It has to end.\ntold = "told"\nraise ValueError("a takes `told` b")\n'
-        'note = "it is told here"\n'
+        'note = "it is told here"\n#: What follows.\nkept = 1\n'
     )
     remedies = {**AVOIDED, **code_prose.IN_CODE, "opening": "an imperative"}
     found = [(line, remedies[name]) for name, line, _ in code_prose.found(module)]
     assert found == [
         (1, "an imperative"),
+        (7, "an imperative"),
         (6, "reports, returns, raises, receives"),
         (5, "accepts, needs, copies"),
         (3, "must"),

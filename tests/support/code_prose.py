@@ -94,11 +94,16 @@ def _comments(source: str) -> Iterator[tuple[int, str]]:
 def found(file: Path) -> Iterator[tuple[str, int, str]]:
     """Each avoided expression of a file of Python: its pattern, its line, and the text around it."""
     source = file.read_text()
-    tree = ast.parse(source)
+    tree, lines = ast.parse(source), source.splitlines()
     docstrings = [(node.lineno, str(node.value)) for node in _docstrings(tree)]
     for line, text in docstrings:
         if OPENING.match(text):
             yield "opening", line, text.splitlines()[0].strip()
+    for number, text in enumerate(lines, start=1):
+        # Sphinx prints such a comment as the docstring of the name after it.
+        comment = re.match(r"\s*#: ", text)
+        if comment and not re.match(r"\s*#:", lines[number - 2]) and OPENING.match(text[comment.end() :]):
+            yield "opening", number, text.strip()
     messages = [(node.lineno, str(node.value)) for node in _messages(tree) if not file.as_posix().endswith(OF_DATA)]
     for line, text in (*docstrings, *messages, *_comments(source)):
         prose = _CODE.sub(lambda code: re.sub(r"[^\n]", "`", code[0]), text)

@@ -20,7 +20,7 @@ from speccompile.utils.memory import release_file_pages, trim_heap
 from speccompile.utils.parameters import Owners, owners_by_parameter, put_parameter
 from speccompile.utils.weight_forms import QuantizedForms
 
-#: What a forward reads a weight by.
+#: Functions with which a forward reads a weight.
 _READERS = frozenset((F.linear, F.embedding, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
 
 

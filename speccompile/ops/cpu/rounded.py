@@ -19,7 +19,7 @@ from speccompile.ops.fused_linears import linear_input
 from speccompile.utils.product_linear import product_linear
 from speccompile.utils.torch_private import TorchDispatchMode, without_modes
 
-#: How far a kernel may be from what it is defined as, as a share of the largest output.
+#: Largest distance of a kernel from its definition, as a share of the largest output.
 KERNEL_TOLERANCE = 1e-4
 
 #: Rounded parts that an input is the sum of, to the last bits of float32: each is less than a 250th of the one before.

@@ -25,7 +25,7 @@ C_TYPES = {
     "float": "double {}",
     "Optional[float]": "const double* {}",
 }
-#: How a C function returns a result of a schema, by the type of the result.
+#: The return type in C of a result of a schema, by the type of the result.
 C_RESULTS = {"Tensor": "AtenTensorHandle* out", "List[Tensor]": "..."}
 
 # A body is compiled while the ops that it calls are still being built. So none of them needs to exist when it loads:

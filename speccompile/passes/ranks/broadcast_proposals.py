@@ -13,7 +13,7 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks
 from speccompile.passes.step.independent_tree import CHOICES
 
-#: Where proposals wait for the next step: of a chain, and of trees.
+#: State in which proposals wait for the next step: of a chain, and of trees.
 PROPOSED = ("draft_tokens", "draft_lens", *PROPOSAL, CHOICES)
 
 

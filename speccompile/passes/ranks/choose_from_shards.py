@@ -16,7 +16,7 @@ from speccompile.passes.ranks.broadcast_choice import gathered_of
 
 aten = torch.ops.aten
 
-#: What may stand between the logits and a choice: each number depends on one logit. Of ``slice`` see :func:`_is_local`.
+#: Ops that may stand between the logits and a choice: each number depends on one logit. Slices: :func:`_is_local`.
 POINTWISE = (aten.alias.default, aten._to_copy.default, aten.div.Tensor, aten.mul.Tensor, aten.tanh.default)
 
 

@@ -17,7 +17,7 @@ from speccompile.ops.draft_rows import form_of, side_by_side
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import layer_input
 
-#: What the names of marks begin with.
+#: The beginning of the names of marks.
 MARK = "mark_"
 
 

@@ -13,7 +13,7 @@ from speccompile.ops.cpu.forms import FORMS
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.utils.torch_private import OpOverload
 
-#: Of one linear, and of several.
+#: The op of several linears, by that of one.
 JOINED: dict[OpOverload, OpOverload] = {form.linear: form.linears for form in FORMS.values()}
 
 

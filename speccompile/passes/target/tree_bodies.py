@@ -17,7 +17,7 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.target.outline import call_of
 from speccompile.utils.torch_private import argument_index
 
-#: What the names of such bodies end with.
+#: The end of the names of such bodies.
 SUFFIX = "_of_trees"
 
 

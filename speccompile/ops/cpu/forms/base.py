@@ -27,7 +27,7 @@ class Form(ABC):
     """
 
     name: ClassVar[str]
-    #: Of the tensors that stand for a weight.
+    #: Names of the tensors that stand for a weight.
     tensors: ClassVar[tuple[str, ...]]
     linear: ClassVar[OpOverload]
     linears: ClassVar[OpOverload]

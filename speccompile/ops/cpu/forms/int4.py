@@ -14,7 +14,7 @@ ops = torch.ops.speccompile
 
 #: Inputs that share a scale.
 GROUP = 32
-#: What is added to a number, which then has no sign.
+#: The summand that removes the sign of a number.
 OFFSET = 8
 #: Scales that :func:`search_int4` begins with, as multiples of the scale that maps a group's greatest value to -8.
 #: Those below zero map it to 7 or 8.

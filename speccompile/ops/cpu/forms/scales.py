@@ -8,7 +8,7 @@ from speccompile.ops.cpu.forms.base import COLUMNS
 
 #: Bytes of the float16 that scales in steps share, of a block.
 _UNITS = 2 * COLUMNS
-#: How many steps the greatest scale may have: first those that llama.cpp gives it, in Q4_K and Q6_K.
+#: Numbers of steps that the greatest scale may have: first those of llama.cpp, in Q4_K and Q6_K.
 _COUNTS = (63, -128, 127, *range(62, 0, -1), *range(126, 63, -1))
 #: Rows that are tried before all of them.
 _TRIAL = 32
