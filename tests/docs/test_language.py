@@ -8,7 +8,14 @@ from support import code_prose
 from support.pages import ROOT, pages
 from support.plain_words import AVOIDED, found, prose
 
-HELD = ("README.md", "benchmarks/README.md", "heads/smollm2-135m-instruct/README.md", *pages())
+HELD = (
+    "README.md",
+    "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "benchmarks/README.md",
+    "heads/smollm2-135m-instruct/README.md",
+    *pages(),
+)
 
 
 def test_pages_avoid_the_words_of_the_list() -> None:
