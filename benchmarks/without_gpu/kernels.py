@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated
@@ -17,15 +18,42 @@ HEADER = ("kernel", "shape", "warps", "registers", "stack", "shared")
 MARK = "\n<!-- written by python -m benchmarks.without_gpu.kernels --write -->\n"
 
 
+def labels(all_cases: Iterable[Case]) -> dict[tuple[str, str], str]:
+    """Names of cases in the table, by op and shape: the shape, with the op where several have it."""
+    pairs = [(case.op, case.shape) for case in all_cases]
+    counts = Counter(shape for _, shape in pairs)
+    return {(op, shape): shape if counts[shape] == 1 else f"{op} {shape}" for op, shape in pairs}
+
+
 def compiled(case: Case) -> list[Compiled]:
     """The kernels of a case."""
     return [compile_launch(launch) for launch in case.launches()]
 
 
+def figures(kernel: Compiled) -> tuple[str, ...]:
+    """Warps, registers, stack and shared memory as the table has them."""
+    return str(kernel.warps), str(kernel.registers), str(kernel.stack), f"{kernel.shared:,}"
+
+
 def line(shape: str, kernel: Compiled) -> str:
     """A line of the table; ``shape`` may be several."""
-    figures = (kernel.name, shape, kernel.warps, kernel.registers, kernel.stack, f"{kernel.shared:,}")
-    return f"| {' | '.join(map(str, figures))} |"
+    return f"| {' | '.join((kernel.name, shape, *figures(kernel)))} |"
+
+
+def read_figures(page: str) -> dict[tuple[str, str], set[tuple[str, ...]]]:
+    """The figures of the page's table, by kernel and label: a case may start a kernel in several forms."""
+    found: dict[tuple[str, str], set[tuple[str, ...]]] = {}
+    for text in page.partition(MARK)[2].splitlines():
+        cells = [cell.strip() for cell in text.strip("| \n").split(" | ")]
+        if len(cells) == len(HEADER):
+            for label in cells[1].split("; "):
+                found.setdefault((cells[0], label), set()).add(tuple(cells[2:]))
+    return found
+
+
+def version_line() -> str:
+    """The line of the page that names the compiler."""
+    return f"Triton {triton.__version__}."
 
 
 def table(found: Iterable[tuple[str, Compiled]]) -> list[str]:
@@ -48,19 +76,19 @@ def main(
     if write and only:
         raise typer.BadParameter("--write writes all cases: leave out --only")
     found = []
+    known = labels(cases())
     for case in cases():
         if only.lower() not in f"{case.op} {case.shape}".lower():
             continue
         for kernel in compiled(case):
-            found.append((case.shape, kernel))
-            typer.echo(line(case.shape, kernel))
+            found.append((known[case.op, case.shape], kernel))
+            typer.echo(line(known[case.op, case.shape], kernel))
     wrong = [line(shape, kernel) for shape, kernel in found if not kernel.fits]
     for text in wrong:
         typer.echo(f"does not fit: {text}", err=True)
     if write:
         head, mark, _ = PAGE.read_text().partition(MARK)
-        version = f"Triton {triton.__version__}."
-        PAGE.write_text(head + mark + "\n".join(["", version, "", *table(found), ""]))
+        PAGE.write_text(head + mark + "\n".join(["", version_line(), "", *table(found), ""]))
     if wrong:
         raise typer.Exit(1)
 
