@@ -107,7 +107,7 @@ def _ways_of(spec: Speculator, mode: str | Sequence[str] | None, label: str, **d
 
     def way(variant: Variant, policy: object) -> Way:
         given = "".join(f", {name}={value!r}" for name, value in draft.items())
-        return Way(variant, f"wrap(model, {mode!r}{given}, tiers={spec.tiers}, policy={str(policy)!r})")
+        return Way(variant, f"wrap(model, {mode!r}{given}, tiers={tuple(spec.tiers)}, policy={str(policy)!r})")
 
     lens = [draft_len for draft_len in spec.tiers if draft_len or not draft]
     found = [way(tier_variant(spec, k, f"{label} K={k}"), f"fixed:{k}") for k in lens]

@@ -17,7 +17,8 @@ def show_table(runs: dict[str, list[Run]], prompts: Sequence[NamedPrompt]) -> No
     """``kernels``: K=0 over transformers; ``speculation``: a tier over K=0; ``both``: their product."""
     reference = Summary(runs[TRANSFORMERS])
     # The seven columns must fit a terminal of 80 characters.
-    title = f"{len(prompts)} prompts: {', '.join(prompt.name for prompt in prompts[:6])}"
+    more = ", ..." if len(prompts) > 6 else ""
+    title = f"{len(prompts)} prompts: {', '.join(prompt.name for prompt in prompts[:6])}{more}"
     table = Table(title=title, box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     table.add_column("", no_wrap=True)
     for heading in ("tokens/s", "kernels", "speculation", "both", "acceptance\nlength", "same\ntokens"):

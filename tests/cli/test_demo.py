@@ -25,7 +25,9 @@ def test_demo_ends_with_the_verdict(tmp_path: Path) -> None:
     lines = result.stdout.splitlines()
     assert lines[-1] == "same tokens as transformers generate: yes"
     assert lines[-2].startswith("acceptance length ")
-    assert "fastest: speccompile " in result.stdout
+    assert (
+        "fastest: speccompile " in result.stdout and "    wrap(model, 'ngram', tiers=(0, 3), policy=" in result.stdout
+    )
     assert lines[0].startswith("built in ")
     assert any("transformers generate" in line and "1.00x" in line for line in lines)
     for name in ("speccompile K=0", "speccompile K=3"):

@@ -22,7 +22,7 @@ def fake(x: torch.Tensor) -> torch.Tensor:
     [
         (3, {"reference": fake}, "schema must be a str"),
         ("refused(Tensr x) -> Tensor", {"reference": fake}, "torch cannot read the schema"),
-        ("refused(Tensor x) -> Tensor", {"fake": None, "reference": fake}, "it returns a result and fake is None"),
+        ("refused(Tensor x) -> Tensor", {"fake": None, "reference": fake}, "it returns a result, but fake=None"),
         ("refused(Tensor x) -> Tensor", {"fake": "fake", "reference": fake}, "fake must be a function, got 'fake'"),
         ("refused(Tensor x) -> Tensor", {"reference": "x"}, "reference must be a function, got 'x'"),
         ("refused(Tensor x) -> Tensor", {}, "it has no implementation; give reference, cpp, native or cuda"),

@@ -91,5 +91,5 @@ def test_it_says_why_a_tier_is_slower() -> None:
     slower = tuple(replace(cost, ms=(cost.ms or 0.0) + 5.0 * (cost.region == "attention")) for cost in plain.regions)
     slow = replace(tier(largest, 20.0), regions=slower)
     text = " ".join(explained([tier(plain, 10.0), slow])[1].explanation)
-    assert "takes 20.0 ms, 2.00 times that of K=0" in text
+    assert "needs 20.0 ms, 2.00 times that of K=0" in text
     assert "Against K=0 it adds attention +5.00 ms." in text

@@ -141,8 +141,8 @@ def train_until_killed(texts: Path, folder: Path) -> None:
 def test_a_killed_process_continues_to_the_same_weights(
     model: LlamaForCausalLM, few_texts: Path, two_epochs: TrainedHead, tmp_path: Path
 ) -> None:
-    # Where a GPU is, no forked process may train.
-    start = multiprocessing.get_context("spawn" if torch.cuda.is_available() else "fork")
+    # A fork of a process whose autograd has started threads may not train, nor one of a process that uses a GPU.
+    start = multiprocessing.get_context("spawn")
     child = start.Process(target=train_until_killed, args=(few_texts, tmp_path))
     child.start()
     try:
