@@ -171,7 +171,7 @@ def report(ways: Sequence[Way], runs: dict[str, list[Run]], categories: Sequence
 
 
 def comparisons(contenders: Sequence[Way], rounds: Sequence[Runs], categories: Sequence[str]) -> list[dict[str, Any]]:
-    """How each composition under a policy keeps up with the best single drafter of fixed tiers, by category."""
+    """Compare each composition under a policy with the best single drafter of fixed tiers, by category."""
     fixed = [way for way in contenders if isinstance(way.policy, Fixed) and way.policy != Fixed(0)]
     singles = [way.name for way in fixed if not way.composed]
     adapting = [way.name for way in contenders if way.composed and not isinstance(way.policy, Fixed)]

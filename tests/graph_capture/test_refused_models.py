@@ -53,7 +53,7 @@ def of_integers() -> PreTrainedModel:
 
 
 def without_scales() -> PreTrainedModel:
-    """What transformers makes of a checkpoint whose method it does not know."""
+    """A checkpoint whose method transformers does not know, as it loads it."""
     model = tiny_llama()
     model.config.quantization_config = {"quant_method": "modelopt", "quant_algo": "FP8"}
     return model

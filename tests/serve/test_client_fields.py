@@ -67,7 +67,7 @@ def test_a_value_stands_for_another(client: Client, path: str, fields: dict[str,
 
 
 def test_no_log_probabilities_may_be_false(client: Client) -> None:
-    """As in chats. Some clients send one field to both endpoints."""
+    """Some clients send the field of chats to both endpoints."""
     assert client.complete("ab", max_tokens=2, logprobs=False)["choices"][0]["logprobs"] is None
 
 
