@@ -18,6 +18,7 @@ from speccompile.errors import (
 )
 from speccompile.ops.cpu.free_originals import originals_freed
 from speccompile.ops.cpu.quantized import is_quantized
+from speccompile.utils.declared_quantization import rounds_only_kv
 from speccompile.utils.dequantised import dequantised_from
 from speccompile.utils.torch_private import is_traceable_wrapper_subclass
 
@@ -129,6 +130,8 @@ def _check_scales_were_read(model: PreTrainedModel, name: str) -> None:
     """
     declared = getattr(model.config, "quantization_config", None)
     if declared is None or is_quantised(model) or dequantised_from(model):
+        return
+    if isinstance(declared, Mapping) and rounds_only_kv(declared):
         return
     method = declared.get("quant_method") if isinstance(declared, Mapping) else declared.quant_method
     reason = (

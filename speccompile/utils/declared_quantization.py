@@ -36,9 +36,12 @@ def declared_quantization(folder: Path) -> Mapping[str, Any] | None:
         declared = {**quantization, "quant_method": "modelopt"}
     else:
         return None
-    # ModelOpt can round only the KV cache.
-    only_kv = declared.get("quant_method") == "modelopt" and declared.get("quant_algo", "") is None
-    return None if only_kv else declared
+    return None if rounds_only_kv(declared) else declared
+
+
+def rounds_only_kv(declared: Mapping[str, Any]) -> bool:
+    """Return whether a declaration is ModelOpt's of a rounded KV cache, with weights in full precision."""
+    return declared.get("quant_method") == "modelopt" and declared.get("quant_algo", "") is None
 
 
 def _read(folder: Path, name: str) -> Mapping[str, Any]:

@@ -174,6 +174,12 @@ def test_what_is_supported_is_described(dtype: torch.dtype) -> None:
     assert (info.num_layers, info.vocab_size, info.hidden_size) == (3, 96, 32)
 
 
+def test_a_checkpoint_that_rounds_only_kv_has_all_its_weights() -> None:
+    model = tiny_llama()
+    model.config.quantization_config = {"quant_method": "modelopt", "quant_algo": None, "kv_cache_quant_algo": "FP8"}
+    assert not inspect_model(model).dequantised_from
+
+
 def test_another_architecture_is_supported() -> None:
     info = inspect_model(family("gpt2"))
     assert (info.name, info.num_layers, info.hidden_size) == ("GPT2LMHeadModel", 2, 64)
