@@ -23,6 +23,9 @@ from benchmarks.gpu.plan import GROUPS
 from benchmarks.gpu.report import tables
 from benchmarks.gpu.results import Results
 from benchmarks.gpu.shapes import LLAMA_8B, SMOLLM2, TINY, Shape, make_model
+from speccompile.lowering.backends import Eager
+from speccompile.lowering.cuda.captures import Captures
+from support.cuda_standin import StandIn
 
 ROOT = Path(__file__).parents[2]
 #: Its weights are rounded by compiled C++ ops, which takes half a minute; ``make gpu-check`` rehearses it.
@@ -30,8 +33,13 @@ COMPILED = "rounded"
 
 
 @pytest.mark.parametrize("group", [group.name for group in GROUPS if group.name != COMPILED])
-def test_every_part_runs_on_a_tiny_model(group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_part_runs_on_a_tiny_model_over_graphs_of_the_stand_in(
+    group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = StandIn()
+    monkeypatch.setattr(Eager, "captures", lambda self, arena, weights: Captures(arena, device, weights))
     measure_group(group, tmp_path, time.time() + 300, rehearse=True)
+    assert bool(device.graphs) == any(name.endswith("wrap") for name in Results(tmp_path).read()["parts"])
     found = Results(tmp_path).read()
     assert not any("failed" in figures for figures in found["parts"].values())
     missing = {figures["not measured"] for figures in found["parts"].values() if "not measured" in figures}
