@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from speccompile.graph.tree import Tree
     from speccompile.lowering.backends import register_backend
     from speccompile.modes import register as register_mode
+    from speccompile.quantization import quantize
     from speccompile.sampling import register_processor
     from speccompile.speculator.speculator import Speculator
     from speccompile.wrapping import load, wrap
@@ -51,6 +52,7 @@ __all__ = [
     "passes",
     "policies",
     "pretrained",
+    "quantize",
     "quantized",
     "register_backend",
     "register_mode",
@@ -85,6 +87,7 @@ _MEMBERS = {
     "Tree": ("speccompile.graph.tree", "Tree"),
     "calibrate": ("speccompile.calibration.gather", "calibrate"),
     "load": ("speccompile.wrapping", "load"),
+    "quantize": ("speccompile.quantization", "quantize"),
     "register_backend": ("speccompile.lowering.backends", "register_backend"),
     "register_mode": ("speccompile.modes", "register"),
     "register_processor": ("speccompile.sampling", "register_processor"),

@@ -29,9 +29,8 @@ from speccompile.hidden_states.writer import RecordWriter
 from speccompile.lowering.object_code import install_machine_code
 from speccompile.modes.auto import Auto, Failed, first_that_works, replacing
 from speccompile.ops.cpu.free_originals import freeing_originals
-from speccompile.ops.cpu.quantized import QuantizedPacks, quantizing
+from speccompile.ops.cpu.quantized import QuantizedPacks, packs_for, quantizing
 from speccompile.passes.base import Pass
-from speccompile.quantized.weight import QuantizedWeights
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.learning import Learning
 from speccompile.runtime.policy_controller import AnyPolicy
@@ -238,7 +237,7 @@ def load(path: str | os.PathLike[str], model: PreTrainedModel, *, progress: Prog
 def _wrap(
     model: PreTrainedModel, options: WrapOptions, storage: Storage | None = None, ranks: Ranks | None = None
 ) -> Speculator:
-    options, quantized = _with_packs(options)
+    options, quantized = _with_packs(model, options)
 
     def attempt(failed: Failed) -> Speculator:
         started = time.perf_counter()
@@ -265,7 +264,7 @@ def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -
                     _built(model, plan, None, started, spec)
                     return
 
-    _, quantized = _with_packs(options)
+    _, quantized = _with_packs(model, options)
     try:
         with quantizing(model, quantized):
             first_that_works(attempt)
@@ -276,11 +275,10 @@ def _wrap_anew(model: PreTrainedModel, options: WrapOptions, spec: Speculator) -
         raise
 
 
-def _with_packs(options: WrapOptions) -> tuple[WrapOptions, QuantizedPacks | None]:
+def _with_packs(model: PreTrainedModel, options: WrapOptions) -> tuple[WrapOptions, QuantizedPacks | None]:
     """The options, with quantised weights replaced by their packs, and the packs."""
-    if isinstance(options.weights, QuantizedWeights):
-        options = replace(options, weights=QuantizedPacks(options.weights))
-    return options, options.weights if isinstance(options.weights, QuantizedPacks) else None
+    packs = packs_for(model, options.weights)
+    return options if packs is None else replace(options, weights=packs), packs
 
 
 @one_build()

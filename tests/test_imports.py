@@ -27,7 +27,7 @@ ALLOWED = {
     "calibration": "graph_capture hidden_states",
     "acceptance": "graph ops graph_capture passes",
     "policies": "",
-    "pretrained": "quantized",
+    "pretrained": "quantized ops",
     "modes": "quantized graph ops sampling graph_capture passes hidden_states pretrained",
     "heads": "modes passes",
     "backends": "lowering",
@@ -35,8 +35,8 @@ ALLOWED = {
     "ranks": "graph ops lowering",
     "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
     "compiler": (
-        "graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies modes lowering "
-        "ranks runtime"
+        "quantized graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies modes "
+        "lowering ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": (
@@ -46,9 +46,10 @@ ALLOWED = {
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
         "ranks runtime compiler speculator"
     ),
+    "quantization": "ops graph_capture calibration quantized compiler",
     "__init__": (
         "backends graph passes sampling lowering guides adapters calibration acceptance hidden_states policies "
-        "pretrained quantized modes heads speculator wrapping training"
+        "pretrained quantized modes heads speculator wrapping quantization training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",

@@ -23,6 +23,30 @@ def check_output_file(option: str, path: Path | None) -> None:
         raise _invalid(option, path, "it cannot be written (permission denied); give another path")
 
 
+def check_quantize(
+    model: str, output: Path | None, form: str, calibration: Path | None, head: Path | None, verify: bool
+) -> None:
+    """Check the options of ``quantize``.
+
+    Raises:
+        InvalidOption: an option is missing, has no effect, or has a value that is not valid.
+    """
+    given = {"--output": output, "--calibration": calibration, "--head": head}
+    if verify:
+        for option, path in given.items():
+            if path is not None:
+                raise _invalid(option, path, "--verify writes nothing; leave one of them out")
+        return
+    if output is None:
+        reason = "it is missing; give the path of a new folder, or --verify to compare a packed folder with its hashes"
+        raise InvalidOption(where="the command line", name="--output", value=None, reason=reason)
+    if form not in ("int4", "int8", "stored"):
+        reason = "choose from int4, int8, stored"
+        raise InvalidOption(where="the command line", name="--weights", value=form, reason=reason)
+    if calibration is not None and form != "int4":
+        raise _invalid("--calibration", calibration, f"{form} is not rounded by a calibration; leave it out")
+
+
 def read_text(option: str, path: Path) -> str:
     """Read a UTF-8 file.
 

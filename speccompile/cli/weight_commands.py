@@ -9,12 +9,48 @@ import typer
 
 from speccompile.calibration import TOKENS
 from speccompile.cli.arguments import Backend, Device, Model, check_device, check_model, check_wrap
-from speccompile.cli.files import check_output_file
+from speccompile.cli.files import check_output_file, check_quantize
 from speccompile.cli.session import one_line_errors
 from speccompile.compiler.options import WrapOptions
 from speccompile.utils.model_names import check_tokenizer
 
 weights = typer.Typer()
+
+
+@weights.command("quantize")
+def quantize(
+    model: Model,
+    output: Annotated[
+        Path | None, typer.Option(file_okay=False, help="New folder for the packed weights. Needed without --verify.")
+    ] = None,
+    form: Annotated[
+        str,
+        typer.Option(
+            "--weights",
+            help="int4, int8, or stored: the integers of a quantised checkpoint (a folder or a GGUF file).",
+        ),
+    ] = "int4",
+    calibration: Annotated[
+        Path | None, typer.Option(exists=True, dir_okay=False, help="File of calibrate, by which int4 rounds.")
+    ] = None,
+    head: Annotated[
+        Path | None,
+        typer.Option(exists=True, file_okay=False, help="Folder of a draft head, which is copied; for --mode auto."),
+    ] = None,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Only compare each tensor of MODEL, a packed folder, with its SHA-256.")
+    ] = False,
+) -> None:
+    """Write a model's weights as steps read them, to a folder that every command maps in seconds."""
+    with one_line_errors():
+        check_model(model)
+        check_quantize(model, output, form, calibration, head, verify)
+    from speccompile.cli import quantize
+
+    if output is None:
+        quantize.verify(model)
+    else:
+        quantize.run(model, output, form, calibration, head)
 
 
 @weights.command("calibrate")

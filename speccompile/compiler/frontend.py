@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from transformers import PreTrainedModel
 
 from speccompile.compiler.config import BuildConfig
@@ -72,10 +73,12 @@ def build_stages(
     kind: Kind | None = None,
     storage: Storage | None = None,
     freed: FreedOriginals | None = None,
+    packed: Callable[[torch.Tensor], None] | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
     ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``freed`` receives the packed weights.
+    ``packed`` is called with each of the model's weights when it was packed.
     """
     started = time.perf_counter()
     storage = CacheFolder() if storage is None else storage
@@ -119,7 +122,7 @@ def build_stages(
         probe = Probe.of(model, info, arena, reach_of(observed, arena))
         freed.release_unread()
     importance = None if config.calibration is None else config.calibration.importance
-    packs = WeightPacks(config.weights, freed, all_names(model), config.quantized, importance)
+    packs = WeightPacks(config.weights, freed, all_names(model), config.quantized, importance, packed)
     if drafter is not None:
         packs.followers.append(drafter.packs)
     note = "exported" if known is None else "read from the store"

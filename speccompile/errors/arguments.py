@@ -135,6 +135,15 @@ class DeviceMemoryFull(UserError):
     )
 
 
+class HostMemoryFull(UserError):
+    """The machine has less free memory than weights need."""
+
+    template = (
+        "this machine does not have enough memory for {what}: {needed} are needed, and {free} of its {total} are free. "
+        "End other programs, or choose a smaller model or a smaller form of weights."
+    )
+
+
 class UnknownAcceptance(UserError):
     """No acceptance rule is registered under that name."""
 

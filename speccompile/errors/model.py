@@ -33,8 +33,8 @@ class OriginalsFreed(UserError):
     """Plain weights are needed, but ``wrap`` has packed the weights of this model."""
 
     template = (
-        "the weights of this model were packed by wrap (free_originals=True, or weights of a quantised checkpoint), "
-        "and no other copy exists: {what}. Load the model again."
+        "the weights of this model are packed (by wrap with free_originals=True, or they are those of a quantised "
+        "checkpoint or a packed folder), and no other copy exists: {what}. Load the model that was packed."
     )
 
 

@@ -73,7 +73,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
     if originals_freed(model):
         raise OriginalsFreed(what="it cannot be wrapped again")
     if is_quantized(model):
-        raise OriginalsFreed(what="it can be wrapped again only with weights=QuantizedWeights(...) of all of them")
+        raise OriginalsFreed(what="this needs the model's own values")
     _check_dense(model, name)
     _check_scales_were_read(model, name)
     tensors = [*model.parameters(), *model.buffers()]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, TypeVar
 
@@ -24,6 +24,7 @@ from speccompile.modes.mtp.save import ARCHITECTURE
 from speccompile.modes.network.draft_models import draft_config
 from speccompile.modes.network.head_kinds import is_medusa
 from speccompile.modes.prediction import Prediction
+from speccompile.quantized.packed_manifest import packed_head
 from speccompile.utils.mode_names import AUTO
 
 #: The largest number of slots for which suffix tries are chosen: the CPU reads them row by row, while n-grams are
@@ -100,8 +101,8 @@ def first_that_works(attempt: Callable[[Failed], T]) -> T:
 
 @dataclass(frozen=True)
 class Auto:
-    """Chooses the first available drafter of this list: the given head or draft; MTP modules in the model's own
-    checkpoint; suffix tries; n-grams.
+    """Chooses the first available drafter of this list: the given head or draft; the head of a packed folder; MTP
+    modules in the model's own checkpoint; suffix tries; n-grams.
 
     If a drafter that was not given cannot be built, the next one is chosen.
 
@@ -148,6 +149,9 @@ class Auto:
             return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
         if self.draft is not None:
             return self._by_draft(draft_len)
+        if (stored := packed_head(model.config.name_or_path or "")) is not None:
+            choice = replace(self, draft=stored)._by_draft(draft_len)
+            return replace(choice, reason="the model's folder has a draft head")
         found, nothing = _by_modules(model, modes, draft_len, failed or {})
         return found or _by_text(slots, native, nothing, failed or {})
 

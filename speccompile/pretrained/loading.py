@@ -15,9 +15,11 @@ from speccompile.errors import InvalidOption, PretrainedError, SpecCompileError,
 from speccompile.pretrained.folders import config_folder, whole_folder
 from speccompile.pretrained.gguf import check_gguf_packages, forget_quantization, without_gguf_bar
 from speccompile.pretrained.moving import move_to
+from speccompile.pretrained.packed import load_mapped
 from speccompile.pretrained.smollm2 import fetch_smollm2
 from speccompile.quantized.float8 import is_float8
 from speccompile.quantized.models import load_dequantized, load_float8, load_without_weights
+from speccompile.quantized.packed_manifest import is_packed
 from speccompile.quantized.reading import READERS, has_reader
 from speccompile.quantized.refused import refuse
 from speccompile.quantized.source import TensorSource
@@ -49,28 +51,32 @@ def load(
     dtype: torch.dtype | str = "auto",
     ranks: int = 1,
     device: torch.device | str | None = None,
+    verify: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """Load a causal language model, in eval mode, and its tokenizer. If it also reads images, only text is used.
 
     Args:
         name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Quantised weights that are FP8, or that
-            :func:`load_quantized` reads, are dequantised.
+            :func:`load_quantized` reads, are dequantised. Weights of a folder of :func:`speccompile.quantize` are
+            mapped from its files, and ``wrap`` uses them as they are.
         dtype: of the weights. ``"auto"`` is the dtype of the checkpoint, and float32 for integers.
         ranks: number of processes, each of which loads its part: ``torchrun --nproc-per-node 2``.
         device: for the weights, such as ``"cuda"``. None is the CPU; with several ``ranks`` transformers chooses.
+        verify: of a folder of :func:`speccompile.quantize`: whether each tensor is compared with its SHA-256. Sizes,
+            headers and the other files always are.
 
     Raises:
         PretrainedError: the model does not exist, cannot be loaded, or needs a package that is not installed.
         UnsupportedCheckpoint: the weights have a quantisation format that cannot be read.
         DamagedCheckpoint: a file is missing, cut off, or does not match its format.
         InvalidOption: the checkpoint is quantised, and ``ranks`` is larger than 1.
-        DeviceMemoryFull: the device has not enough free memory for the weights.
+        DeviceMemoryFull, HostMemoryFull: the device, or the machine, has not enough free memory for the weights.
     """
     check_tokenizer(name_or_path)
     check_model_name(name_or_path)
     if is_hub_id(name_or_path):
         check_hub_tokenizer(name_or_path)
-    model = load_model(name_or_path, dtype=dtype, ranks=ranks, device=device)
+    model = load_model(name_or_path, dtype=dtype, ranks=ranks, device=device, verify=verify)
     return model, load_tokenizer(name_or_path)
 
 
@@ -96,10 +102,16 @@ def load_model(
     dtype: torch.dtype | str = "auto",
     ranks: int = 1,
     device: torch.device | str | None = None,
+    verify: bool = False,
 ) -> PreTrainedModel:
     """Load the model without its tokenizer, which may be missing. Arguments and errors are those of :func:`load`."""
     check_model_name(name_or_path)
     with task(f"load {name_or_path}"):
+        if is_packed(name_or_path):
+            return load_mapped(name_or_path, dtype=dtype, ranks=ranks, device=device, verify=verify)
+        if verify:
+            reason = "only folders that speccompile.quantize wrote have hashes of their tensors; leave it out"
+            raise InvalidOption(where="load", name="verify", value=verify, reason=reason)
         model = _loaded(name_or_path, dtype, ranks)
         if device is not None:
             move_to(model, torch.device(device))

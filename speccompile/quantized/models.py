@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.float8 import ROUNDING, open_float8
+from speccompile.quantized.packed_folder import PackedFolder
 from speccompile.quantized.reading import open_checkpoint, plain_config
 from speccompile.quantized.source import TensorSource
 from speccompile.quantized.undeclared import check_scales
@@ -35,7 +37,7 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
             tensor for all experts), or if the checkpoint lacks tensors of the model.
     """
     checkpoint = open_checkpoint(path)
-    skeleton = _skeleton_with(checkpoint)
+    skeleton = _skeleton_with(checkpoint.config, checkpoint.weights, checkpoint.source)
     weights = {name: weight.dequantize() for name, weight in checkpoint.weights.items()}
     for name, weight in weights.items():
         if weight.shape != (wanted := skeleton.get_parameter(name).shape):
@@ -80,15 +82,40 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     Arguments and errors are those of :func:`load_dequantized`.
     """
     checkpoint = open_checkpoint(path)
-    skeleton = _skeleton_with(checkpoint)
-    # Expanded from one element each: transformers needs tensors of these shapes while it loads the others.
-    stand_ins = {name: torch.zeros(()).expand(skeleton.get_parameter(name).shape) for name in checkpoint.weights}
-    model = _load(checkpoint, type(skeleton), stand_ins)
+    skeleton = _skeleton_with(checkpoint.config, checkpoint.weights, checkpoint.source)
+    model = _load(checkpoint, type(skeleton), _substitutes(skeleton, checkpoint.weights, torch.float32))
+    _move_to_meta(model, checkpoint.weights)
+    return model, checkpoint.weights
+
+
+def load_packed(folder: Path) -> tuple[PreTrainedModel, PackedFolder]:
+    """Load a model whose packed weights are on the meta device, and return the open folder, which has them.
+
+    Raises:
+        DamagedCheckpoint, UnsupportedCheckpoint: those of :class:`~speccompile.quantized.packed_folder.PackedFolder`;
+            also if transformers' model has other tensors than the folder.
+    """
+    packed = PackedFolder(folder)
+    config, dtype = plain_config(folder), getattr(torch, packed.manifest.dtype)
+    skeleton = _skeleton_with(config, packed.weights, packed.source)
+    state = _substitutes(skeleton, packed.weights, dtype) | dict(packed.others)
+    model, found = _from_tensors(type(skeleton), config, state, dtype, packed.source)
+    _check_all(found, ("missing_keys", "mismatched_keys", "unexpected_keys"), type(model), packed.source)
+    _move_to_meta(model, packed.weights)
+    return model, packed
+
+
+def _substitutes(skeleton: PreTrainedModel, names: Iterable[str], dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    """Tensors of the parameters' shapes, which transformers needs while it loads the others. Each is expanded from one
+    element."""
+    return {name: torch.zeros((), dtype=dtype).expand(skeleton.get_parameter(name).shape) for name in names}
+
+
+def _move_to_meta(model: PreTrainedModel, names: Iterable[str]) -> None:
     owners = owners_by_parameter(model)
-    for parameter in {id(found): found for found in map(model.get_parameter, stand_ins)}.values():
+    for parameter in {id(found): found for found in map(model.get_parameter, names)}.values():
         meta = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
         put_parameter(owners[id(parameter)], nn.Parameter(meta, requires_grad=False))
-    return model, checkpoint.weights
 
 
 def _skeleton(config: PretrainedConfig, source: TensorSource) -> PreTrainedModel:
@@ -102,13 +129,13 @@ def _skeleton(config: PretrainedConfig, source: TensorSource) -> PreTrainedModel
     return model
 
 
-def _skeleton_with(checkpoint: Checkpoint) -> PreTrainedModel:
-    """Build the model on the meta device, and check that each quantised weight is one of its parameters."""
-    model = _skeleton(checkpoint.config, checkpoint.source)
+def _skeleton_with(config: PretrainedConfig, weights: Iterable[str], source: TensorSource) -> PreTrainedModel:
+    """Build the model on the meta device, and check that each of ``weights`` is one of its parameters."""
+    model = _skeleton(config, source)
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    if absent := sorted(checkpoint.weights.keys() - names):
+    if absent := sorted(set(weights) - names):
         reason = f"a {type(model).__name__} of transformers has no parameter {absent[0]} (it has one for all experts)"
-        raise checkpoint.source.unsupported(reason)
+        raise source.unsupported(reason)
     return model
 
 

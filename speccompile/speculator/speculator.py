@@ -15,6 +15,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 from speccompile.adapters.peft_source import read_adapter
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
+from speccompile.compiler.save_weights import save_weights
 from speccompile.errors import InvalidOption
 from speccompile.graph.keys import DRAWING
 from speccompile.runtime.check import CheckReport, Reference, check_texts
@@ -31,6 +32,7 @@ from speccompile.utils.options import flag
 
 if TYPE_CHECKING:
     from peft import PeftModel
+    from transformers import PreTrainedTokenizerBase
 
 
 class Speculator(Generation, Inspection, ModelInterface):
@@ -259,6 +261,32 @@ class Speculator(Generation, Inspection, ModelInterface):
         check_savable(path, target.model, given)
         files = saved_files(target.model, self._build, self._config.backend, engine.table.built)
         write_package(path, make_manifest(target.model, given, engine.arena.layout.tensors, files), files)
+
+    def save_weights(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        head: str | os.PathLike[str] | None = None,
+    ) -> None:
+        """Write the rounded weights of the target, as steps read them, with its configuration, to a new folder that
+        :func:`speccompile.pretrained.load` maps. :func:`speccompile.quantize` writes the same without a wrap.
+
+        Args:
+            folder: a new folder; the folder that it is in must exist.
+            tokenizer: is written too. Commands need it.
+            head: folder of a draft head, which is copied; mode ``auto`` uses it.
+
+        Raises:
+            CannotSave: no weight is rounded, the model is on a GPU or sharded, or an adapter is in its layers.
+            InvalidOption: ``folder`` contains files.
+            OSError: the disk is full or cannot be written.
+        """
+        _, target = self._open()
+        self._refuse_sharded("save_weights()", "each rank has only the weights of its part")
+        assert self._build is not None
+        head = None if head is None else Path(head)
+        save_weights(Path(folder), target.model, self._build.packs, tokenizer=tokenizer, head=head)
 
 
 # transformers' pipelines log an error for a class that is not registered as a causal LM.

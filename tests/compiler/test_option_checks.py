@@ -96,7 +96,7 @@ def test_a_sharded_model_saves_no_hidden_states() -> None:
 
 def test_quantised_weights_are_not_freed(model: LlamaForCausalLM) -> None:
     """The model's own values of them are released without that option."""
-    options = WrapOptions(weights=QuantizedPacks(quantized(model, "Q8_0")), free_originals=True)
+    options = WrapOptions(weights=QuantizedPacks.of_weights(quantized(model, "Q8_0")), free_originals=True)
     reason = "the model's own values of the Q8_0 weights are released without it"
     with raises(FreeOriginalsUnavailable, reason=reason, advice="; there is one copy of them then, too"):
         check_weights(options, CPP_OPS, "eager", inspect_model(model))

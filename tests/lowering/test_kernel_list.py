@@ -197,7 +197,7 @@ def test_a_rounded_drafter_as_cuda_would_take_it(monkeypatch: pytest.MonkeyPatch
 
 def test_a_checkpoints_integers_are_refused_off_the_cpu() -> None:
     weight = GroupedWeight(torch.zeros(64, 64, dtype=torch.int8), 8, torch.ones(64, 2), None, 32)
-    packs = QuantizedPacks(QuantizedWeights({"model.layers.0.self_attn.q_proj.weight": weight}, "Q8_0"))
+    packs = QuantizedPacks.of_weights(QuantizedWeights({"model.layers.0.self_attn.q_proj.weight": weight}, "Q8_0"))
     on_cuda = ModelInfo("Llama", 2, 128, 64, torch.float32, torch.device("cuda"))
     with raises(InvalidOption, name="weights", reason=re.compile("only run on a CPU, and the model is on cuda")):
         check_weights(WrapOptions(weights=packs), ON_CUDA, "eager", on_cuda)

@@ -75,6 +75,12 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "UnsupportedModel": {"model": "BertModel", "reason": "it has no lm_head"},
     "CannotBeTiny": {"family": "llama", "reason": "hidden_size must divide by the heads"},
     "UnknownFamily": {"version": "5.23.0", "names": "lama", "advice": "Did you mean llama?"},
+    "HostMemoryFull": {
+        "what": "the packed weights of qwen3-4b-int4",
+        "needed": "2.3 GiB",
+        "free": "1.6 GiB",
+        "total": "15.5 GiB",
+    },
     "InvalidAdapter": {"name": "legal", "source": "adapters/legal", "reason": "its rank is 64"},
     "UnknownAdapter": {"name": "legal", "loaded": "medical"},
     "AdapterRemoved": {"name": "legal"},

@@ -81,7 +81,8 @@ class WeightPacks:
 
     With ``freed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
     same ones, and then the packs are. ``names`` are all names of a weight by each of them, where it has several.
-    ``quantized`` are packed already. ``importance`` is that of a calibration, by a name of the weight.
+    ``quantized`` are packed already. ``importance`` is that of a calibration, by a name of the weight. ``packed`` is
+    called with each weight that was packed.
     """
 
     def __init__(
@@ -91,6 +92,7 @@ class WeightPacks:
         names: Mapping[str, Sequence[str]] | None = None,
         quantized: QuantizedPacks | None = None,
         importance: Mapping[str, torch.Tensor] | None = None,
+        packed: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
         self.forms = WeightForms() if forms is None else forms
         self.freed = freed
@@ -100,6 +102,7 @@ class WeightPacks:
         self.tables: dict[str, tuple[int, int]] = {}
         self._names = {} if names is None else names
         self._importance = importance
+        self._packed = packed
         self._packs: dict[str, Pack] = {}
         #: Names of ``forms`` that decided on a weight.
         self._keys_used: set[str] = set()
@@ -131,6 +134,8 @@ class WeightPacks:
                 is_table,
                 importance=importance,
             )
+            if self._packed is not None:
+                self._packed(weight)
         return self._packs[path]
 
     def form_of(self, path: str, *, of_vocabulary: bool) -> Form:

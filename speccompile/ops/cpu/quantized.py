@@ -13,12 +13,14 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from speccompile.errors import InvalidOption, OriginalsFreed
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.ops.cpu.packing import Pack
+from speccompile.quantized.packed_weight import PackedWeight, PackedWeights
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 from speccompile.utils.memory import release_file_pages, trim_heap
 from speccompile.utils.parameters import Owners, owners_by_parameter, put_parameter
-from speccompile.utils.weight_forms import QuantizedForms
+from speccompile.utils.weight_forms import Forms, QuantizedForms, Weights
 
 #: Functions with which a forward reads a weight.
 _READERS = frozenset((F.linear, F.embedding, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
@@ -84,19 +86,40 @@ class QuantizedPacks(QuantizedForms):
     :meth:`install` is called.
 
     Args:
+        format: of the checkpoint.
         weights: by names of the model's parameters. Each one is looked up once, when it is packed.
+        packs: those that exist already, by the same names.
+        others: the forms of all other weights.
     """
 
-    def __init__(self, weights: QuantizedWeights) -> None:
-        self.format, self.others = weights.format, weights.others
-        self._weights: QuantizedWeights | None = weights
-        self._names = tuple(weights)
-        self._packs: dict[str, Pack] = {}
+    def __init__(
+        self,
+        format: str,
+        weights: Mapping[str, GroupedWeight] | Mapping[str, PackedWeight],
+        packs: Mapping[str, Pack],
+        others: Forms = "same",
+    ) -> None:
+        self.format, self.others = format, others
+        self._weights: Mapping[str, GroupedWeight] | Mapping[str, PackedWeight] = weights
+        self._names = (*weights, *packs)
+        self._packs: dict[str, Pack] = dict(packs)
         #: By the address of the element that stands for all of a parameter. Packs hold it, so it stays theirs.
-        self._by_address: dict[int, Pack] = {}
+        self._by_address = {pack.weight.data_ptr(): pack for pack in packs.values() if pack.weight is not None}
         self._orders: dict[bytes, torch.Tensor] = {}
         self._taken: dict[str, _Original] = {}
         self._handles: list[Any] = []
+
+    @staticmethod
+    def of_weights(weights: QuantizedWeights | PackedWeights) -> QuantizedPacks:
+        """Those of a checkpoint."""
+        return QuantizedPacks(weights.format, weights, {}, weights.others)
+
+    @staticmethod
+    def of_model(model: nn.Module) -> QuantizedPacks:
+        """The packs that stand for weights of ``model`` since it was loaded, or since an earlier wrap."""
+        named = model.named_parameters()
+        packs = {name: parameter.pack for name, parameter in named if isinstance(parameter, QuantizedParameter)}
+        return QuantizedPacks(next(iter(packs.values())).format, {}, packs)
 
     def __repr__(self) -> str:
         return f"<{len(self._names)} quantised weights, {self.format}>"
@@ -155,7 +178,7 @@ class QuantizedPacks(QuantizedForms):
                 # Freed memory goes back at once: there never are two copies.
                 trim_heap()
         # All of them are packed: what they were read from can be freed.
-        self._weights = None
+        self._weights = {}
 
     def seal(self) -> None:
         """The wrap is built: let the model refuse to read the weights, and have their values in its state dict."""
@@ -184,14 +207,16 @@ class QuantizedPacks(QuantizedForms):
         self._taken.clear()
 
     def _packed(self, name: str, taken: _Original) -> Pack:
-        assert self._weights is not None
-        weight: GroupedWeight = self._weights[name]
+        weight = self._weights[name]
         wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
         if weight.shape != wanted:
             raise self._refusal(f"{name} is {list(weight.shape)}, and must be {list(wanted)}, as in the model")
         if weight.order is not None and any(isinstance(module, nn.Embedding) for module, _ in taken.owners):
             raise self._refusal(f"{name} has an order of inputs, and must not, since it is an embedding's")
-        form, tensors = pack_grouped(weight)
+        if isinstance(weight, GroupedWeight):
+            form, tensors = pack_grouped(weight)
+        else:
+            form, tensors = FORMS[weight.form], weight.tensors
         element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(wanted)
         pack = Pack(form, tensors, *wanted, element, format=self.format)
         if weight.order is not None:
@@ -202,6 +227,26 @@ class QuantizedPacks(QuantizedForms):
 
     def _refusal(self, reason: str) -> InvalidOption:
         return InvalidOption(where="wrap", name="weights", value=self, reason=reason)
+
+
+def packs_for(model: nn.Module, weights: Weights) -> QuantizedPacks | None:
+    """The packs of a wrap of ``model`` with the option ``weights``: those of a quantised checkpoint, or those that the
+    model has already. None: the model's own weights are packed.
+
+    Raises:
+        InvalidOption: the weights of the model are packed, and the option would round them.
+    """
+    if isinstance(weights, QuantizedPacks):
+        return weights
+    if isinstance(weights, QuantizedWeights | PackedWeights):
+        return QuantizedPacks.of_weights(weights)
+    if not is_quantized(model):
+        return None
+    packs = QuantizedPacks.of_model(model)
+    if weights != "same":
+        reason = f"the model's weights are packed already ({packs.format}), and are not rounded again; leave it out"
+        raise InvalidOption(where="wrap", name="weights", value=weights, reason=reason)
+    return packs
 
 
 @contextlib.contextmanager

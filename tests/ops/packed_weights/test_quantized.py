@@ -195,13 +195,17 @@ def test_the_models_own_forward_is_refused_and_its_state_is_dequantised(tmp_path
     assert target_id(model) == target_id(floats) and spec.target_id == target_id(floats, "GPTQ")
 
 
-def test_a_model_can_be_wrapped_again_with_quantised_weights_alone() -> None:
+def test_a_model_with_quantised_weights_can_be_wrapped_again() -> None:
     model = wide_llama()
     weights = quantized(model, "Q8_0")
     first = plain(model, weights=weights)
     text = first.generate(PROMPTS[:1], max_new_tokens=LENGTH)
-    with raises(OriginalsFreed, what=re.compile("wrapped again only with weights=QuantizedWeights")):
-        plain(model)
+    with plain(model) as shared:
+        assert torch.equal(shared.generate(PROMPTS[:1], max_new_tokens=LENGTH), text)
+        packs = (spec._build.packs for spec in (first, shared) if spec._build is not None)
+        assert len({next(iter(each)).tensors[0].data_ptr() for each in packs}) == 1
+    with raises(InvalidOption, name="weights", reason=re.compile("packed already")):
+        plain(model, weights="int4")
     # What was refused leaves the first one as it was.
     with raises(InvalidOption, name="weights"):
         plain(model, weights=QuantizedWeights({"lm_head": weights["lm_head.weight"]}, "Q8_0"))

@@ -1,0 +1,71 @@
+"""``quantize``: the packed weights of a model in a folder, without building its steps."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from speccompile.calibration.calibration import Calibration
+from speccompile.compiler.frontend import build_stages
+from speccompile.compiler.options import WrapOptions
+from speccompile.compiler.plan import make_plan
+from speccompile.compiler.save_weights import save_weights
+from speccompile.errors import InvalidOption
+from speccompile.graph_capture.adapters import inner_model
+from speccompile.ops.cpu.quantized import packs_for, quantizing
+from speccompile.ops.cpu.rounded import check_kernels
+from speccompile.quantized.packed_writer import check_output
+from speccompile.utils.build_lock import one_build
+from speccompile.utils.memory import release_file_pages
+from speccompile.utils.progress import Progress, listening
+from speccompile.utils.weight_forms import WeightForms, Weights
+
+
+def quantize(
+    model: PreTrainedModel,
+    folder: str | os.PathLike[str],
+    *,
+    weights: Weights = "int4",
+    calibration: Calibration | str | Path | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    head: str | os.PathLike[str] | None = None,
+    progress: Progress | None = None,
+) -> None:
+    """Write the weights of ``model`` in the layout that steps read, with its configuration, as a folder that
+    :func:`speccompile.pretrained.load` maps. ``wrap(model, weights=...)`` of the same form has the same bits.
+
+    Pages of the files that ``model`` was read from are released when a weight is packed.
+
+    Args:
+        model: a causal LM on the CPU, as ``wrap`` accepts it.
+        folder: a new folder; the folder that it is in must exist.
+        weights: as for ``wrap``. At least one weight must be rounded.
+        calibration: as for ``wrap``.
+        tokenizer: is written too. Commands need it.
+        head: folder of a draft head, which is copied; mode ``auto`` uses it.
+        progress: as for ``wrap``.
+
+    Raises:
+        InvalidOption: an option is not valid, or ``folder`` contains files.
+        CannotSave: the model is on a GPU, or an adapter is in its layers.
+        SpecCompileError: as ``wrap``.
+        OSError: the disk is full or cannot be written.
+    """
+    folder, model = Path(folder), inner_model(model)
+    check_output(folder)
+    packs = packs_for(model, weights)
+    options = WrapOptions(
+        mode="none", tiers=(0,), max_batch=1, weights=weights if packs is None else packs, calibration=calibration
+    )
+    if not WeightForms.of(options.weights).rounds:
+        reason = "it rounds no weight; choose int8 or int4, or write the model with its save_pretrained"
+        raise InvalidOption(where="quantize", name="weights", value=weights, reason=reason)
+    with listening(progress), one_build(), quantizing(model, packs):
+        plan = make_plan(model, options)
+        if packs is not None:
+            packs.install(model)
+        stages = build_stages(model, plan.info, plan.config, packed=release_file_pages)
+        check_kernels(stages.packs)
+        save_weights(folder, model, stages.packs, tokenizer=tokenizer, head=None if head is None else Path(head))

@@ -1,0 +1,58 @@
+"""Weights in the layout that steps read: what a packed folder stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from speccompile.utils.weight_forms import Forms, QuantizedForms
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A weight ``[N, K]`` in the tensors of one form of ``ops/cpu/forms``.
+
+    Args:
+        form: name of the form, such as ``"int4"``.
+        tensors: those of the form, in its order.
+        shape: ``(N, K)``.
+        order: int64 ``[K]``, the input that each column is multiplied with; None means their own order.
+    """
+
+    form: str
+    tensors: tuple[torch.Tensor, ...]
+    shape: tuple[int, int]
+    order: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+class PackedWeights(QuantizedForms, Mapping[str, PackedWeight]):
+    """Packed weights by the names of the Hugging Face model's parameters.
+
+    Args:
+        weights: by name. The mapping may map a file at each lookup: each weight is looked up once.
+        format: what was packed, for ``explain()``: ``"packed int4"``.
+    """
+
+    def __init__(self, weights: Mapping[str, PackedWeight], format: str) -> None:
+        self._weights = weights
+        self.format = format
+        self.others: Forms = "same"
+
+    def __getitem__(self, name: str) -> PackedWeight:
+        return self._weights[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weights)
+
+    def __len__(self) -> int:
+        return len(self._weights)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} packed weights, {self.format}>"
