@@ -35,8 +35,8 @@ ALLOWED = {
     "ranks": "graph ops lowering",
     "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
     "compiler": (
-        "quantized graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies modes "
-        "lowering ranks runtime"
+        "quantized graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies "
+        "modes lowering ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": (
