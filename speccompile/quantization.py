@@ -14,8 +14,9 @@ from speccompile.compiler.plan import make_plan
 from speccompile.compiler.save_weights import save_weights
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
+from speccompile.ops.cpu.packing import Pack
 from speccompile.ops.cpu.quantized import packs_for, quantizing
-from speccompile.ops.cpu.rounded import check_kernels
+from speccompile.ops.cpu.rounded import check_pack
 from speccompile.quantized.packed_writer import check_output
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.memory import release_file_pages
@@ -66,6 +67,12 @@ def quantize(
         plan = make_plan(model, options)
         if packs is not None:
             packs.install(model)
-        stages = build_stages(model, plan.info, plan.config, packed=release_file_pages)
-        check_kernels(stages.packs)
+        stages = build_stages(model, plan.info, plan.config, packed=_check_and_release)
         save_weights(folder, model, stages.packs, tokenizer=tokenizer, head=None if head is None else Path(head))
+
+
+def _check_and_release(path: str, pack: Pack) -> None:
+    """Check the rounding of a weight while its values are in memory, and release their pages."""
+    check_pack(path, pack)
+    if pack.weight is not None and not pack.format:
+        release_file_pages(pack.weight)

@@ -18,6 +18,7 @@ from speccompile.adapters.own_forward import adapted, trial_adapter
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.determinism import corners, everywhere, prove_deterministic, prove_trees, tree_corners
 from speccompile.compiler.frontend import BuiltStages, build_stages, reach_of
+from speccompile.compiler.recorded_check import RecordedCheck
 from speccompile.compiler.seconds import Seconds
 from speccompile.errors import (
     CaptureError,
@@ -109,7 +110,7 @@ def first_that_passes(
                     freed=attempt.freed,
                 )
             try:
-                lowered, difference = _check(model, info, attempt.config, built, seconds)
+                lowered, difference = _check(model, info, attempt.config, built, storage, seconds)
             except CaptureMismatch as error:
                 _blame_pass(model, info, attempt.config, built, error)
                 raise
@@ -204,7 +205,12 @@ def reference(graph: StepGraph) -> Callable[..., Any]:
 
 
 def _check(
-    model: PreTrainedModel, info: ModelInfo, config: BuildConfig, built: BuiltStages, seconds: Seconds
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    built: BuiltStages,
+    storage: Storage,
+    seconds: Seconds,
 ) -> tuple[Callable[..., Any], float]:
     """Lower the outlined model, and compare it and the drafter with the modules that they were captured from."""
     outlined = built.model.last.graph
@@ -217,6 +223,27 @@ def _check(
             raise
         _settle(config, outlined)
 
+    recorded = RecordedCheck.of(model, config, built, storage)
+    difference = recorded.read()
+    if difference is None:
+        difference = _compare(model, info, config, built, lowered, seconds)
+        recorded.write(difference)
+    if built.drafter is not None:
+        with seconds.of("capture check"):
+            built.drafter.check(config, built.arena)
+    return lowered, difference
+
+
+def _compare(
+    model: PreTrainedModel,
+    info: ModelInfo,
+    config: BuildConfig,
+    built: BuiltStages,
+    lowered: Callable[..., Any],
+    seconds: Seconds,
+) -> float:
+    """The largest difference between logits of ``lowered`` and of the model."""
+    outlined = built.model.last.graph
     reach = reach_of(built.observed, built.arena)
     with (
         task("check the captured graph against the model"),
@@ -230,10 +257,7 @@ def _check(
                 own = check_capture(model, info, outlined, built.arena, lowered, reference, reach)
             difference = max(difference, own)
     check_kernels(built.packs)
-    if built.drafter is not None:
-        with seconds.of("capture check"):
-            built.drafter.check(config, built.arena)
-    return lowered, difference
+    return difference
 
 
 def _settle(config: BuildConfig, graph: StepGraph) -> None:

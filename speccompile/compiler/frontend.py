@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import torch
 from transformers import PreTrainedModel
 
 from speccompile.compiler.config import BuildConfig
@@ -31,7 +30,7 @@ from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.free_originals import FreedOriginals
-from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.ops.cpu.packing import Pack, WeightPacks
 from speccompile.ops.cpu.rounded import reading_packs
 from speccompile.passes.target.choose_experts import has_experts
 from speccompile.runtime.target import addresses_in_use
@@ -73,12 +72,12 @@ def build_stages(
     kind: Kind | None = None,
     storage: Storage | None = None,
     freed: FreedOriginals | None = None,
-    packed: Callable[[torch.Tensor], None] | None = None,
+    packed: Callable[[str, Pack], None] | None = None,
 ) -> BuiltStages:
     """Capture (or read a stored capture, if ``stored``) and run all passes; nothing is lowered or checked.
 
     ``kind`` None is ``config.kind``; ``storage`` None is the cache folder. ``freed`` receives the packed weights.
-    ``packed`` is called with each of the model's weights when it was packed.
+    ``packed`` is called with the name and the pack of each weight that was packed.
     """
     started = time.perf_counter()
     storage = CacheFolder() if storage is None else storage

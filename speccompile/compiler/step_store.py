@@ -109,7 +109,7 @@ class StepMaker:
             passes = [self._key_of_users(item) if item.is_users else stable_key(item) for item in pipeline.passes]
         except NoStableKey:
             return None
-        parts = [self._start, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]
+        parts = [self.model_key, json.dumps(passes), repr(sorted(pipeline.goals)), pipeline.tier]
         return f"steps/{digest(chr(10).join(parts))[:32]}.json"
 
     def _key_of_users(self, item: Pass) -> Any:
@@ -127,7 +127,7 @@ class StepMaker:
         return {**({} if drafter is None else drafter.ports), **self._outlined.ports}
 
     @functools.cached_property
-    def _start(self) -> str:
+    def model_key(self) -> str:
         """Digest of the code, and of everything in the outlined model and the drafter that passes can read."""
         drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
         processors = [(item.name, state_of(item), item.whole) for item in all_processors(self._outlined.layout.tensors)]

@@ -166,7 +166,12 @@ def _is_derived(module: nn.Module, name: str) -> bool:
 
 
 def _parts(module: nn.Module, info: ModelInfo) -> list[str]:
-    parameters = [(name, tuple(p.shape), p.dtype) for name, p in module.named_parameters(remove_duplicate=False)]
+    # A tied parameter has the first of its names, too: a configuration may tie what a checkpoint has apart.
+    first: dict[int, str] = {}
+    parameters = [
+        (name, first.setdefault(id(parameter), name), tuple(parameter.shape), parameter.dtype)
+        for name, parameter in module.named_parameters(remove_duplicate=False)
+    ]
     buffers = [(name, tuple(b.shape), b.dtype) for name, b in module.named_buffers()]
     versions = [torch.__version__, transformers.__version__]
     return [*versions, repr(info), str(module), repr(parameters), repr(buffers)]

@@ -44,7 +44,7 @@ class PackedFolder:
     def weights(self) -> PackedWeights:
         """The packed weights. Each is mapped when it is looked up."""
         readers = {name: partial(self._weight, stored) for name, stored in self.manifest.weights.items()}
-        return PackedWeights(OnLookup(readers), self.manifest.format)
+        return PackedWeights(OnLookup(readers), self.manifest.format, self.manifest.digest)
 
     @property
     def others(self) -> Mapping[str, torch.Tensor]:

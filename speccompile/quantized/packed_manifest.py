@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -70,8 +71,16 @@ class Manifest:
 
     def to_json(self) -> str:
         """Return the text of the file, with a hash of the text itself."""
-        fields = {"version": VERSION, **asdict(self)}
-        return json.dumps({**fields, "sha256": _digest(fields)}, indent=1)
+        return json.dumps({**self._fields, "sha256": self.digest}, indent=1)
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of all contents of the folder."""
+        return _digest(self._fields)
+
+    @property
+    def _fields(self) -> dict[str, Any]:
+        return {"version": VERSION, **asdict(self)}
 
 
 def is_packed(folder: str | Path) -> bool:

@@ -38,11 +38,12 @@ class PackedWeights(QuantizedForms, Mapping[str, PackedWeight]):
     Args:
         weights: by name. The mapping may map a file at each lookup: each weight is looked up once.
         format: what was packed, for ``explain()``: ``"packed int4"``.
+        folder: hash of the packed folder that has all weights of the model.
     """
 
-    def __init__(self, weights: Mapping[str, PackedWeight], format: str) -> None:
+    def __init__(self, weights: Mapping[str, PackedWeight], format: str, folder: str) -> None:
         self._weights = weights
-        self.format = format
+        self.format, self.folder = format, folder
         self.others: Forms = "same"
 
     def __getitem__(self, name: str) -> PackedWeight:

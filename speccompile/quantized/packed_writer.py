@@ -124,9 +124,14 @@ def _write_configuration(folder: Path, model: PreTrainedModel, tokenizer: PreTra
     # The weights are not those of the quantised checkpoint that the model was read from.
     path = folder / CONFIG
     config = json.loads(path.read_text(encoding="utf-8"))
+    inputs, outputs = model.get_input_embeddings(), model.get_output_embeddings()
+    tied = outputs is not None and outputs.weight is inputs.weight
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for name in CONFIG_NAMES:
             part.pop(name, None)
+        # transformers leaves weights apart that differ in a checkpoint, and keeps what the config says.
+        if "tie_word_embeddings" in part:
+            part["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")
 
 

@@ -18,7 +18,7 @@ from speccompile.errors import Degraded
 from speccompile.utils.paths import cache_dir
 from speccompile.utils.warn import warn_caller
 
-FOLDERS = ("captures", "compiled", "steps")
+FOLDERS = ("captures", "checks", "compiled", "steps")
 #: Unread files are deleted after this time.
 RETENTION_SECONDS = 60 * 24 * 3600
 #: Time between two searches for unread files. A search over thousands of files is slower than a small model's wrap.

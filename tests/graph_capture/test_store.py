@@ -126,6 +126,12 @@ def test_another_model_has_another_capture(model: LlamaForCausalLM, kept: Kept) 
         assert store_of(other).load() is None
 
 
+def test_a_model_with_tied_weights_has_another_capture_than_one_with_the_same_configuration() -> None:
+    tied, apart = tiny_llama(layers=1, tie=True), tiny_llama(layers=1, tie=True)
+    apart.lm_head.weight = torch.nn.Parameter(apart.lm_head.weight.detach().clone())
+    assert store_of(tied).name != store_of(apart).name
+
+
 def test_a_damaged_file_is_no_capture(model: LlamaForCausalLM, kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
     path = CacheFolder().path(store_of(model).name)
     text = path.read_text()

@@ -82,7 +82,7 @@ class WeightPacks:
     With ``freed`` they are to become the model's own. ``followers`` are packs of a drafter, whose weights may be the
     same ones, and then the packs are. ``names`` are all names of a weight by each of them, where it has several.
     ``quantized`` are packed already. ``importance`` is that of a calibration, by a name of the weight. ``packed`` is
-    called with each weight that was packed.
+    called with the name and the pack of each weight that was packed.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class WeightPacks:
         names: Mapping[str, Sequence[str]] | None = None,
         quantized: QuantizedPacks | None = None,
         importance: Mapping[str, torch.Tensor] | None = None,
-        packed: Callable[[torch.Tensor], None] | None = None,
+        packed: Callable[[str, Pack], None] | None = None,
     ) -> None:
         self.forms = WeightForms() if forms is None else forms
         self.freed = freed
@@ -135,7 +135,7 @@ class WeightPacks:
                 importance=importance,
             )
             if self._packed is not None:
-                self._packed(weight)
+                self._packed(path, self._packs[path])
         return self._packs[path]
 
     def form_of(self, path: str, *, of_vocabulary: bool) -> Form:

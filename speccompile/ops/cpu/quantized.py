@@ -35,6 +35,8 @@ class QuantizedParameter(nn.Parameter):
 
     pack: Pack
     transposed: bool
+    #: Of :class:`QuantizedPacks`.
+    folder: str
 
     @classmethod
     def __torch_function__(
@@ -90,6 +92,7 @@ class QuantizedPacks(QuantizedForms):
         weights: by names of the model's parameters. Each one is looked up once, when it is packed.
         packs: those that exist already, by the same names.
         others: the forms of all other weights.
+        folder: hash of the packed folder that has all weights of the model; empty if they come from elsewhere.
     """
 
     def __init__(
@@ -98,8 +101,9 @@ class QuantizedPacks(QuantizedForms):
         weights: Mapping[str, GroupedWeight] | Mapping[str, PackedWeight],
         packs: Mapping[str, Pack],
         others: Forms = "same",
+        folder: str = "",
     ) -> None:
-        self.format, self.others = format, others
+        self.format, self.others, self.folder = format, others, folder
         self._weights: Mapping[str, GroupedWeight] | Mapping[str, PackedWeight] = weights
         self._names = (*weights, *packs)
         self._packs: dict[str, Pack] = dict(packs)
@@ -112,14 +116,17 @@ class QuantizedPacks(QuantizedForms):
     @staticmethod
     def of_weights(weights: QuantizedWeights | PackedWeights) -> QuantizedPacks:
         """Those of a checkpoint."""
-        return QuantizedPacks(weights.format, weights, {}, weights.others)
+        folder = weights.folder if isinstance(weights, PackedWeights) else ""
+        return QuantizedPacks(weights.format, weights, {}, weights.others, folder)
 
     @staticmethod
     def of_model(model: nn.Module) -> QuantizedPacks:
         """The packs that stand for weights of ``model`` since it was loaded, or since an earlier wrap."""
         named = model.named_parameters()
-        packs = {name: parameter.pack for name, parameter in named if isinstance(parameter, QuantizedParameter)}
-        return QuantizedPacks(next(iter(packs.values())).format, {}, packs)
+        found = {name: parameter for name, parameter in named if isinstance(parameter, QuantizedParameter)}
+        first = next(iter(found.values()))
+        packs = {name: parameter.pack for name, parameter in found.items()}
+        return QuantizedPacks(first.pack.format, {}, packs, folder=first.folder)
 
     def __repr__(self) -> str:
         return f"<{len(self._names)} quantised weights, {self.format}>"
@@ -186,6 +193,7 @@ class QuantizedPacks(QuantizedForms):
             self._handles.pop().remove()
         for taken in self._taken.values():
             taken.parameter.__class__ = QuantizedParameter
+            taken.parameter.folder = self.folder  # type: ignore[attr-defined]
             for module, name in taken.owners:
                 self._handles.append(module.register_state_dict_post_hook(_ValuesInState(name)))
                 self._handles.append(module.register_load_state_dict_pre_hook(_refuse_to_load))

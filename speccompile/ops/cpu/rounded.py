@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from speccompile.errors import LoweringError
 from speccompile.ops.cpu.forms import FORMS, Form
+from speccompile.ops.cpu.forms.base import COLUMNS
 from speccompile.ops.cpu.forms.int8 import quantise
 from speccompile.ops.cpu.free_originals import standing_in
 from speccompile.ops.cpu.packing import Pack, WeightPacks
@@ -24,6 +25,9 @@ KERNEL_TOLERANCE = 1e-4
 
 #: Rounded parts that an input is the sum of, to the last bits of float32: each is less than a 250th of the one before.
 PARTS = 3
+
+#: Outputs of a weight that are unpacked at a time, a multiple of :data:`COLUMNS`.
+CHECKED = 4096
 
 #: ``(x, pack, bias)`` to the product.
 Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
@@ -68,24 +72,40 @@ def check_kernels(packs: WeightPacks) -> None:
     Raises:
         LoweringError: a pack is not its weight, rounded, or the op over it computes something else.
     """
-    generator = torch.Generator().manual_seed(0)
     for path, pack in packs.items():
-        if not pack.form.rounds:
-            continue
-        if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight, pack.tensors):
+        check_pack(path, pack)
+
+
+def check_pack(path: str, pack: Pack) -> None:
+    """Check the rounding of one weight. Some of its outputs are unpacked at a time.
+
+    Raises:
+        LoweringError: as :func:`check_kernels`.
+    """
+    if not pack.form.rounds:
+        return
+    x = torch.randn((2, pack.depth), generator=torch.Generator().manual_seed(0)).to(pack.tensors[0].device)
+    numbers, units = quantise(pack.ordered(x))
+    read = (numbers * units[..., None]).flatten(1)[:, : pack.depth]
+    product = _packed_linear(x, pack, None)
+    differences, sizes = [], []
+    for first in range(0, pack.features, CHECKED):
+        last = min(first + CHECKED, pack.features)
+        part = tuple(tensor[first // COLUMNS : -(-last // COLUMNS)] for tensor in pack.tensors)
+        if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight[first:last], part):
             reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
             raise LoweringError(reason, pack=path)
-        x = torch.randn((2, pack.depth), generator=generator).to(pack.tensors[0].device)
-        numbers, units = quantise(pack.ordered(x))
-        expected = F.linear((numbers * units[..., None]).flatten(1)[:, : pack.depth], pack.unpack())
-        difference = float((_packed_linear(x, pack, None) - expected).abs().max())
-        if not difference <= KERNEL_TOLERANCE * float(expected.abs().max()):
-            raise LoweringError(
-                f"the {pack.form.name} linear over {path} is wrong by {difference:.3g} on this machine; wrap with "
-                "weights='same'",
-                linear=path,
-                difference=difference,
-            )
+        expected = F.linear(read, pack.form.unpack(part, last - first, pack.depth))
+        differences.append((product[:, first:last] - expected).abs().max())
+        sizes.append(expected.abs().max())
+    difference = float(torch.stack(differences).max())
+    if not difference <= KERNEL_TOLERANCE * float(torch.stack(sizes).max()):
+        raise LoweringError(
+            f"the {pack.form.name} linear over {path} is wrong by {difference:.3g} on this machine; wrap with "
+            "weights='same'",
+            linear=path,
+            difference=difference,
+        )
 
 
 def _packed_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:

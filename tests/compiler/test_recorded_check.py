@@ -1,0 +1,78 @@
+"""The capture check of a packed folder runs once, and again for other weights, code or options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import speccompile
+from speccompile import Adapters, pretrained, quantize
+from speccompile.compiler import attempts
+from support.packed_models import wrapped
+from support.tiny import tiny_llama
+
+
+@pytest.fixture
+def folder(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "cache")
+    quantize(tiny_llama(), tmp_path / "folder")
+    return tmp_path / "folder"
+
+
+@pytest.fixture
+def checks(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """One entry for each check that ran."""
+    found: list[int] = []
+    check = attempts.check_capture
+
+    def noted(*arguments: Any) -> float:
+        found.append(1)
+        return check(*arguments)
+
+    monkeypatch.setattr(attempts, "check_capture", noted)
+    yield found
+
+
+def wrap(model: Any, **options: Any) -> str:
+    with wrapped(model, **{"tiers": (0,), "max_batch": 1} | options) as spec:
+        (line,) = [line for line in spec.explain().splitlines() if line.startswith("capture check")]
+        return line
+
+
+def test_it_runs_once_for_a_folder(folder: Path, checks: list[int], tmp_path: Path) -> None:
+    first = wrap(pretrained.load_model(str(folder)))
+    assert len(checks) == 1
+    model = pretrained.load_model(str(folder))
+    assert wrap(model) == first and wrap(model) == first and len(checks) == 1
+    # A longer sequence is another check, and so are adapters and a hook, every time.
+    wrap(model, max_len=90)
+    assert len(checks) == 2
+    for count in (4, 6):
+        wrap(model, adapters=Adapters(count=1))
+        assert len(checks) == count
+    handle = model.model.norm.register_forward_hook(lambda *_: None)
+    wrap(model)
+    handle.remove()
+    assert len(checks) == 7
+    quantize(tiny_llama(seed=1), tmp_path / "other")
+    wrap(pretrained.load_model(str(tmp_path / "other")))
+    assert len(checks) == 8
+
+
+def test_a_failed_check_is_not_recorded(folder: Path, checks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(attempts, "check_kernels", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            wrap(pretrained.load_model(str(folder)))
+    wrap(pretrained.load_model(str(folder)))
+    assert len(checks) == 2
+
+
+def test_it_runs_in_every_other_wrap(folder: Path, checks: list[int]) -> None:
+    model = tiny_llama()
+    for count in (1, 2):
+        speccompile.wrap(model, "none", tiers=(0,), max_len=60, backend="eager", weights="int4").close()
+        assert len(checks) == count
