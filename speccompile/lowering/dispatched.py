@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeGuard
 
 from speccompile.graph.fakes import faking
+from speccompile.ops.define import reference_of
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.utils.torch_private import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     OpOverload,
     TorchDispatchMode,
-    run_kernel,
 )
 
 #: Kinds of the package's kernels: ``triton``, ``c++``, and ``plain`` (an op of the package that consists of torch's
@@ -97,7 +97,11 @@ class _Noting(TorchDispatchMode):
                     self._kernels[f"{op_name(op)}: {launch.kernel.__name__}", "triton"] += 1
                 return
             self._kernels[op_name(op), "plain"] += 1
+            reference = reference_of(op)
+            if reference is None:
+                return
             try:
-                run_kernel(op, args, kwargs)
+                # Not by torch's dispatcher: where the op's library is loaded, it would call C++ with fakes.
+                reference(*args, **kwargs)
             except (DataDependentOutputException, DynamicOutputShapeException):
                 return

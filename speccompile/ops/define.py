@@ -12,13 +12,14 @@ from speccompile.ops.cpu.library import LIBRARIES
 from speccompile.ops.cpu.shims import C_RESULTS, C_TYPES
 from speccompile.ops.in_cpp import IN_BODIES, RECORDED, in_cpp
 from speccompile.ops.on_cuda import register_on_cuda
-from speccompile.utils.torch_private import parse_schema
+from speccompile.utils.torch_private import OpOverload, parse_schema
 
 #: Dispatch key of a reference that runs on any device until a kernel is registered for the device.
 ANY_DEVICE = "CompositeExplicitAutograd"
 
 _TRITON = Path(__file__).with_name("triton")
 _library = torch.library.Library("speccompile", "FRAGMENT")
+_references: dict[str, Callable[..., Any]] = {}
 
 
 def define(
@@ -60,6 +61,7 @@ def define(
     torch.library.register_fake(f"speccompile::{name}", fake or _no_results, lib=_library)
     if reference is not None:
         _library.impl(name, reference, key)
+        _references[name] = reference
     if recorded:
         RECORDED.add(name)
     if cpp is not None:
@@ -69,6 +71,11 @@ def define(
         define(f"native_{schema}", fake, cpp=native, in_bodies=in_bodies, recorded=recorded)
     if cuda is not None:
         register_on_cuda(_library, name, cuda)
+
+
+def reference_of(op: OpOverload) -> Callable[..., Any] | None:
+    """The definition of an op of the package; None if it only has kernels."""
+    return _references.get(op._opname)
 
 
 def _problems(

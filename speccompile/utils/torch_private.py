@@ -117,7 +117,6 @@ __all__ = [
     "persistent_buffers",
     "pick_vec_isa",
     "pytree",
-    "run_kernel",
     "set_timeout",
     "standalone_compile",
     "symbolic_trace",
@@ -148,13 +147,6 @@ def has_modes() -> bool:
     """Whether the calling thread has a mode that receives every op."""
     depth: int = torch._C._len_torch_dispatch_stack()
     return depth > 0
-
-
-def run_kernel(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """Run an op's own kernel for the device of its first tensor, without modes that would replace it."""
-    first = next(item for item in pytree.tree_leaves((args, kwargs)) if isinstance(item, torch.Tensor))
-    key = getattr(torch._C.DispatchKey, first.device.type.upper())
-    return op.redispatch(torch._C.DispatchKeySet(key), *args, **kwargs)
 
 
 def argument_index(op: OpOverload, name: str) -> int:

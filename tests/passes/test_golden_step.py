@@ -1,6 +1,6 @@
 """The printed step of ``ngram``, K=3, over a model of two layers, and what each pass changes in it.
 
-A change of a pass shows in these files. ``python tests/passes/test_golden_step.py`` writes them.
+A change of a pass shows in these files. ``PYTHONPATH=tests python tests/passes/test_golden_step.py`` writes them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from support.plans import planned
 from support.tiny import tiny_llama
 
 GOLDEN = Path(__file__).parent / "golden"
-AGAIN = "if it should, run python tests/passes/test_golden_step.py and commit the difference"
+AGAIN = "if it should, run PYTHONPATH=tests python tests/passes/test_golden_step.py and commit the difference"
 
 
 def stages() -> Stages:

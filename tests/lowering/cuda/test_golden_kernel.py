@@ -21,7 +21,7 @@ from support.inductor_kernels import kernels_in
 GOLDEN = Path(__file__).parent / "golden" / "norm_kernel.txt"
 #: Release of torch whose Inductor wrote it.
 RELEASE = "2.13"
-AGAIN = "if it should, run python tests/lowering/cuda/test_golden_kernel.py and commit the difference"
+AGAIN = "if it should, run PYTHONPATH=tests python tests/lowering/cuda/test_golden_kernel.py and commit the difference"
 
 
 def printed() -> str:
