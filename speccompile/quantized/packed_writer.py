@@ -129,7 +129,7 @@ def _write_configuration(folder: Path, model: PreTrainedModel, tokenizer: PreTra
     for part in (config, *(value for value in config.values() if isinstance(value, dict))):
         for name in CONFIG_NAMES:
             part.pop(name, None)
-        # transformers leaves weights apart that differ in a checkpoint, and keeps what the config says.
+        # transformers leaves weights apart that differ in a checkpoint, and does not change the config.
         if "tie_word_embeddings" in part:
             part["tie_word_embeddings"] = tied
     path.write_text(json.dumps(config, indent=2), encoding="utf-8")

@@ -35,7 +35,7 @@ class QuantizedParameter(nn.Parameter):
 
     pack: Pack
     transposed: bool
-    #: Of :class:`QuantizedPacks`.
+    #: Attribute of :class:`QuantizedPacks`.
     folder: str
 
     @classmethod
