@@ -26,8 +26,8 @@ KERNEL_TOLERANCE = 1e-4
 #: Rounded parts that an input is the sum of, to the last bits of float32: each is less than a 250th of the one before.
 PARTS = 3
 
-#: Outputs of a weight that are unpacked at a time, a multiple of :data:`COLUMNS`.
-CHECKED = 4096
+#: Outputs of a weight that are unpacked at a time, a multiple of :data:`COLUMNS`: few enough that they stay in a cache.
+CHECKED = 512
 
 #: ``(x, pack, bias)`` to the product.
 Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
@@ -92,10 +92,11 @@ def check_pack(path: str, pack: Pack) -> None:
     for first in range(0, pack.features, CHECKED):
         last = min(first + CHECKED, pack.features)
         part = tuple(tensor[first // COLUMNS : -(-last // COLUMNS)] for tensor in pack.tensors)
-        if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight[first:last], part):
+        values = pack.form.unpack(part, last - first, pack.depth)
+        if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight[first:last], values):
             reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
             raise LoweringError(reason, pack=path)
-        expected = F.linear(read, pack.form.unpack(part, last - first, pack.depth))
+        expected = F.linear(read, values)
         differences.append((product[:, first:last] - expected).abs().max())
         sizes.append(expected.abs().max())
     difference = float(torch.stack(differences).max())

@@ -55,8 +55,9 @@ class Form(ABC):
         """The values ``[features, depth]`` that the ops multiply with; float32 where they are rounded."""
 
     @abstractmethod
-    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
-        """Whether the difference between ``packed`` and ``weight`` ``[N, K]`` is one of rounding."""
+    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
+        """Whether the difference between ``values``, which were unpacked, and ``weight``, both ``[N, K]``, is one of
+        rounding."""
 
     @abstractmethod
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:

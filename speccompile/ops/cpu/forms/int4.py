@@ -133,13 +133,12 @@ class Int4(Form):
         numbers, scales = packed
         return unpack_int4(numbers, scales, features, depth)
 
-    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
-        # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length.
-        difference, own = (
-            float(torch.linalg.vector_norm(values, dtype=torch.float64))
-            for values in (self.unpack(packed, *weight.shape) - weight, weight)
-        )
-        return difference <= 0.5 * own
+    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
+        # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length. Squares
+        # of values of any size are finite as multiples of the greatest one.
+        own = weight.float()
+        unit = own.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+        return bool(((values - own) / unit).norm() <= 0.5 * (own / unit).norm())
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * ceil_to(depth, INPUT_GROUP) // GROUP * (GROUP // 2 + 2)

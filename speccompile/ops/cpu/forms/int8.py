@@ -61,8 +61,9 @@ class Int8(Form):
         numbers, scales = packed
         return unpack_int8(numbers, scales, features, depth)
 
-    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
-        return float((self.unpack(packed, *weight.shape) - weight).abs().max()) <= 0.51 * float(packed[1].max())
+    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
+        # Half of the largest scale, and the last bits of the product with it.
+        return float((values - weight).abs().max()) <= 0.51 / 127 * float(weight.abs().max())
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * ceil_to(depth, GROUP) // GROUP * (GROUP + 4)

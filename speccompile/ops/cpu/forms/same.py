@@ -38,8 +38,8 @@ class Same(Form):
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         return unpack(packed[0], features)
 
-    def holds(self, weight: torch.Tensor, packed: tuple[torch.Tensor, ...]) -> bool:
-        return torch.equal(self.unpack(packed, *weight.shape), weight)
+    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
+        return torch.equal(values, weight)
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * depth * itemsize

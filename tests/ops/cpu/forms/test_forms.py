@@ -18,9 +18,10 @@ def weight(features: int = 70, depth: int = 192) -> torch.Tensor:
 def test_a_form_holds_its_weight_and_no_other(name: str) -> None:
     form, given = FORMS[name], weight()
     packed = form.pack(given)
-    assert form.unpack(packed, *given.shape).shape == given.shape
-    assert form.holds(given, packed)
-    assert not form.holds(-given, packed)
+    values = form.unpack(packed, *given.shape)
+    assert values.shape == given.shape
+    assert form.holds(given, values)
+    assert not form.holds(-given, values)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
