@@ -110,9 +110,10 @@ def wrap(
             where it costs nothing: on a CPU, by the package's kernels, which keep a row's order of sums. With True and
             without these kernels, all tiers run the widest tier's shape.
         weights: The form of the weights of linears and embeddings. ``int8`` rounds them to 8 bits in groups of 64
-            inputs. ``int4`` rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Both round
-            what is multiplied with the weights to 8 bits, in each step. That is another model: it is faster, and its
-            text differs. ``spec.check`` compares with that model. A mapping gives forms to modules:
+            inputs. ``int4`` rounds them to 4 bits in groups of 32, and embeddings and lm_heads to ``int8``. Routers of
+            experts keep their values, unless a mapping names them. Both round what is multiplied with the weights to 8
+            bits, in each step. That is another model: it is faster, and its text differs. ``spec.check`` compares with
+            that model. A mapping gives forms to modules:
             ``{"*": "int4", "layers.0": "int8", "mlp.down_proj": "same"}``. A name matches the modules whose path
             contains it. Of several names that match, the one with the most parts decides; of these, the one with the
             most letters. ``"*"`` is all other weights (``"same"`` by default).

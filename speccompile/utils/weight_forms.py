@@ -43,7 +43,8 @@ class WeightForms:
 
     Args:
         others: form of weights that ``modules`` do not name. With ``int4``, embeddings and lm_heads are ``int8``: they
-            are few, and the logits depend on them directly.
+            are few, and the logits depend on them directly. Routers are ``same``: they are few, and a rounding error
+            may choose other experts.
         modules: names of modules and their forms. A name matches a module whose dotted path has it at its end or
             within (``lm_head``, ``mlp.down_proj``, ``layers.0``). If several match, the one with the most parts is
             used, and among these the one with the most letters. Their order in the mapping does not matter.
@@ -79,11 +80,18 @@ class WeightForms:
         """Return all names that match a weight of these modules."""
         return [name for name, _ in self.modules for module in modules if f".{name}." in f".{module}."]
 
-    def form(self, modules: Iterable[str], *, of_vocabulary: bool) -> WeightForm:
-        """Return the form of a weight of these modules; ``of_vocabulary`` for an embedding's or an lm_head's weight."""
+    def form(self, modules: Iterable[str], *, of_vocabulary: bool, is_router: bool = False) -> WeightForm:
+        """Return the form of a weight of these modules.
+
+        Args:
+            of_vocabulary: whether it is an embedding's or an lm_head's weight.
+            is_router: whether it chooses among experts.
+        """
         key = self.key(modules)
         if key is not None:
             return dict(self.modules)[key]
+        if is_router:
+            return "same"
         return "int8" if self.others == "int4" and of_vocabulary else self.others
 
     def __str__(self) -> str:

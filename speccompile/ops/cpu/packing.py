@@ -109,17 +109,26 @@ class WeightPacks:
         #: Calls that replace the rounded weights by their packs.
         self._to_take: list[Callable[[], None]] = []
 
-    def of(self, path: str, weight: torch.Tensor, *, of_vocabulary: bool = False, is_table: bool = False) -> Pack:
+    def of(
+        self,
+        path: str,
+        weight: torch.Tensor,
+        *,
+        of_vocabulary: bool = False,
+        is_table: bool = False,
+        is_router: bool = False,
+    ) -> Pack:
         """The pack of ``weight``, ``[N, K]``, which is the model's or a transposed view of that.
 
         Args:
             of_vocabulary: it is an embedding's or an lm_head's.
             is_table: only an embedding reads it.
+            is_router: it chooses among experts.
         """
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
         if path not in self._packs:
-            form = self.form_of(path, of_vocabulary=of_vocabulary)
+            form = self.form_of(path, of_vocabulary=of_vocabulary, is_router=is_router)
             importance = self._importance_of(path) if form.calibrated and not is_table else None
             tensors = self._known(weight, form) if importance is None else None
             features, depth = weight.shape
@@ -138,7 +147,7 @@ class WeightPacks:
                 self._packed(path, self._packs[path])
         return self._packs[path]
 
-    def form_of(self, path: str, *, of_vocabulary: bool) -> Form:
+    def form_of(self, path: str, *, of_vocabulary: bool, is_router: bool = False) -> Form:
         """The form that the options give the weight at ``path``."""
         modules = self._modules_of(path)
         key = self.forms.key(modules)
@@ -146,7 +155,7 @@ class WeightPacks:
             chosen = dict(self.forms.modules)
             # Both names of a tied weight may have the same form.
             self._keys_used |= {name for name in self.forms.keys(modules) if chosen[name] == chosen[key]}
-        return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary)]
+        return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary, is_router=is_router)]
 
     def find_quantized(self, weight: torch.Tensor) -> Pack | None:
         """The pack of a quantised checkpoint that stands for ``weight``."""

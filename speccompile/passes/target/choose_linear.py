@@ -17,6 +17,28 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 aten = torch.ops.aten
 
+#: Choices among scores. PhiMoE chooses one expert after the other.
+_CHOICES = (aten.topk.default, aten.max.dim, aten.argmax.default)
+#: Ops between a router's linear and its choice, for each score or over the scores of a token.
+_OVER_SCORES = frozenset(
+    {
+        *_CHOICES,
+        aten.softmax.int,
+        aten.sigmoid.default,
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.tanh.default,
+        aten._to_copy.default,
+        aten.to.dtype,
+        aten.view.default,
+        aten.reshape.default,
+        aten.unsqueeze.default,
+        aten.masked_fill.Scalar,
+        aten.where.self,
+    }
+)
 #: Inputs in another order: by the node that they are, and the identity of the order.
 _Ordered = dict[tuple[fx.Node, int], fx.Node]
 
@@ -79,8 +101,8 @@ class PackLinears(Pass):
                     raise _not_multiplied(port, users)
                 kept += len(users)
                 continue
-            vocabulary = _is_of_vocabulary(graph, node)
-            if self.rounded_only and not self.packs.form_of(str(port.path), of_vocabulary=vocabulary).rounds:
+            kind = {"of_vocabulary": _is_of_vocabulary(graph, node), "is_router": is_router(node)}
+            if self.rounded_only and not self.packs.form_of(str(port.path), **kind).rounds:
                 kept += len(users)
                 continue
             self._pack(graph, node, port, transposed.pop(), ordered)
@@ -92,7 +114,13 @@ class PackLinears(Pass):
         assert port.value is not None and port.path is not None
         weight = port.value.detach().t() if transposed else port.value.detach()
         is_table = not any(_is_linear(user, node) for user in node.users)
-        pack = self.packs.of(port.path, weight, of_vocabulary=_is_of_vocabulary(graph, node), is_table=is_table)
+        pack = self.packs.of(
+            port.path,
+            weight,
+            of_vocabulary=_is_of_vocabulary(graph, node),
+            is_table=is_table,
+            is_router=is_router(node),
+        )
         form = pack.form
         parts = [
             graph.weight(
@@ -153,6 +181,22 @@ def _is_of_vocabulary(graph: StepGraph, weight: fx.Node) -> bool:
     return any(
         user.target is aten.embedding.default or _operands(user)[0] is graph.anchors.final_norm for user in weight.users
     )
+
+
+def is_router(weight: fx.Node) -> bool:
+    """Whether a linear over ``weight`` computes scores of which the greatest are chosen: those of experts."""
+    return any(_is_linear(user, weight) and _are_chosen_from(user) for user in weight.users)
+
+
+def _are_chosen_from(scores: fx.Node) -> bool:
+    waiting, seen = [scores], set()
+    while waiting:
+        node = waiting.pop()
+        if node.target in _CHOICES:
+            return True
+        seen.add(node)
+        waiting += [user for user in node.users if user.target in _OVER_SCORES and user not in seen]
+    return False
 
 
 def _is_linear(user: fx.Node, weight: fx.Node) -> bool:

@@ -21,14 +21,14 @@ from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.passes.base import Changes
-from speccompile.passes.target.choose_linear import PackLinears
+from speccompile.passes.target.choose_linear import PackLinears, is_router
 from speccompile.runtime.check import first_difference
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.weight_forms import WeightForm, WeightForms
 from support.errors import raises
-from support.families import model_of
+from support.families import family, model_of
 from support.packed_models import MODELS, NEW, PROMPTS, greedy, wrapped
-from support.tiny import tiny_llama
+from support.tiny import known_capture, tiny_llama
 
 rounded_forms = pytest.mark.parametrize("form", ["int8", "int4"])
 CROSSED = ("layers.1.mlp.up_proj.weight", "layers.1.mlp.gate_proj.weight")
@@ -157,6 +157,27 @@ def test_int4_keeps_embeddings_and_lm_head_in_int8(tied: bool) -> None:
     forms = forms_of(wrapped(tiny_llama(tie_word_embeddings=tied), weights="int4"))
     of_vocabulary = [forms.pop("lm_head.weight"), *([] if tied else [forms.pop("model.embed_tokens.weight")])]
     assert set(of_vocabulary) == {"int8"} and set(forms.values()) == {"int4"} and len(forms) == 7
+
+
+@pytest.mark.parametrize(
+    ("weights", "form"), [("int4", "same"), ({"*": "int4", "mlp.gate": "int8"}, "int8")], ids=["unnamed", "named"]
+)
+def test_routers_keep_their_values_unless_they_are_named(weights: Any, form: str) -> None:
+    spec = wrapped(family("qwen3_moe"), weights=weights, tiers=(0,), max_batch=1)
+    forms = forms_of(spec)
+    assert forms.pop("model.layers.mlp.gate.weight") == form
+    assert set(forms.values()) == {"int4", "int8"}
+    assert spec.check(PROMPTS[:1, :8].tolist(), max_new_tokens=6, eos_token_id=[])
+
+
+@pytest.mark.parametrize(
+    ("name", "routers"),
+    [("gpt_oss", {"mlp.router"}), ("phimoe", {"mlp.router"}), ("deepseek_v3", {"mlp.gate"}), ("laguna", {"mlp.gate"})],
+)
+def test_routers_are_the_linears_whose_results_are_chosen_from(name: str, routers: set[str]) -> None:
+    graph = known_capture(family(name)).graph
+    found = {str(graph.ports[node.name].path) for node in graph.placeholders if is_router(node)}
+    assert {re.sub(r".*layers\.\d+\.|\.weight", "", path) for path in found} == routers
 
 
 def test_other_tables_than_that_of_the_tokens_keep_their_values() -> None:
