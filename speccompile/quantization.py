@@ -11,11 +11,12 @@ from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.frontend import build_stages
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.plan import make_plan
-from speccompile.compiler.save_weights import save_weights
+from speccompile.compiler.save_weights import check_model, save_weights
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
+from speccompile.modes.auto import head_kind
 from speccompile.ops.cpu.packing import Pack
-from speccompile.ops.cpu.quantized import packs_for, quantizing
+from speccompile.ops.cpu.quantized import is_quantized, packs_for, quantizing
 from speccompile.ops.cpu.rounded import check_pack
 from speccompile.quantized.packed_writer import check_output
 from speccompile.utils.build_lock import one_build
@@ -49,13 +50,21 @@ def quantize(
         progress: as for ``wrap``.
 
     Raises:
-        InvalidOption: an option is not valid, or ``folder`` contains files.
-        CannotSave: the model is on a GPU, or an adapter is in its layers.
+        InvalidOption: an option is not valid, ``folder`` contains files, or the weights are packed already.
+        CannotSaveWeights: the model is on a GPU, has an adapter in its layers, or is not what transformers loads with
+            its configuration.
         SpecCompileError: as ``wrap``.
         OSError: the disk is full or cannot be written.
     """
-    folder, model = Path(folder), inner_model(model)
+    folder, model = Path(folder).expanduser().absolute(), inner_model(model)
+    head = None if head is None else Path(head).expanduser().absolute()
     check_output(folder)
+    check_model(model)
+    if head is not None:
+        _check_head(head, folder)
+    if is_quantized(model):
+        reason = "its weights are packed already; copy its folder, or give the model that was packed"
+        raise InvalidOption(where="quantize", name="model", value=type(model).__name__, reason=reason)
     packs = packs_for(model, weights)
     options = WrapOptions(
         mode="none", tiers=(0,), max_batch=1, weights=weights if packs is None else packs, calibration=calibration
@@ -68,7 +77,21 @@ def quantize(
         if packs is not None:
             packs.install(model)
         stages = build_stages(model, plan.info, plan.config, packed=_check_and_release)
-        save_weights(folder, model, stages.packs, tokenizer=tokenizer, head=None if head is None else Path(head))
+        save_weights(folder, model, stages.packs, tokenizer=tokenizer, head=head)
+
+
+def _check_head(head: Path, folder: Path) -> None:
+    """
+    Raises:
+        InvalidOption: ``head`` is not the folder of a draft head, or ``folder`` would be in it.
+    """
+    reason = ""
+    if not head.is_dir() or head_kind(str(head))[0] is None:
+        reason = "it is not the folder of a draft head"
+    elif folder.is_relative_to(head):
+        reason = f"{folder} would be in it; give another path for one of them"
+    if reason:
+        raise InvalidOption(where="quantize", name="head", value=str(head), reason=reason)
 
 
 def _check_and_release(path: str, pack: Pack) -> None:

@@ -46,7 +46,7 @@ ALLOWED = {
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
         "ranks runtime compiler speculator"
     ),
-    "quantization": "ops graph_capture calibration quantized compiler",
+    "quantization": "ops graph_capture calibration quantized modes compiler",
     "__init__": (
         "backends graph passes sampling lowering guides adapters calibration acceptance hidden_states policies "
         "pretrained quantized modes heads speculator wrapping quantization training"

@@ -15,14 +15,15 @@ from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel
 import speccompile
 from speccompile import Adapters, pretrained, quantize
 from speccompile.errors import (
-    CannotSave,
-    DamagedCheckpoint,
+    CannotSaveWeights,
     HostMemoryFull,
     InvalidOption,
     OriginalsFreed,
+    UnsupportedCheckpoint,
 )
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.modes.auto import Auto
+from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.quantized.packed_folder import PackedFolder
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils import host_memory
@@ -149,6 +150,15 @@ def test_a_wrap_writes_the_same_folder(folder: Path, tmp_path: Path, free_origin
     assert written == wanted
 
 
+def test_weights_that_are_not_rounded_are_written_though_they_are_freed(tmp_path: Path) -> None:
+    forms: Any = {"*": "int4", "lm_head": "same"}
+    with plain(tiny_llama(), weights=forms, free_originals=True) as spec:
+        spec.save_weights(tmp_path / "folder")
+        own = text(spec)
+    with plain(pretrained.load_model(str(tmp_path / "folder"))) as mapped:
+        assert torch.equal(text(mapped), own)
+
+
 def test_a_mapped_model_is_written_again(mapped: Speculator, folder: Path, tmp_path: Path) -> None:
     mapped.save_weights(tmp_path / "folder")
     written, wanted = PackedFolder(tmp_path / "folder").manifest, PackedFolder(folder).manifest
@@ -168,7 +178,7 @@ def test_the_model_is_refused_where_its_own_values_are_needed(folder: Path, tmp_
     for weights in ("int4", {"lm_head": "int8"}):
         with raises(InvalidOption, name="weights", reason=re.compile("packed already")):
             plain(model, weights=weights)
-    with raises(InvalidOption, name="weights", reason=re.compile("packed already")):
+    with raises(InvalidOption, name="model", reason=re.compile("packed already")):
         quantize(model, tmp_path / "again")
     # A refusal leaves the model as it was.
     with plain(model) as spec:
@@ -233,20 +243,67 @@ def test_a_folder_needs_its_memory(folder: Path, monkeypatch: pytest.MonkeyPatch
         pretrained.load_model(str(folder))
 
 
-def test_another_model_s_tensors_are_refused(folder: Path, tmp_path: Path) -> None:
-    """A manifest that is whole, beside the configuration of another model."""
+def test_only_a_packed_folder_is_verified() -> None:
     with raises(InvalidOption, name="verify"):
         pretrained.load_model("smollm2", verify=True)
-    with pytest.raises(DamagedCheckpoint):
-        (tmp_path / "speccompile.json").write_text("{}")
-        pretrained.load_model(str(tmp_path))
+
+
+def test_what_transformers_does_not_load_alike_is_not_written(tmp_path: Path) -> None:
+    cut = tiny_llama()
+    cut.model.layers = cut.model.layers[:1]
+    with pytest.raises(UnsupportedCheckpoint, match=r"lacks .* Write the folder again"):
+        quantize(cut, tmp_path / "folder")
+    with pytest.raises(CannotSaveWeights, match=r"inv_freq differs .* dtype="):
+        quantize(tiny_llama().to(torch.bfloat16), tmp_path / "folder")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_head_is_checked_before_weights_are_packed(tmp_path: Path) -> None:
+    for head in (tmp_path / "none", tmp_path):
+        with raises(InvalidOption, name="head"):
+            quantize(tiny_llama(), tmp_path / "folder", head=head)
+    save_eagle3(Eagle3Head.random(tiny_llama(), taps=(0, 1, 1)), tmp_path / "head")
+    with raises(InvalidOption, name="head", reason=re.compile("would be in it")):
+        quantize(tiny_llama(), tmp_path / "head" / "folder", head=tmp_path / "head")
+
+
+def test_auto_reads_no_other_folder_than_the_models(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "speccompile.json").write_text("{}")
+    choice = Auto().choose(tiny_llama(), ["suffix"], draft_len=3, slots=1, native=True)
+    assert choice.name == "suffix"
+
+
+def test_hooks_of_the_state_dict_do_not_grow_and_other_forms_are_kept(folder: Path) -> None:
+    model = tiny_llama(hidden=128)
+    weights = quantized(model, "Q8_0", only=lambda path: "mlp" in path, others="int4")
+    with plain(model, weights=weights) as first:
+        wanted = text(first)
+    for _ in range(2):
+        with plain(model) as again:
+            assert torch.equal(text(again), wanted)
+    assert len(model.model.layers[0].mlp.up_proj._state_dict_hooks) == 1
+
+
+def test_a_plan_beside_another_wrap_does_not_undo_its_packs(folder: Path) -> None:
+    """As in rebuild(): parameters are plain while another thread wraps."""
+    model = pretrained.load_model(str(folder))
+    one, other = QuantizedPacks.of_model(model), QuantizedPacks.of_model(model)
+    one.prepare(model)
+    other.prepare(model)
+    one.seal()
+    other.undo()
+    with plain(model) as spec:
+        assert text(spec).shape == (1, PROMPTS.shape[1] + LENGTH)
 
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     model = tiny_llama()
     with raises(InvalidOption, name="weights", value="same"):
         quantize(model, tmp_path / "folder", weights="same")
-    with plain(model) as spec, pytest.raises(CannotSave, match="none of them is rounded"):
+    with plain(model) as spec, pytest.raises(CannotSaveWeights, match="none of them is rounded"):
         spec.save_weights(tmp_path / "folder")
     (tmp_path / "file").write_text("")
     with raises(InvalidOption, name="folder"):

@@ -10,7 +10,7 @@ import typer
 from speccompile import quantize
 from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidOption, error_line
 from speccompile.quantized.packed_folder import PackedFolder
 from speccompile.quantized.packed_manifest import is_packed
 from speccompile.quantized.packed_writer import check_output
@@ -26,7 +26,11 @@ def run(name: str, output: Path, form: str, calibration: Path | None, head: Path
             model, tokenizer, weights = load_stored(name)
         else:
             model, tokenizer = load(name)
-        quantize(model, output, weights=weights, calibration=calibration, tokenizer=tokenizer, head=head)
+        try:
+            quantize(model, output, weights=weights, calibration=calibration, tokenizer=tokenizer, head=head)
+        except OSError as error:
+            reason = f"it cannot be written ({error_line(error)})"
+            raise InvalidOption(where="the command line", name="--output", value=str(output), reason=reason) from error
         nbytes = sum(path.stat().st_size for path in output.glob("*.safetensors"))
         typer.echo(f"{output}: {sized(nbytes)} of weights")
 

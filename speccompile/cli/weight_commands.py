@@ -41,7 +41,7 @@ def quantize(
         bool, typer.Option("--verify", help="Only compare each tensor of MODEL, a packed folder, with its SHA-256.")
     ] = False,
 ) -> None:
-    """Write a model's weights as steps read them, to a folder that every command maps in seconds."""
+    """Write a model's weights as steps read them, to a folder that other commands map in seconds."""
     with one_line_errors():
         check_model(model)
         check_quantize(model, output, form, calibration, head, verify)

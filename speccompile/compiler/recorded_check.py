@@ -1,7 +1,7 @@
 """Results of capture checks of packed folders, on disk.
 
 A check compares a graph with the model's own forward over the same weights. Those of a packed folder have a hash, and
-with the same weights, code and machine the result is the same: it is computed once.
+with the same weights, code, compiler and machine the result is the same: it is computed once.
 """
 
 from __future__ import annotations
@@ -14,6 +14,9 @@ from transformers import PreTrainedModel
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.frontend import BuiltStages
 from speccompile.graph_capture.model_facts import own_code
+from speccompile.graph_capture.replaced_code import replaced_code
+from speccompile.lowering.backends import BACKENDS
+from speccompile.ops.cpu.library import build_key
 from speccompile.utils.machine import machine
 from speccompile.utils.storage import Storage, digest
 
@@ -31,12 +34,15 @@ class RecordedCheck:
 
     @staticmethod
     def of(model: PreTrainedModel, config: BuildConfig, built: BuiltStages, storage: Storage) -> RecordedCheck:
-        """The result for the weights of ``model``. It has no name unless all of them are those of a packed folder: with
-        hooks, passes of the user or adapters."""
+        """The result for the weights of ``model``. It has no name unless all of them are those of a packed folder, and
+        not with code whose changes no hash shows: hooks, functions that replace those of the model's files, passes and
+        backends of the user, and adapters."""
         folder = "" if config.quantized is None else config.quantized.folder
-        if not folder or own_code(model) is not None or config.passes or config.adapters is not None:
+        known = type(config.backend) in BACKENDS.values() and not config.passes and config.adapters is None
+        if not folder or not known or own_code(model) is not None or replaced_code(model) is not None:
             return RecordedCheck(None, storage)
-        parts = [folder, built.maker.model_key, config.backend.name, json.dumps(machine(model.device), sort_keys=True)]
+        machines = [json.dumps(machine(model.device), sort_keys=True), *map(build_key, ("base", "rounded"))]
+        parts = [folder, built.maker.model_key, config.backend.name, *machines]
         return RecordedCheck(f"checks/{digest(chr(10).join(parts))[:32]}.json", storage)
 
     def read(self) -> float | None:

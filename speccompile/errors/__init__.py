@@ -46,7 +46,7 @@ from speccompile.errors.model import (
     UnsupportedDtype,
     UnsupportedModel,
 )
-from speccompile.errors.packages import CannotSave, CorruptPackage, ForeignPackage
+from speccompile.errors.packages import CannotSave, CannotSaveWeights, CorruptPackage, ForeignPackage
 from speccompile.errors.passes import (
     InvalidatedFact,
     MemberOfBefore,
@@ -111,6 +111,7 @@ __all__ = [
     "CannotCopy",
     "CannotMove",
     "CannotSave",
+    "CannotSaveWeights",
     "CaptureError",
     "CaptureMismatch",
     "CapturedElsewhere",

@@ -11,6 +11,12 @@ class CannotSave(UserError):
     template = "{name} cannot be saved into a package: {reason}. Call wrap with it instead of load."
 
 
+class CannotSaveWeights(UserError):
+    """The weights of a model cannot be written as a packed folder."""
+
+    template = "the weights of {model} cannot be written to a packed folder: {reason}."
+
+
 class CorruptPackage(SpecCompileError):
     """A package cannot be read."""
 

@@ -24,6 +24,7 @@ from speccompile.modes.mtp.save import ARCHITECTURE
 from speccompile.modes.network.draft_models import draft_config
 from speccompile.modes.network.head_kinds import is_medusa
 from speccompile.modes.prediction import Prediction
+from speccompile.ops.cpu.quantized import is_of_folder
 from speccompile.quantized.packed_manifest import packed_head
 from speccompile.utils.mode_names import AUTO
 
@@ -149,9 +150,11 @@ class Auto:
             return Choice("eagle3_one_model", "a head was given", {"draft": self.head})
         if self.draft is not None:
             return self._by_draft(draft_len)
-        if (stored := packed_head(model.config.name_or_path or "")) is not None:
+        stored = packed_head(str(model.config.name_or_path)) if is_of_folder(model) else None
+        if stored is not None:
             choice = replace(self, draft=stored)._by_draft(draft_len)
-            return replace(choice, reason="the model's folder has a draft head")
+            if choice.name not in (failed or {}):
+                return replace(choice, reason="the model's folder has a draft head", replaceable=True)
         found, nothing = _by_modules(model, modes, draft_len, failed or {})
         return found or _by_text(slots, native, nothing, failed or {})
 
@@ -160,7 +163,7 @@ class Auto:
         if isinstance(draft, MtpHead):
             name = _of_modules(len(draft.layers), draft_len)
             return Choice(name, "MTP modules were given", {"draft": draft})
-        kind, modules = _head_kind(draft) if isinstance(draft, str | Path) else (None, 0)
+        kind, modules = head_kind(draft) if isinstance(draft, str | Path) else (None, 0)
         if kind == "MTP":
             name = _of_modules(modules, draft_len)
             return Choice(name, "the draft that was given has MTP modules", {"draft": draft})
@@ -222,7 +225,7 @@ def _in_line(error: Exception) -> str:
     return " ".join(str(error).split()).rstrip(".")
 
 
-def _head_kind(source: str | Path) -> tuple[str | None, int]:
+def head_kind(source: str | Path) -> tuple[str | None, int]:
     """The kind of head in a folder or hub repository, by its config.json, and the number of its MTP modules.
 
     The kind is ``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None. For a config that cannot be read the kind is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import torch
@@ -49,5 +50,6 @@ def load_mapped(
     packs = QuantizedPacks.of_weights(packed.weights)
     with quantizing(model, packs):
         packs.install(model)
-    model.config._name_or_path = folder
+    # Mode auto looks there for a head later.
+    model.config._name_or_path = os.path.abspath(folder)
     return model

@@ -13,10 +13,9 @@ from safetensors import SafetensorError, safe_open
 
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import OnLookup
-from speccompile.quantized.packed_manifest import Manifest, StoredFile, StoredWeight, read_manifest
+from speccompile.quantized.packed_manifest import Manifest, StoredFile, StoredWeight, packed_source, read_manifest
 from speccompile.quantized.packed_weight import PackedWeight, PackedWeights
 from speccompile.quantized.packed_writer import tensor_bytes
-from speccompile.quantized.source import TensorSource
 
 
 class PackedFolder:
@@ -31,7 +30,7 @@ class PackedFolder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.source = folder, TensorSource(str(folder))
+        self.folder, self.source = folder, packed_source(folder)
         self.manifest: Manifest = read_manifest(folder)
         self._files: dict[str, Any] = {}
         for name, stored in self.manifest.files.items():
@@ -80,8 +79,11 @@ class PackedFolder:
         if (size := path.stat().st_size) != stored.nbytes:
             raise self.source.damaged(f"{name} has {size} bytes, and was written with {stored.nbytes}")
         with path.open("rb") as file:
-            begin = file.read(int.from_bytes(file.read(8), "little")) if stored.tensors else file.read()
-        if hashlib.sha256(begin).hexdigest() != stored.header:
+            if stored.tensors:
+                digest = hashlib.sha256(file.read(int.from_bytes(file.read(8), "little"))).hexdigest()
+            else:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+        if digest != stored.header:
             part = "the header of " if stored.tensors else ""
             raise self.source.damaged(f"{part}{name} was changed (its SHA-256 differs)")
 

@@ -10,13 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from speccompile.errors import UnsupportedCheckpoint
 from speccompile.quantized.source import TensorSource
 
 MANIFEST = "speccompile.json"
 #: Version of the manifest and of the layout of packed weights. A change of either is a new version.
 VERSION = 1
-_AGAIN = "Write the folder again with speccompile quantize"
 
 
 @dataclass(frozen=True)
@@ -83,6 +81,11 @@ class Manifest:
         return {"version": VERSION, **asdict(self)}
 
 
+def packed_source(folder: Path) -> TensorSource:
+    """The folder as errors name it."""
+    return TensorSource(str(folder), advice="Write the folder again with speccompile quantize")
+
+
 def is_packed(folder: str | Path) -> bool:
     """Whether ``folder`` has packed weights."""
     return (Path(folder) / MANIFEST).is_file()
@@ -101,7 +104,7 @@ def read_manifest(folder: Path) -> Manifest:
         DamagedCheckpoint: the manifest is not the one that was written.
         UnsupportedCheckpoint: another version of the package wrote it.
     """
-    source = TensorSource(str(folder))
+    source = packed_source(folder)
     try:
         fields: dict[str, Any] = json.loads((folder / MANIFEST).read_text(encoding="utf-8"))
         written, version = fields.pop("sha256"), fields["version"]
@@ -110,18 +113,14 @@ def read_manifest(folder: Path) -> Manifest:
     if written != _digest(fields):
         raise source.damaged(f"its {MANIFEST} was changed (its SHA-256 differs)")
     if version != VERSION:
-        raise _of_other_version(source, version)
+        reason = f"its packed weights have layout {version!r}, and this version of speccompile reads layout {VERSION}"
+        raise source.unsupported(reason)
     weights = {
         name: StoredWeight(item["form"], tuple(item["tensors"]), (item["shape"][0], item["shape"][1]), item["order"])
         for name, item in fields["weights"].items()
     }
     files = {name: StoredFile(**item) for name, item in fields["files"].items()}
     return Manifest(fields["format"], fields["dtype"], weights, files, fields["head"])
-
-
-def _of_other_version(source: TensorSource, version: object) -> UnsupportedCheckpoint:
-    reason = f"its packed weights have layout {version!r}, and this version of speccompile reads layout {VERSION}"
-    return source.unsupported(reason, _AGAIN)
 
 
 def _digest(fields: Mapping[str, Any]) -> str:

@@ -6,14 +6,16 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+import tempfile
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import GENERATION_CONFIG_NAME
 
-from speccompile.errors import InvalidOption
+from speccompile.errors import CannotSaveWeights, InvalidOption
 from speccompile.quantized.packed_manifest import MANIFEST, Manifest, StoredFile, StoredWeight
 from speccompile.quantized.packed_weight import PackedWeight
 from speccompile.utils.declared_quantization import CONFIG, CONFIG_NAMES
@@ -47,8 +49,8 @@ def check_output(folder: Path) -> None:
         InvalidOption: it contains files, or cannot be created.
     """
     reason = ""
-    if folder.is_file() or (folder.is_dir() and any(folder.iterdir())):
-        reason = "it exists and is not empty; give the path of a new folder"
+    if folder.is_symlink() or folder.is_file() or (folder.is_dir() and (any(folder.iterdir()) or folder.is_mount())):
+        reason = "it exists, and is not an empty folder; give the path of a new folder"
     elif not folder.parent.is_dir():
         reason = f"there is no folder {str(folder.parent)!r}; create it, or give another path"
     elif not os.access(folder.parent, os.W_OK):
@@ -66,7 +68,8 @@ def write_packed(
     format: str,
     tokenizer: PreTrainedTokenizerBase | None = None,
     head: Path | None = None,
-) -> Manifest:
+    check: Callable[[Path], object],
+) -> None:
     """Write ``folder`` completely or not at all.
 
     Args:
@@ -75,15 +78,18 @@ def write_packed(
         others: the model's other tensors, by name.
         format: what was packed, for ``explain()``.
         head: folder of a draft head, which is copied.
+        check: called with the complete folder, before it has its name. If it raises an error, nothing remains.
 
     Raises:
         InvalidOption: ``folder`` contains files.
+        CannotSaveWeights: a tensor has a dtype that safetensors files do not have.
         OSError: the disk is full or cannot be written.
     """
     check_output(folder)
-    partial = folder.with_name(f".{folder.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    for name, tensor in others.items():
+        if tensor.dtype not in _DTYPES:
+            raise CannotSaveWeights(model=type(model).__name__, reason=f"{name} is {tensor.dtype}")
+    partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
     try:
         _write_configuration(partial, model, tokenizer)
         if head is not None:
@@ -101,13 +107,21 @@ def write_packed(
         dtype = str(model.dtype).removeprefix("torch.")
         manifest = Manifest(format, dtype, stored, files, HEAD if head is not None else None)
         (partial / MANIFEST).write_text(manifest.to_json(), encoding="utf-8")
+        check(partial)
+        # The mode of a folder that mkdir creates: mkdtemp's is for one user.
+        partial.chmod(0o777 & ~_umask())
         if folder.is_dir():
             folder.rmdir()
         partial.rename(folder)
     except BaseException:
         shutil.rmtree(partial, ignore_errors=True)
         raise
-    return manifest
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask
 
 
 def tensor_bytes(tensor: torch.Tensor) -> memoryview:
@@ -118,7 +132,8 @@ def tensor_bytes(tensor: torch.Tensor) -> memoryview:
 def _write_configuration(folder: Path, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase | None) -> None:
     model.config.save_pretrained(folder)
     if model.can_generate() and model.generation_config is not None:
-        model.generation_config.save_pretrained(folder)
+        # save_pretrained refuses combinations that published checkpoints have.
+        model.generation_config.to_json_file(folder / GENERATION_CONFIG_NAME)
     if tokenizer is not None:
         tokenizer.save_pretrained(folder)
     # The weights are not those of the quantised checkpoint that the model was read from.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from speccompile.errors import DamagedCheckpoint, UnsupportedCheckpoint
 
@@ -18,16 +18,18 @@ class TensorSource:
     Args:
         path: path of the file or folder.
         tensor: the tensor's name; empty for the checkpoint as a whole.
+        advice: what to do where the checkpoint cannot be read.
     """
 
     path: str
     tensor: str = ""
+    advice: str = DEQUANTISE
 
     def of(self, tensor: str) -> TensorSource:
-        return TensorSource(self.path, tensor)
+        return replace(self, tensor=tensor)
 
-    def unsupported(self, reason: str, advice: str = DEQUANTISE) -> UnsupportedCheckpoint:
-        return UnsupportedCheckpoint(source=self.path, reason=self._placed(reason), advice=advice)
+    def unsupported(self, reason: str, advice: str | None = None) -> UnsupportedCheckpoint:
+        return UnsupportedCheckpoint(source=self.path, reason=self._placed(reason), advice=advice or self.advice)
 
     def damaged(self, reason: str) -> DamagedCheckpoint:
         return DamagedCheckpoint(source=self.path, reason=self._placed(reason))

@@ -278,15 +278,18 @@ class Speculator(Generation, Inspection, ModelInterface):
             head: folder of a draft head, which is copied; mode ``auto`` uses it.
 
         Raises:
-            CannotSave: no weight is rounded, the model is on a GPU or sharded, or an adapter is in its layers.
+            CannotSaveWeights: no weight is rounded, the model is on a GPU, has an adapter in its layers, or is not what
+                transformers loads with its configuration.
+            UnsupportedSharded: each rank has only a part of the weights.
             InvalidOption: ``folder`` contains files.
             OSError: the disk is full or cannot be written.
         """
         _, target = self._open()
         self._refuse_sharded("save_weights()", "each rank has only the weights of its part")
         assert self._build is not None
-        head = None if head is None else Path(head)
-        save_weights(Path(folder), target.model, self._build.packs, tokenizer=tokenizer, head=head)
+        head = None if head is None else Path(head).expanduser().absolute()
+        path = Path(folder).expanduser().absolute()
+        save_weights(path, target.model, self._build.packs, tokenizer=tokenizer, head=head)
 
 
 # transformers' pipelines log an error for a class that is not registered as a causal LM.

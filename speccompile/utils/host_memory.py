@@ -20,6 +20,8 @@ def free_host_memory() -> tuple[int, int] | None:
     if not _MEMINFO.is_file():
         return None
     lines = dict(line.split(":", 1) for line in _MEMINFO.read_text().splitlines())
+    if not {"MemAvailable", "MemTotal"} <= lines.keys():
+        return None
     free, total = (int(lines[name].split()[0]) * 1024 for name in ("MemAvailable", "MemTotal"))
     limit = _read_bytes(_GROUP / "memory.max")
     if limit is not None:

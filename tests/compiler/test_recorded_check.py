@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+from transformers.models.llama import modeling_llama
 
 import speccompile
 from speccompile import Adapters, pretrained, quantize
 from speccompile.compiler import attempts
-from support.packed_models import wrapped
+from speccompile.lowering import backends
+from speccompile.lowering.backends import Eager
+from support.packed_models import PROMPTS, wrapped
 from support.tiny import tiny_llama
 
 
@@ -60,6 +64,30 @@ def test_it_runs_once_for_a_folder(folder: Path, checks: list[int], tmp_path: Pa
     quantize(tiny_llama(seed=1), tmp_path / "other")
     wrap(pretrained.load_model(str(tmp_path / "other")))
     assert len(checks) == 8
+
+
+@dataclass(frozen=True)
+class Mine(Eager):
+    """A backend of the user."""
+
+    name: str = "mine"
+
+
+def test_it_runs_with_code_whose_changes_no_hash_shows(
+    folder: Path, checks: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = pretrained.load_model(str(folder))
+    wrap(model)
+    monkeypatch.setitem(backends._own, "mine", Mine)
+    for count in (2, 3):
+        wrap(model, backend="mine")
+        assert len(checks) == count
+    forward = modeling_llama.LlamaMLP.forward
+    with monkeypatch.context() as patch:
+        patch.setattr(modeling_llama.LlamaMLP, "forward", lambda self, x: 2 * forward(self, x))
+        replaced = pretrained.load_model(str(folder))
+        with wrapped(replaced, tiers=(0,), max_batch=1) as spec:
+            assert len(checks) > 3 and spec.check(PROMPTS[:1, :8].tolist(), max_new_tokens=6, eos_token_id=[])
 
 
 def test_a_failed_check_is_not_recorded(folder: Path, checks: list[int], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 from collections.abc import Callable
@@ -14,11 +15,12 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from speccompile.errors import DamagedCheckpoint, InvalidOption, UnsupportedCheckpoint
+from speccompile.ops.cpu.forms import FORMS
 from speccompile.quantized import packed_manifest, packed_writer
 from speccompile.quantized.packed_folder import PackedFolder
 from speccompile.quantized.packed_manifest import MANIFEST, is_packed, packed_head
 from speccompile.quantized.packed_weight import PackedWeight
-from speccompile.quantized.packed_writer import ALIGNMENT, write_packed
+from speccompile.quantized.packed_writer import ALIGNMENT, tensor_bytes, write_packed
 from support.errors import raises
 from support.tiny import tiny_llama
 
@@ -33,7 +35,8 @@ def weight(order: torch.Tensor | None = None) -> PackedWeight:
 
 def write(folder: Path, **tensors: torch.Tensor) -> Path:
     others = {NORM: torch.arange(64.0), **tensors}
-    write_packed(folder, tiny_llama(), {UP: weight(torch.arange(64).flip(0))}, others, format="a packed folder")
+    weights = {UP: weight(torch.arange(64).flip(0))}
+    write_packed(folder, tiny_llama(), weights, others, format="packed weights", check=lambda written: None)
     return folder
 
 
@@ -50,7 +53,7 @@ def folder(written: Path, tmp_path: Path) -> Path:
 
 def test_what_was_written_is_read(written: Path) -> None:
     packed = PackedFolder(written)
-    assert list(packed.weights) == [UP] and packed.weights.format == "a packed folder"
+    assert list(packed.weights) == [UP] and packed.weights.format == "packed weights"
     read, wanted = packed.weights[UP], weight()
     assert (read.form, read.shape) == ("int4", (128, 64))
     assert all(torch.equal(one, other) for one, other in zip(read.tensors, wanted.tensors, strict=True))
@@ -137,6 +140,34 @@ def test_a_folder_with_files_is_not_overwritten(written: Path, tmp_path: Path) -
         write(tmp_path / "no" / "such")
     (tmp_path / "empty").mkdir()
     assert PackedFolder(write(tmp_path / "empty")).verify() == 4
+
+
+def test_the_bytes_of_packs_are_those_of_this_version(tmp_path: Path) -> None:
+    """Folders that exist are decoded by these layouts: another layout is another VERSION."""
+    values = (torch.arange(64 * 128) % 29 - 14.0).reshape(64, 128) / 7
+    digests = {
+        form: hashlib.sha256(b"".join(map(tensor_bytes, FORMS[form].pack(values)))).hexdigest()[:16]
+        for form in ("int8", "int4")
+    }
+    assert (packed_manifest.VERSION, digests) == (1, {"int8": "d981797df7218be1", "int4": "0bb8a77cf7a835b0"})
+
+
+@pytest.mark.parametrize("kind", ["link", "mount"])
+def test_a_place_that_cannot_be_renamed_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "empty")
+    monkeypatch.setattr(Path, "is_mount", lambda path: path.name == "empty")
+    with raises(InvalidOption, name="folder"):
+        write(tmp_path / ("link" if kind == "link" else "empty"))
+
+
+def test_settings_that_generation_does_not_use_are_kept(tmp_path: Path) -> None:
+    """Published checkpoints have a temperature without do_sample; save_pretrained refuses it."""
+    model = tiny_llama()
+    model.generation_config.temperature, model.generation_config.do_sample = 0.6, False
+    weights = {UP: weight()}
+    write_packed(tmp_path / "folder", model, weights, {}, format="packed weights", check=lambda written: None)
+    assert json.loads((tmp_path / "folder" / "generation_config.json").read_text())["temperature"] == 0.6
 
 
 def test_a_failure_leaves_no_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

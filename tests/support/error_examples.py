@@ -64,6 +64,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InvalidCalibration": {"source": "calibration.safetensors", "reason": "the file does not exist"},
     "DeterministicUnavailable": {"evidence": "row 1 differs from row 0", "op": "aten.mm in layer 0"},
     "CannotSave": {"name": "draft=<function>", "reason": "functions cannot be stored"},
+    "CannotSaveWeights": {"model": "LlamaForCausalLM", "reason": "no weight is rounded; wrap with weights='int4'"},
     "CorruptPackage": {"path": "package", "what": "manifest.json is missing"},
     "ForeignPackage": {
         "path": "package",

@@ -181,6 +181,11 @@ def vector_name() -> str:
     return str(pick_vec_isa()).split()[0] if pick_vec_isa() else "plain C++"
 
 
+def build_key(library: str) -> str:
+    """Hash of a library's sources, of the compiler, and of what they are compiled for."""
+    return _key(library, get_cpp_compiler(), pick_vec_isa())
+
+
 def _key(library: str, compiler: str, isa: VecISA) -> str:
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
     parts = [torch.__version__, version, str(isa), *FLAGS, *FLAGS_OF_OPS]

@@ -35,8 +35,11 @@ class QuantizedParameter(nn.Parameter):
 
     pack: Pack
     transposed: bool
-    #: Attribute of :class:`QuantizedPacks`.
+    #: Attributes of :class:`QuantizedPacks`.
     folder: str
+    others: Forms
+    #: Whether its modules have the hooks that dequantise it for a state dict.
+    hooked: bool
 
     @classmethod
     def __torch_function__(
@@ -65,6 +68,11 @@ def values_of(weight: torch.Tensor) -> torch.Tensor:
 def is_quantized(model: nn.Module) -> bool:
     """Whether a weight of ``model`` is only in a pack."""
     return any(isinstance(parameter, QuantizedParameter) for parameter in model.parameters())
+
+
+def is_of_folder(model: nn.Module) -> bool:
+    """Whether the weights of ``model`` are those of a packed folder, also while it is wrapped."""
+    return any(getattr(parameter, "folder", "") for parameter in model.parameters())
 
 
 @dataclass(frozen=True)
@@ -111,7 +119,6 @@ class QuantizedPacks(QuantizedForms):
         self._by_address = {pack.weight.data_ptr(): pack for pack in packs.values() if pack.weight is not None}
         self._orders: dict[bytes, torch.Tensor] = {}
         self._taken: dict[str, _Original] = {}
-        self._handles: list[Any] = []
 
     @staticmethod
     def of_weights(weights: QuantizedWeights | PackedWeights) -> QuantizedPacks:
@@ -126,7 +133,7 @@ class QuantizedPacks(QuantizedForms):
         found = {name: parameter for name, parameter in named if isinstance(parameter, QuantizedParameter)}
         first = next(iter(found.values()))
         packs = {name: parameter.pack for name, parameter in found.items()}
-        return QuantizedPacks(first.pack.format, {}, packs, folder=first.folder)
+        return QuantizedPacks(first.pack.format, {}, packs, first.others, first.folder)
 
     def __repr__(self) -> str:
         return f"<{len(self._names)} quantised weights, {self.format}>"
@@ -189,14 +196,15 @@ class QuantizedPacks(QuantizedForms):
 
     def seal(self) -> None:
         """The wrap is built: let the model refuse to read the weights, and have their values in its state dict."""
-        while self._handles:
-            self._handles.pop().remove()
         for taken in self._taken.values():
-            taken.parameter.__class__ = QuantizedParameter
-            taken.parameter.folder = self.folder  # type: ignore[attr-defined]
-            for module, name in taken.owners:
-                self._handles.append(module.register_state_dict_post_hook(_ValuesInState(name)))
-                self._handles.append(module.register_load_state_dict_pre_hook(_refuse_to_load))
+            parameter: Any = taken.parameter
+            parameter.__class__ = QuantizedParameter
+            parameter.folder, parameter.others = self.folder, self.others
+            if not getattr(parameter, "hooked", False):
+                parameter.hooked = True
+                for module, name in taken.owners:
+                    module.register_state_dict_post_hook(_ValuesInState(name))
+                    module.register_load_state_dict_pre_hook(_refuse_to_load)
         self._taken.clear()
 
     def undo(self) -> None:
@@ -278,8 +286,9 @@ def quantizing(model: nn.Module, packs: QuantizedPacks | None) -> Iterator[None]
 
 def _take(parameter: nn.Parameter, owners: Owners) -> _Original:
     """``parameter``, as one that can be captured."""
-    if isinstance(parameter, QuantizedParameter):
-        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
+    if isinstance(parameter, QuantizedParameter) or getattr(parameter, "pack", None) is not None:
+        # Another thread may rebuild a speculator over the same weights, which are plain parameters meanwhile.
+        parameter.__class__ = nn.Parameter
         return _Original(owners, parameter, parameter.data, getattr(parameter, "pack", None))
     if not parameter.is_meta:
         return _Original(owners, parameter, None, None)

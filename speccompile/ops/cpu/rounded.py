@@ -88,17 +88,22 @@ def check_pack(path: str, pack: Pack) -> None:
     numbers, units = quantise(pack.ordered(x))
     read = (numbers * units[..., None]).flatten(1)[:, : pack.depth]
     product = _packed_linear(x, pack, None)
+    joined = pack.form.joined
     differences, sizes = [], []
+    distance = size = 0.0
     for first in range(0, pack.features, CHECKED):
         last = min(first + CHECKED, pack.features)
         part = tuple(tensor[first // COLUMNS : -(-last // COLUMNS)] for tensor in pack.tensors)
         values = pack.form.unpack(part, last - first, pack.depth)
-        if pack.weight is not None and not pack.format and not pack.form.holds(pack.weight[first:last], values):
-            reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
-            raise LoweringError(reason, pack=path)
+        if pack.weight is not None and not pack.format:
+            more, larger = pack.form.distance(pack.weight[first:last], values)
+            distance, size = joined(distance, more), joined(size, larger)
         expected = F.linear(read, values)
         differences.append((product[:, first:last] - expected).abs().max())
         sizes.append(expected.abs().max())
+    if not pack.form.holds(distance, size):
+        reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
+        raise LoweringError(reason, pack=path)
     difference = float(torch.stack(differences).max())
     if not difference <= KERNEL_TOLERANCE * float(torch.stack(sizes).max()):
         raise LoweringError(

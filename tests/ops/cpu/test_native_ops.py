@@ -237,7 +237,7 @@ def test_a_rounded_weight_holds_its_weight_and_no_other(form: Form, outputs: int
     weight = torch.randn(outputs, depth)
     packed = form.pack(weight)
     values = form.unpack(packed, outputs, depth)
-    assert form.holds(weight, values) and not form.holds(-weight, values)
+    assert form.holds(*form.distance(weight, values)) and not form.holds(*form.distance(-weight, values))
     assert sum(tensor.nbytes for tensor in packed) == form.nbytes(outputs, depth, 4)
 
 
@@ -245,7 +245,7 @@ def test_int4_holds_no_weight_beyond_its_scales() -> None:
     form = FORMS["int4"]
     for value in (1e7, 1e30, 1e-9, 1e-30):
         weight = torch.full((32, 64), value)
-        assert not form.holds(weight, form.unpack(form.pack(weight), 32, 64))
+        assert not form.holds(*form.distance(weight, form.unpack(form.pack(weight), 32, 64)))
 
 
 def test_int4_numbers_are_those_of_q4_0() -> None:

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
@@ -37,6 +38,8 @@ class Form(ABC):
     rounds: ClassVar[bool]
     #: Whether ``wrap(calibration=...)`` concerns it.
     calibrated: ClassVar[bool] = False
+    #: The largest distance that rounding causes, as a share of the size.
+    allowed: ClassVar[float]
     #: For ``explain()``, after "weights".
     description: ClassVar[str]
 
@@ -55,9 +58,19 @@ class Form(ABC):
         """The values ``[features, depth]`` that the ops multiply with; float32 where they are rounded."""
 
     @abstractmethod
-    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
-        """Whether the difference between ``values``, which were unpacked, and ``weight``, both ``[N, K]``, is one of
-        rounding."""
+    def distance(self, weight: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+        """The distance of ``values``, which were unpacked, from ``weight``, both ``[N, K]``, and the weight's size.
+
+        Those of a whole weight are those of its parts, joined by :meth:`joined`.
+        """
+
+    def joined(self, one: float, other: float) -> float:
+        """The distance or size of two parts: the larger one, or NaN if either is not a number."""
+        return float(np.maximum(one, other))
+
+    def holds(self, distance: float, size: float) -> bool:
+        """Whether a distance from a weight of such a size is one of rounding."""
+        return distance <= self.allowed * size
 
     @abstractmethod
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:

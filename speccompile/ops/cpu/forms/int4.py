@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
@@ -121,6 +123,8 @@ class Int4(Form):
     embedding = ops.int4_embedding.default
     rounds = True
     calibrated = True
+    # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length.
+    allowed = 0.5
     description = "rounded to int4 in groups of 32"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -133,12 +137,14 @@ class Int4(Form):
         numbers, scales = packed
         return unpack_int4(numbers, scales, features, depth)
 
-    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
-        # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length. Squares
-        # of values of any size are finite as multiples of the greatest one.
+    def distance(self, weight: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+        # Squares of values of any size are finite as multiples of the greatest one.
         own = weight.float()
         unit = own.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-        return bool(((values - own) / unit).norm() <= 0.5 * (own / unit).norm())
+        return float(((values - own) / unit).norm().double() * unit), float((own / unit).norm().double() * unit)
+
+    def joined(self, one: float, other: float) -> float:
+        return math.hypot(one, other)
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * ceil_to(depth, INPUT_GROUP) // GROUP * (GROUP // 2 + 2)

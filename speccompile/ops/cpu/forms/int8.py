@@ -52,6 +52,8 @@ class Int8(Form):
     fused = ops.fused_int8_linears.default
     embedding = ops.int8_embedding.default
     rounds = True
+    # Half of the largest scale, and the last bits of the product with it.
+    allowed = 0.51 / 127
     description = "rounded to int8 in groups of 64"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -61,9 +63,8 @@ class Int8(Form):
         numbers, scales = packed
         return unpack_int8(numbers, scales, features, depth)
 
-    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
-        # Half of the largest scale, and the last bits of the product with it.
-        return float((values - weight).abs().max()) <= 0.51 / 127 * float(weight.abs().max())
+    def distance(self, weight: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+        return float((values - weight).abs().max()), float(weight.abs().max())
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * ceil_to(depth, GROUP) // GROUP * (GROUP + 4)

@@ -30,6 +30,7 @@ class Same(Form):
     fused = ops.fused_packed_linears.default
     embedding = ops.packed_embedding.default
     rounds = False
+    allowed = 0.0
     description = "packed"
 
     def pack(self, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -38,8 +39,8 @@ class Same(Form):
     def unpack(self, packed: tuple[torch.Tensor, ...], features: int, depth: int) -> torch.Tensor:
         return unpack(packed[0], features)
 
-    def holds(self, weight: torch.Tensor, values: torch.Tensor) -> bool:
-        return torch.equal(values, weight)
+    def distance(self, weight: torch.Tensor, values: torch.Tensor) -> tuple[float, float]:
+        return float(not torch.equal(values, weight)), 0.0
 
     def nbytes(self, features: int, depth: int, itemsize: int) -> int:
         return ceil_to(features, COLUMNS) * depth * itemsize

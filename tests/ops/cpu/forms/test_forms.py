@@ -20,8 +20,11 @@ def test_a_form_holds_its_weight_and_no_other(name: str) -> None:
     packed = form.pack(given)
     values = form.unpack(packed, *given.shape)
     assert values.shape == given.shape
-    assert form.holds(given, values)
-    assert not form.holds(-given, values)
+    assert form.holds(*form.distance(given, values))
+    assert not form.holds(*form.distance(-given, values))
+    halves = [form.distance(given[rows], values[rows]) for rows in (slice(0, 32), slice(32, None))]
+    assert [form.joined(*pair) for pair in zip(*halves, strict=True)] == pytest.approx(form.distance(given, values))
+    assert not form.holds(form.joined(0.0, float("nan")), 1.0)
 
 
 @pytest.mark.parametrize("name", sorted(FORMS))
