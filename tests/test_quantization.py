@@ -70,7 +70,7 @@ def over_the_ops(native: None) -> None:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Of ``tiny_llama()``, in int4."""
+    """The folder of ``tiny_llama()`` in int4."""
     folder = tmp_path_factory.mktemp("quantized") / "tiny"
     quantize(tiny_llama(), folder)
     return folder
@@ -288,7 +288,7 @@ def test_hooks_of_the_state_dict_do_not_grow_and_other_forms_are_kept(folder: Pa
 
 
 def test_a_plan_beside_another_wrap_does_not_undo_its_packs(folder: Path) -> None:
-    """As in rebuild(): parameters are plain while another thread wraps."""
+    """Parameters are plain while another thread wraps, and rebuild() plans meanwhile."""
     model = pretrained.load_model(str(folder))
     one, other = QuantizedPacks.of_model(model), QuantizedPacks.of_model(model)
     one.prepare(model)
