@@ -34,6 +34,8 @@ LOADING = {
 }
 #: They replay traces.
 WITHOUT_A_MODEL = {"policy-lab"}
+#: Weights are packed on the CPU, also for a machine with a GPU.
+ON_THE_CPU = {"quantize"}
 REACHED = "the model is loaded on"
 
 
@@ -67,8 +69,8 @@ def call(command: str, folder: Path, *more: str) -> Result:
 
 
 def test_every_command_that_loads_a_model_is_tested_here() -> None:
-    assert set(commands(app)) == LOADING.keys() | WITHOUT_A_MODEL
-    assert "--device" not in options_of("policy-lab")
+    assert set(commands(app)) == LOADING.keys() | WITHOUT_A_MODEL | ON_THE_CPU
+    assert not any("--device" in options_of(command) for command in ("policy-lab", *ON_THE_CPU))
 
 
 @pytest.mark.parametrize("command", LOADING)

@@ -256,7 +256,8 @@ def packs_for(model: nn.Module, weights: Weights) -> QuantizedPacks | None:
         return weights
     if isinstance(weights, QuantizedWeights | PackedWeights):
         return QuantizedPacks.of_weights(weights)
-    if not is_quantized(model):
+    # The plan refuses what is no model, with a reason.
+    if not isinstance(model, nn.Module) or not is_quantized(model):
         return None
     packs = QuantizedPacks.of_model(model)
     if weights != "same":
