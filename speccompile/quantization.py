@@ -14,6 +14,7 @@ from speccompile.compiler.plan import make_plan
 from speccompile.compiler.save_weights import check_model, save_weights
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.adapters import inner_model
+from speccompile.graph_capture.model_info import inspect_model
 from speccompile.modes.auto import head_kind
 from speccompile.ops.cpu.packing import Pack
 from speccompile.ops.cpu.quantized import is_quantized, packs_for, quantizing
@@ -59,9 +60,12 @@ def quantize(
     folder, model = Path(folder).expanduser().absolute(), inner_model(model)
     head = None if head is None else Path(head).expanduser().absolute()
     check_output(folder)
-    check_model(model)
     if head is not None:
         _check_head(head, folder)
+    if not isinstance(model, PreTrainedModel):
+        # It states what the model is.
+        inspect_model(model)
+    check_model(model)
     if is_quantized(model):
         reason = "its weights are packed already; copy its folder, or give the model that was packed"
         raise InvalidOption(where="quantize", name="model", value=type(model).__name__, reason=reason)

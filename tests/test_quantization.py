@@ -20,6 +20,7 @@ from speccompile.errors import (
     InvalidOption,
     OriginalsFreed,
     UnsupportedCheckpoint,
+    UnsupportedModel,
 )
 from speccompile.heads import Eagle3Head, save_eagle3
 from speccompile.modes.auto import Auto
@@ -301,6 +302,8 @@ def test_a_plan_beside_another_wrap_does_not_undo_its_packs(folder: Path) -> Non
 
 def test_what_cannot_be_written(tmp_path: Path) -> None:
     model = tiny_llama()
+    with pytest.raises(UnsupportedModel, match="not a transformers PreTrainedModel"):
+        quantize("tiny", tmp_path / "folder")  # type: ignore[arg-type]
     with raises(InvalidOption, name="weights", value="same"):
         quantize(model, tmp_path / "folder", weights="same")
     with plain(model) as spec, pytest.raises(CannotSaveWeights, match="none of them is rounded"):
