@@ -256,7 +256,7 @@ def packs_for(model: nn.Module, weights: Weights) -> QuantizedPacks | None:
         return weights
     if isinstance(weights, QuantizedWeights | PackedWeights):
         return QuantizedPacks.of_weights(weights)
-    # The plan refuses what is no model, with a reason.
+    # Any other object is refused by the plan, with a reason.
     if not isinstance(model, nn.Module) or not is_quantized(model):
         return None
     packs = QuantizedPacks.of_model(model)
