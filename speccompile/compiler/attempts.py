@@ -37,12 +37,13 @@ from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
 from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.lowering.backends import Eager, lower
 from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.ops.cpu.free_originals import FreedOriginals
-from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.ops.in_cpp import libraries_of
 from speccompile.passes.target.tree_bodies import of_trees
 from speccompile.utils.progress import task
@@ -185,7 +186,7 @@ def _blame_pass(
     if first is None:
         return
     before, reach = stages[first - 1].graph, reach_of(built.observed, built.arena)
-    with inputs_unrounded(built.packs):
+    with inputs_unrounded(model, built.packs):
         try:
             check_capture(model, info, before, built.arena, reference(before), reference, reach, built.probe)
         except CaptureMismatch:
@@ -248,7 +249,7 @@ def _compare(
     with (
         task("check the captured graph against the model"),
         seconds.of("capture check"),
-        inputs_unrounded(built.packs),
+        inputs_unrounded(model, built.packs),
     ):
         probe = built.probe or Probe.of(model, info, built.arena, reach)
         difference = check_capture(model, info, outlined, built.arena, lowered, reference, reach, probe)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -27,11 +26,11 @@ from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe
 from speccompile.graph_capture.model_info import ModelInfo, all_names
 from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.packed_forward import reading_packs
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import Pack, WeightPacks
-from speccompile.ops.cpu.rounded import reading_packs
 from speccompile.passes.target.choose_experts import has_experts
 from speccompile.runtime.target import addresses_in_use
 from speccompile.utils.joined_weights import JoinedWeights
@@ -91,9 +90,10 @@ def build_stages(
     if known is None:
         with task("capture the model"):
             # Each uses its own copy: the observation may leave other tables of positions in the modules.
-            quantized = None if config.quantized is None else config.quantized.packs.values()
-            with contextlib.nullcontext() if quantized is None else reading_packs(quantized):
-                observed = observe(copy_over_same_tensors(model), info, routes)
+            observable = copy_over_same_tensors(model)
+            quantized = () if config.quantized is None else config.quantized.packs.values()
+            with reading_packs(observable, quantized):
+                observed = observe(observable, info, routes)
             arena = _allocated(model, info, config, observed)
             captured = capture(copy_over_same_tensors(model), info, observed, arena.layout)
     else:
@@ -171,7 +171,9 @@ def check_calibrated(config: BuildConfig, packs: WeightPacks) -> None:
     """
     if config.calibration is not None:
         rounded = (
-            path for path, pack in packs.items() if pack.form.calibrated and not pack.format and not pack.is_table
+            path
+            for path, pack in packs.items()
+            if pack.form.calibrated and not pack.format and not pack.is_table and pack.experts is None
         )
         config.calibration.check_covers(map(packs.names_of, rounded))
 

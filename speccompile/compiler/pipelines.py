@@ -86,7 +86,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         attention,
         *[FuseRotaryAttention()] * (native and config.attends and config.route == "attention"),
         *[ChooseRecurrence(native)] * config.recurrent,
-        *[ChooseExperts(native)] * config.experts,
+        *[ChooseExperts(native, packs)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,

@@ -55,7 +55,7 @@ def save_weights(
     """
     check_model(model)
     weights = {
-        path: PackedWeight(pack.form.name, pack.tensors, (pack.features, pack.depth), pack.order)
+        path: PackedWeight(pack.form.name, pack.tensors, pack.shape, pack.order, pack.transposed)
         for path, pack in packs.items()
         if pack.form.rounds
     }

@@ -25,7 +25,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMa
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
-from speccompile.graph_capture.experts import EXPERTS
+from speccompile.graph_capture.experts import experts_chosen
 from speccompile.graph_capture.latent import expands_latents, expansion
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.utils.devices import traits_of
@@ -170,10 +170,7 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
     are restored afterwards."""
     owned = [getattr(module, "config", None) for module in model.modules()]
     configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}
-    before = {
-        key: (config._attn_implementation_internal, config._experts_implementation_internal)
-        for key, config in configs.items()
-    }
+    before = {key: config._attn_implementation_internal for key, config in configs.items()}
     masks = ALL_MASK_ATTENTION_FUNCTIONS._local_mapping
     own_masks = {name: masks.get(name) for name in OWN} if route == "eager" else {}
     try:
@@ -182,11 +179,11 @@ def captured_by(model: PreTrainedModel, route: Route) -> Iterator[None]:
         for config in configs.values():
             if route == "attention" or config._attn_implementation_internal not in OWN:
                 config._attn_implementation_internal = IMPLEMENTATION[route]
-            config._experts_implementation_internal = EXPERTS
-        yield
+        with experts_chosen(model):
+            yield
     finally:
         for key, config in configs.items():
-            config._attn_implementation_internal, config._experts_implementation_internal = before[key]
+            config._attn_implementation_internal = before[key]
         for name, mask in own_masks.items():
             if mask is None:
                 del masks[name]

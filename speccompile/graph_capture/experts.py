@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
+from transformers import PreTrainedConfig
 from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
@@ -53,10 +55,26 @@ ALL_EXPERTS_FUNCTIONS.register(EXPERTS, experts)
 
 
 @contextlib.contextmanager
+def experts_chosen(model: nn.Module) -> Iterator[None]:
+    """Let modules of ``model`` with transformers' common experts compute with the package's op in this context."""
+    owned = [getattr(module, "config", None) for module in model.modules()]
+    configs = {id(config): config for config in owned if isinstance(config, PreTrainedConfig)}.values()
+    before = [config._experts_implementation_internal for config in configs]
+    try:
+        for config in configs:
+            config._experts_implementation_internal = EXPERTS
+        yield
+    finally:
+        for config, implementation in zip(configs, before, strict=True):
+            config._experts_implementation_internal = implementation
+
+
+@contextlib.contextmanager
 def experts_captured(model: nn.Module) -> Iterator[None]:
     """Let modules of ``model`` with their own loops compute with the package's op in this context. No other code may
     run ``model``."""
-    modules = [module for module in model.modules() if _forward_of(module) is not None]
+    # Contexts may be nested.
+    modules = [m for m in model.modules() if _forward_of(m) is not None and "forward" not in vars(m)]
     for module in modules:
         module.forward = MethodType(_forward_of(module), module)
     try:
@@ -67,7 +85,8 @@ def experts_captured(model: nn.Module) -> Iterator[None]:
 
 
 def _forward_of(module: nn.Module) -> Any:
-    kind = type(module)
+    # The class of a module changes while a pack stands for its weight.
+    kind = parametrize.type_before_parametrizations(module)
     return FORWARDS.get(kind.__name__) if kind.__module__.startswith("transformers.models.") else None
 
 

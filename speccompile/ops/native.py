@@ -9,7 +9,8 @@ from speccompile.ops.attention import SCHEMA
 from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
 
-#: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``.
+#: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``,
+#: ``{form}_expert_linear``.
 ROUNDED = ("int8", "int4")
 
 
@@ -37,6 +38,12 @@ def _rounded_linear(x, packed, scales, bias, features):  # type: ignore[no-untyp
 def _rounded_embedding(packed, scales, ids, depth):  # type: ignore[no-untyped-def]
     """Rows ``ids`` of the same weight, in float32: ``[..., depth]``."""
     return scales.new_empty((*ids.shape, depth), dtype=torch.float32)
+
+
+def _rounded_expert_linear(x, experts, packed, scales, bias, features):  # type: ignore[no-untyped-def]
+    """``speccompile::expert_linear`` over rounded weights: E matrices ``[features, K]``, each packed as one of a
+    ``linear`` is, one after another."""
+    return x.new_empty((*experts.shape, features))
 
 
 def _packed_linears(x, packed, biases, features):  # type: ignore[no-untyped-def]
@@ -98,6 +105,13 @@ for _form in ROUNDED:
         cpp="rounded",
         recorded=True,
         cuda="rounded_linear.rounded_embedding",
+    )
+    define(
+        f"{_form}_expert_linear(Tensor x, Tensor experts, Tensor packed, Tensor scales, Tensor? bias, int features) "
+        "-> Tensor",
+        _rounded_expert_linear,
+        cpp="rounded",
+        in_bodies=True,
     )
 define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True, recorded=True)
 define(

@@ -100,4 +100,4 @@ class PackedFolder:
     def _weight(self, stored: StoredWeight) -> PackedWeight:
         tensors = tuple(map(self._tensor, stored.tensors))
         order = None if stored.order is None else self._tensor(stored.order)
-        return PackedWeight(stored.form, tensors, stored.shape, order)
+        return PackedWeight(stored.form, tensors, stored.shape, order, stored.transposed)

@@ -14,7 +14,7 @@ from speccompile.quantized.source import TensorSource
 
 MANIFEST = "speccompile.json"
 #: Version of the manifest and of the layout of packed weights. A change of either is a new version.
-VERSION = 1
+VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -24,14 +24,16 @@ class StoredWeight:
     Args:
         form: name of its form.
         tensors: names of its tensors in the files, in the form's order.
-        shape: ``(N, K)`` of the weight.
+        shape: that of the packed weight, ``(N, K)``, or ``(E, N, K)`` of experts.
         order: name of the tensor with the order of inputs; None if they keep their own.
+        transposed: whether the model's weight has the last two dimensions in the other order.
     """
 
     form: str
     tensors: tuple[str, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     order: str | None
+    transposed: bool
 
 
 @dataclass(frozen=True)
@@ -116,7 +118,7 @@ def read_manifest(folder: Path) -> Manifest:
         reason = f"its packed weights have layout {version!r}, and this version of speccompile reads layout {VERSION}"
         raise source.unsupported(reason)
     weights = {
-        name: StoredWeight(item["form"], tuple(item["tensors"]), (item["shape"][0], item["shape"][1]), item["order"])
+        name: StoredWeight(**{**item, "tensors": tuple(item["tensors"]), "shape": tuple(item["shape"])})
         for name, item in fields["weights"].items()
     }
     files = {name: StoredFile(**item) for name, item in fields["files"].items()}

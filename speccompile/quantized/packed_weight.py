@@ -12,19 +12,21 @@ from speccompile.utils.weight_forms import Forms, QuantizedForms
 
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
-    """A weight ``[N, K]`` in the tensors of one form of ``ops/cpu/forms``.
+    """A weight in the tensors of one form of ``ops/cpu/forms``.
 
     Args:
         form: name of the form, such as ``"int4"``.
         tensors: those of the form, in its order.
-        shape: ``(N, K)``.
+        shape: ``(N, K)``, or ``(E, N, K)`` of experts.
         order: int64 ``[K]``, the input that each column is multiplied with; None means their own order.
+        transposed: whether the model's weight has the last two dimensions in the other order.
     """
 
     form: str
     tensors: tuple[torch.Tensor, ...]
-    shape: tuple[int, int]
+    shape: tuple[int, ...]
     order: torch.Tensor | None = None
+    transposed: bool = False
 
     @property
     def nbytes(self) -> int:

@@ -152,7 +152,8 @@ def _write_configuration(folder: Path, model: PreTrainedModel, tokenizer: PreTra
 
 def _stored(name: str, weight: PackedWeight) -> StoredWeight:
     names = tuple(f"{name}:{part}" for part in range(len(weight.tensors)))
-    return StoredWeight(weight.form, names, weight.shape, None if weight.order is None else f"{name}:order")
+    order = None if weight.order is None else f"{name}:order"
+    return StoredWeight(weight.form, names, weight.shape, order, weight.transposed)
 
 
 def _tensors_of(

@@ -105,7 +105,7 @@ def _bytes_in(forms: WeightForms) -> Callable[[Pack], int]:
 
     def size(pack: Pack) -> int:
         form = FORMS[forms.form((), of_vocabulary=pack.of_vocabulary)]
-        return form.nbytes(pack.features, pack.depth, pack.tensors[0].itemsize)
+        return (pack.experts or 1) * form.nbytes(pack.features, pack.depth, pack.tensors[0].itemsize)
 
     return size
 

@@ -16,11 +16,14 @@ from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of, written
+from speccompile.ops.cpu.forms.base import COLUMNS, ceil_to
+from speccompile.ops.native import ROUNDED
 from speccompile.report.regions import is_ours, op_name
 from speccompile.utils.torch_private import OpOverload
 
 #: Linears that read only the weights of chosen experts.
-_OF_EXPERTS = frozenset({"expert_linear", "native_expert_linear"})
+_OF_ROUNDED_EXPERTS = frozenset(f"{form}_expert_linear" for form in ROUNDED)
+_OF_EXPERTS = frozenset({"expert_linear", "native_expert_linear"}) | _OF_ROUNDED_EXPERTS
 
 
 @dataclass(frozen=True)
@@ -145,4 +148,8 @@ def _of_chosen(node: fx.Node, nbytes: int, values: Mapping[fx.Node, Any]) -> int
     chosen, weight = (values.get(argument) for argument in node.args[1:3] if isinstance(argument, fx.Node))
     if not (isinstance(chosen, torch.Tensor) and isinstance(weight, torch.Tensor)):
         return nbytes
-    return nbytes * min(chosen.numel(), weight.shape[0]) // weight.shape[0]
+    # Of packed weights the first dimension counts blocks of all experts.
+    features: Any = node.args[-1]
+    per_expert = ceil_to(features, COLUMNS) // COLUMNS if is_ours(node, _OF_ROUNDED_EXPERTS) else 1
+    experts = weight.shape[0] // per_expert
+    return nbytes * min(chosen.numel(), experts) // experts

@@ -15,7 +15,7 @@ from transformers import LogitsProcessorList, PreTrainedModel
 from speccompile.adapters.loaded import Adapter
 from speccompile.adapters.own_forward import adapted
 from speccompile.graph_capture.altering import altering
-from speccompile.ops.cpu.rounded import as_packed
+from speccompile.graph_capture.packed_forward import as_packed
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode
 from speccompile.runtime.params import Params
@@ -153,7 +153,7 @@ def answer_of(
         own_forward: a context that is entered around the forward.
     """
     processors = [processor.original for processor in target.processors]
-    with as_packed(target.packs), own_forward():
+    with as_packed(target.model, target.packs), own_forward():
         if isinstance(question, TextOf):
             sequence = question.prompt, question.max_new_tokens, question.eos
             return transformers_greedy(target.model, *sequence, processors)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections import Counter
 
@@ -121,7 +122,7 @@ def _weights(build: Build) -> str:
     lines = []
     if quantized:
         held = sum(pack.nbytes for pack in quantized) / 2**20
-        values = sum(pack.features * pack.depth for pack in quantized) * 4 / 2**20
+        values = sum(math.prod(pack.shape) for pack in quantized) * 4 / 2**20
         lines.append(
             f"{len(quantized)} of {quantized[0].format} as stored, {held:.1f} MiB instead of {values:.1f} MiB in "
             "float32, and the model itself has no copy"

@@ -15,7 +15,7 @@ from torch import nn
 from transformers import GenerationConfig, PreTrainedConfig
 
 from speccompile.errors import CannotMove
-from speccompile.ops.cpu.rounded import as_packed
+from speccompile.graph_capture.packed_forward import as_packed
 from speccompile.speculator.base import SpeculatorBase
 from speccompile.utils.torch_private import parse_to
 
@@ -94,7 +94,7 @@ class ModelInterface(SpeculatorBase):
         target = self._open()[1]
         self._refuse_sharded("the model's forward", "call the sharded model on all ranks")
         target.state_of_weights()
-        with as_packed(target.packs):
+        with as_packed(target.model, target.packs):
             return target.model(*inputs, **options)
 
     forward = __call__

@@ -81,6 +81,16 @@ def test_a_step_reads_the_weights_of_as_many_experts_as_its_tokens_can_choose() 
     assert four["mlp"] == pytest.approx(experts + rest, rel=0.01)
 
 
+def test_of_rounded_experts_it_reads_those_of_their_packs(native: None) -> None:
+    options = {"tiers": (0, 3), "max_len": 40, "backend": "eager", "weights": {"*": "same", "experts": "int4"}}
+    with speccompile.wrap(model_of("mixtral"), "ngram", **options) as spec:
+        packs = [pack for pack in spec._build.packs if pack.experts is not None]
+        one, four = ({cost.region: cost.nbytes for cost in tier.regions} for tier in spec.report(measure=False).tiers)
+    # Two of four for each token.
+    experts = sum(pack.nbytes for pack in packs)
+    assert four["mlp"] - one["mlp"] == pytest.approx(experts / 2, rel=0.02)
+
+
 def test_nodes_come_and_go_with_the_passes_that_added_and_removed_them() -> None:
     report = tiny_report()
     for program in (report.model, *(tier.program for tier in report.tiers)):

@@ -17,11 +17,12 @@ from speccompile.graph_capture.capture import capture
 from speccompile.graph_capture.check import Probe, check_capture
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation, observe
+from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.modes.network.draft_network import DraftNetwork, Run
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.utils.storage import Storage
 from speccompile.utils.tracer_isolation import copy_over_same_tensors
 from speccompile.utils.weight_forms import WeightForm
@@ -72,7 +73,7 @@ class DraftModel(DraftNetwork):
         self, graph: StepGraph, arena: Arena, lowered: Run, reference: Callable[[StepGraph], Run], packs: WeightPacks
     ) -> float:
         reach = self.max_len if self.observed.counts else self.observed.reach
-        with inputs_unrounded(packs):
+        with inputs_unrounded(self.model, packs):
             probe = Probe.of(self.model, self.info, arena, reach, self.max_len)
             difference = check_capture(self.model, self.info, graph, arena, lowered, reference, reach, probe)
         check_kernels(packs)

@@ -20,13 +20,14 @@ from speccompile.graph_capture.check import TOLERANCE
 from speccompile.graph_capture.clean import clean_graph
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.graph_capture.ports import input_ports, kv_names, name_ports
 from speccompile.graph_capture.store import HeadStore
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
 from speccompile.modes.network.draft_network import DraftNetwork, Run
 from speccompile.modes.network.head_probe import HeadProbe
 from speccompile.ops.cpu.packing import WeightPacks
-from speccompile.ops.cpu.rounded import check_kernels, inputs_unrounded
+from speccompile.ops.cpu.rounded import check_kernels
 from speccompile.utils.storage import Storage
 from speccompile.utils.torch_private import pytree
 from speccompile.utils.tracer_isolation import copy_over_same_tensors
@@ -151,7 +152,7 @@ class HeadNetwork(DraftNetwork):
         """Compare the graph with the head's own forward, on random inputs in pieces. Returns the largest difference."""
         probe = HeadProbe(self.head, self, graph, arena)
         check_kernels(packs)
-        with torch.no_grad(), inputs_unrounded(packs):
+        with torch.no_grad(), inputs_unrounded(self.head, packs):
             expected = probe.own()
             allowed = TOLERANCE[self.info.dtype] * max(float(piece.abs().max()) for piece in expected)
             difference = probe.difference(lowered, expected)

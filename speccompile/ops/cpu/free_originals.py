@@ -10,7 +10,7 @@ import contextlib
 import itertools
 from collections.abc import Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from speccompile.errors import OriginalsFreed
-from speccompile.ops.cpu.forms.base import Form
+from speccompile.ops.cpu.packing import Pack
 from speccompile.utils.memory import release_file_pages, trim_heap
 
 #: Whether reading a rounded weight returns its substitute, see :func:`standing_in`.
@@ -38,31 +38,22 @@ def standing_in() -> Iterator[None]:
 
 
 class Unpack(nn.Module):
-    """Parametrizes a weight ``[features, K]``, or ``[K, features]`` if ``transposed``, by its pack.
+    """Parametrizes a weight by its pack.
 
     Each read of the weight unpacks a new copy. It cannot be assigned to. The parameter has the pack as its storage; if
     that is rounded it has none, since a parameter keeps its dtype.
 
     Args:
-        tensors: the pack, of ``form``.
-        stand_in: see :func:`standing_in`; None unless ``form`` rounds.
+        shape: of the weight. That of some experts is a matrix.
+        stand_in: see :func:`standing_in`; None unless the pack rounds.
     """
 
-    def __init__(
-        self,
-        form: Form,
-        tensors: tuple[torch.Tensor, ...],
-        features: int,
-        depth: int,
-        *,
-        transposed: bool,
-        stand_in: torch.Tensor | None = None,
-    ) -> None:
+    def __init__(self, pack: Pack, shape: torch.Size, stand_in: torch.Tensor | None = None) -> None:
         super().__init__()
-        self._registering: tuple[torch.Tensor, ...] | None = tensors
-        self._rounded = tensors if form.rounds else ()
-        self._form, self._features, self._depth, self._transposed = form, features, depth, transposed
-        self._stand_in = stand_in
+        self._registering: tuple[torch.Tensor, ...] | None = pack.tensors
+        # The parameter holds the tensor of a pack that does not round, and may move.
+        self._pack = pack if pack.form.rounds else replace(pack, tensors=())
+        self._shape, self._stand_in = shape, stand_in
 
     def forward(self, original: torch.Tensor) -> torch.Tensor:
         if self._stand_in is not None and _STANDING_IN.get():
@@ -72,15 +63,15 @@ class Unpack(nn.Module):
             return self.unpacked(original)
 
     def unpacked(self, original: torch.Tensor) -> torch.Tensor:
-        weight = self._form.unpack(self._rounded or (original,), self._features, self._depth).to(original.dtype)
-        return weight.t().contiguous() if self._transposed else weight
+        pack = self._pack if self._pack.tensors else replace(self._pack, tensors=(original,))
+        return pack.unpacked_original(original.dtype, self._shape)
 
     def right_inverse(self, weight: torch.Tensor) -> torch.Tensor:
         """The parameter's storage. torch calls this once at registration, and again at each assignment of a weight."""
         packed, self._registering = self._registering, None
         if packed is None:
             raise OriginalsFreed(what="its weights cannot be assigned to")
-        return weight.new_empty(0) if self._rounded else packed[0]
+        return weight.new_empty(0) if self._pack.form.rounds else packed[0]
 
 
 def originals_freed(model: nn.Module) -> bool:
@@ -140,29 +131,22 @@ class FreedOriginals:
         self._taken: list[_Taken] = []
         self._handles: list[Any] = []
 
-    def take(
-        self,
-        path: str,
-        form: Form,
-        tensors: tuple[torch.Tensor, ...],
-        features: int,
-        depth: int,
-        *,
-        transposed: bool,
-    ) -> torch.Tensor | None:
+    def take(self, path: str, pack: Pack) -> torch.Tensor | None:
         """Replace the weight at ``path`` by its pack, in all modules that share it. Returns its substitute, see
-        :func:`standing_in`, if ``form`` rounds.
+        :func:`standing_in`, if the pack rounds.
         """
         owners = self._owners(path)
         old = getattr(owners[0].module, owners[0].name).detach()
+        rounds = pack.form.rounds
         # What is computed with it by mistake is NaN.
-        stand_in = old.new_full((1, 1), torch.nan).expand(old.shape) if form.rounds else None
-        self._taken.append(_Taken(owners, old if form.rounds else None))
+        stand_in = old.new_full((1, 1), torch.nan).expand(old.shape) if rounds else None
+        self._taken.append(_Taken(owners, old if rounds else None))
+        held = replace(pack, weight=None)
         for owner in owners:
-            owner.parametrize(Unpack(form, tensors, features, depth, transposed=transposed, stand_in=stand_in))
+            owner.parametrize(Unpack(held, old.shape, stand_in))
             self._handles.append(owner.module.register_state_dict_post_hook(_UnpackState(owner.name)))
             self._handles.append(owner.module.register_load_state_dict_pre_hook(_refuse_to_load))
-        if not form.rounds:
+        if not rounds:
             release_file_pages(old)
             # Returns the memory of the previous weight: the caller may still hold this one.
             trim_heap()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,7 +22,7 @@ PACKED_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Pack:
-    """A packed weight ``[features, depth]``.
+    """A packed weight ``[features, depth]``, or one of experts, ``[experts, features, depth]``.
 
     Args:
         tensors: what stands for it, see :class:`~speccompile.ops.cpu.forms.base.Form`.
@@ -33,6 +34,8 @@ class Pack:
         stand_in: substitute that the model reads within :func:`~speccompile.ops.cpu.free_originals.standing_in`, once a
             rounded weight is freed.
         importance: of its inputs, float32 ``[depth]``, if rounding uses it.
+        experts: how many matrices it has, one packed after another; None: it is one matrix.
+        transposed: whether the model's weight has the last two dimensions in the other order.
     """
 
     form: Form
@@ -46,6 +49,14 @@ class Pack:
     order: torch.Tensor | None = None
     stand_in: torch.Tensor | None = None
     importance: torch.Tensor | None = None
+    experts: int | None = None
+    transposed: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the weight."""
+        matrix = self.features, self.depth
+        return matrix if self.experts is None else (self.experts, *matrix)
 
     @property
     def nbytes(self) -> int:
@@ -63,17 +74,34 @@ class Pack:
         """Contents of :attr:`tensors` for another ``value`` of the weight."""
         return _pack(self.form, value, self.importance)
 
+    def matrices(self) -> Iterator[Pack]:
+        """The pack of each expert; itself if it is one matrix."""
+        if self.experts is None:
+            yield self
+            return
+        parts = zip(*(tensor.chunk(self.experts) for tensor in self.tensors), strict=True)
+        weights = itertools.repeat(None) if self.weight is None else self.weight
+        for tensors, weight in zip(parts, weights, strict=False):
+            yield replace(self, tensors=tensors, weight=weight, stand_in=None, experts=None)
+
     def unpack(self) -> torch.Tensor:
-        """The values that the ops multiply with, ``[features, depth]``."""
-        return self.form.unpack(self.tensors, self.features, self.depth)
+        """The values that the ops multiply with, of the shape :attr:`shape`."""
+        if self.experts is None:
+            return self.form.unpack(self.tensors, self.features, self.depth)
+        return torch.stack([matrix.unpack() for matrix in self.matrices()])
+
+    def unpacked_original(self, dtype: torch.dtype, shape: torch.Size) -> torch.Tensor:
+        """The weight as the model has it: of ``dtype``, and of ``shape``, which may have all experts in one matrix."""
+        values = self.dequantized().to(dtype)
+        return (values.mT.contiguous() if self.transposed else values).reshape(shape)
 
     def ordered(self, x: torch.Tensor) -> torch.Tensor:
         """Inputs ``[..., depth]`` as the ops read them."""
         return x if self.order is None else x.index_select(-1, self.order)
 
     def dequantized(self) -> torch.Tensor:
-        """The weight ``[features, depth]`` over inputs in their own order."""
-        return self.unpack() if self.order is None else self.unpack()[:, self.order.argsort()]
+        """The weight over inputs in their own order."""
+        return self.unpack() if self.order is None else self.unpack()[..., self.order.argsort()]
 
 
 class WeightPacks:
@@ -117,21 +145,27 @@ class WeightPacks:
         of_vocabulary: bool = False,
         is_table: bool = False,
         is_router: bool = False,
+        transposed: bool = False,
     ) -> Pack:
-        """The pack of ``weight``, ``[N, K]``, which is the model's or a transposed view of that.
+        """The pack of ``weight``, which is the model's or a transposed view of that: ``[N, K]``, or ``[E, N, K]`` of
+        experts.
 
         Args:
             of_vocabulary: it is an embedding's or an lm_head's.
             is_table: only an embedding reads it.
             is_router: it chooses among experts.
+            transposed: the model's has the last two dimensions in the other order.
         """
         if path not in self._packs and (quantized := self.find_quantized(weight)) is not None:
             self._packs[path] = quantized
         if path not in self._packs:
             form = self.form_of(path, of_vocabulary=of_vocabulary, is_router=is_router)
-            importance = self._importance_of(path) if form.calibrated and not is_table else None
+            experts = weight.shape[0] if weight.dim() == 3 else None
+            # Calibrations have the inputs of linears.
+            weighted = form.calibrated and not is_table and experts is None
+            importance = self._importance_of(path) if weighted else None
             tensors = self._known(weight, form) if importance is None else None
-            features, depth = weight.shape
+            features, depth = weight.shape[-2:]
             own = None if self.freed and not form.rounds else weight
             self._packs[path] = Pack(
                 form,
@@ -142,6 +176,8 @@ class WeightPacks:
                 of_vocabulary,
                 is_table,
                 importance=importance,
+                experts=experts,
+                transposed=transposed,
             )
             if self._packed is not None:
                 self._packed(path, self._packs[path])
@@ -172,14 +208,12 @@ class WeightPacks:
         known = self._importance or {}
         return next((known[name] for name in self.names_of(path) if name in known), None)
 
-    def replace_original(self, path: str, *, transposed: bool, release: Callable[[], None]) -> None:
+    def replace_original(self, path: str, release: Callable[[], None]) -> None:
         """Let the pack replace the model's weight at ``path``, at once, or in :meth:`replace_rounded_originals`.
 
-        Args:
-            transposed: the model's is ``[K, N]``.
-            release: drops the caller's reference to it.
+        ``release`` drops the caller's reference to it.
         """
-        take = partial(self._take, path, transposed, release)
+        take = partial(self._take, path, release)
         if self._packs[path].form.rounds:
             self._to_take.append(take)
         else:
@@ -190,10 +224,10 @@ class WeightPacks:
         while self._to_take:
             self._to_take.pop()()
 
-    def _take(self, path: str, transposed: bool, release: Callable[[], None]) -> None:
+    def _take(self, path: str, release: Callable[[], None]) -> None:
         pack = self._packs[path]
         assert self.freed is not None
-        stand_in = self.freed.take(path, pack.form, pack.tensors, pack.features, pack.depth, transposed=transposed)
+        stand_in = self.freed.take(path, pack)
         self._packs[path] = replace(pack, weight=None, stand_in=stand_in)
         release()
 
@@ -274,6 +308,9 @@ class WeightPacks:
 
 
 def _pack(form: Form, weight: torch.Tensor, importance: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    if weight.dim() == 3:
+        parts = [form.pack(matrix) for matrix in weight]
+        return tuple(torch.cat(tensors) for tensors in zip(*parts, strict=True))
     return form.pack(weight) if importance is None else form.pack_for_inputs(weight, importance)
 
 

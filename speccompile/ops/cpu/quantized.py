@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
@@ -24,6 +25,8 @@ from speccompile.utils.weight_forms import Forms, QuantizedForms, Weights
 
 #: Functions with which a forward reads a weight.
 _READERS = frozenset((F.linear, F.embedding, torch.addmm, torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__))
+#: Names of those with which transformers reads weights of experts.
+_READERS_OF_EXPERTS = frozenset(("bmm", "grouped_mm", "_grouped_mm", "grouped_mm_fallback"))
 
 
 class QuantizedParameter(nn.Parameter):
@@ -34,7 +37,6 @@ class QuantizedParameter(nn.Parameter):
     """
 
     pack: Pack
-    transposed: bool
     #: Attributes of :class:`QuantizedPacks`.
     folder: str
     others: Forms
@@ -45,7 +47,7 @@ class QuantizedParameter(nn.Parameter):
     def __torch_function__(
         cls, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        if func in _READERS:
+        if func in _READERS or func.__name__ in _READERS_OF_EXPERTS or _reads_experts(func, args):
             raise OriginalsFreed(what="call spec(input_ids) for its forward")
         return super().__torch_function__(func, types, args, kwargs or {})
 
@@ -56,13 +58,17 @@ class QuantizedParameter(nn.Parameter):
         raise OriginalsFreed(what="it cannot be pickled; save_pretrained writes its weights, dequantised")
 
 
+def _reads_experts(func: Any, args: Sequence[Any]) -> bool:
+    """Whether it is an index of one or some experts. A slice is a view, as the package's op reads it."""
+    return func is torch.Tensor.__getitem__ and not isinstance(args[1], slice)
+
+
 def values_of(weight: torch.Tensor) -> torch.Tensor:
     """The values that ``weight`` has or, if they are in a pack, stands for: then a new tensor of its dtype."""
     pack: Pack | None = getattr(weight, "pack", None)
     if pack is None:
         return weight.detach()
-    values = pack.dequantized().to(weight.dtype)
-    return values.t().contiguous() if getattr(weight, "transposed", False) else values
+    return pack.unpacked_original(weight.dtype, weight.shape)
 
 
 def is_quantized(model: nn.Module) -> bool:
@@ -162,9 +168,10 @@ class QuantizedPacks(QuantizedForms):
             parameter = found.get(name)
             if parameter is None:
                 raise self._refusal(f"the model has no parameter {name!r}; names are those of named_parameters()")
-            if parameter.dim() != 2:
+            if parameter.dim() not in (2, 3):
                 raise self._refusal(
-                    f"{name} has the shape {list(parameter.shape)}, and must be the matrix of a linear or an embedding"
+                    f"{name} has the shape {list(parameter.shape)}, and must be the matrix of a linear or an "
+                    "embedding, or those of experts"
                 )
             other = names.setdefault(id(parameter), name)
             if other != name:
@@ -184,8 +191,9 @@ class QuantizedPacks(QuantizedForms):
             pack = self._packs.get(name) or self._packed(name, taken)
             old = parameter.detach()
             assert pack.weight is not None
-            parameter.data = pack.weight.t() if _is_transposed(taken) else pack.weight
-            parameter.pack, parameter.transposed = pack, _is_transposed(taken)  # type: ignore[attr-defined]
+            # One element, in the model's shape.
+            parameter.data = pack.weight.as_strided(parameter.shape, [0] * parameter.dim())
+            parameter.pack = pack  # type: ignore[attr-defined]
             if old.data_ptr() != parameter.data_ptr():
                 release_file_pages(old)
                 del old
@@ -219,22 +227,36 @@ class QuantizedPacks(QuantizedForms):
                 parameter.__class__ = QuantizedParameter
             elif (pack := getattr(parameter, "pack", None)) is not None:
                 parameter.data = values_of(parameter)
-                del parameter.pack, parameter.transposed, pack  # type: ignore[attr-defined]
+                del parameter.pack, pack  # type: ignore[attr-defined]
         self._taken.clear()
 
     def _packed(self, name: str, taken: _Original) -> Pack:
         weight = self._weights[name]
-        wanted = tuple(taken.parameter.shape)[:: -1 if _is_transposed(taken) else 1]
-        if weight.shape != wanted:
-            raise self._refusal(f"{name} is {list(weight.shape)}, and must be {list(wanted)}, as in the model")
+        transposed = _is_transposed(taken) or (isinstance(weight, PackedWeight) and weight.transposed)
+        *experts, features, depth = weight.shape
+        rows, columns = (depth, features) if transposed else (features, depth)
+        # Some families have all experts in one matrix.
+        if tuple(taken.parameter.shape) not in ((*experts, rows, columns), (math.prod(experts) * rows, columns)):
+            wanted = list(taken.parameter.shape)
+            wanted = wanted[::-1] if transposed else wanted
+            raise self._refusal(f"{name} is {list(weight.shape)}, and must be {wanted}, as in the model")
         if weight.order is not None and any(isinstance(module, nn.Embedding) for module, _ in taken.owners):
             raise self._refusal(f"{name} has an order of inputs, and must not, since it is an embedding's")
         if isinstance(weight, GroupedWeight):
             form, tensors = pack_grouped(weight)
         else:
             form, tensors = FORMS[weight.form], weight.tensors
-        element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(wanted)
-        pack = Pack(form, tensors, *wanted, element, format=self.format)
+        element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(weight.shape)
+        pack = Pack(
+            form,
+            tensors,
+            features,
+            depth,
+            element,
+            format=self.format,
+            experts=experts[0] if experts else None,
+            transposed=transposed,
+        )
         if weight.order is not None:
             # Queries, keys and values often have the same: then they read the same inputs.
             pack = replace(pack, order=self._orders.setdefault(weight.order.numpy().tobytes(), weight.order))

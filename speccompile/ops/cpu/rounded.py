@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -29,8 +30,17 @@ PARTS = 3
 #: Outputs of a weight that are unpacked at a time, a multiple of :data:`COLUMNS`: few enough that they stay in a cache.
 CHECKED = 512
 
-#: ``(x, pack, bias)`` to the product.
-Linear = Callable[[torch.Tensor, Pack, torch.Tensor | None], torch.Tensor]
+ops = torch.ops.speccompile
+
+
+class Products(Protocol):
+    """How products with packed weights are computed."""
+
+    def linear(self, x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        """The product of ``x`` ``[..., K]`` and a matrix."""
+
+    def experts(self, x: torch.Tensor, chosen: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        """As ``speccompile::expert_linear``."""
 
 
 @contextlib.contextmanager
@@ -39,14 +49,14 @@ def as_packed(packs: WeightPacks) -> Iterator[None]:
     if not packs.rounds:
         yield
         return
-    with _OverPacks(packs, _packed_linear), standing_in():
+    with _OverPacks(packs, _Packed()), standing_in():
         yield
 
 
 @contextlib.contextmanager
 def reading_packs(packs: Iterable[Pack]) -> Iterator[None]:
     """Within it, a model multiplies with the weights that are only in ``packs``. Without it, results would be NaN."""
-    with _OverPacks(packs, _packed_linear):
+    with _OverPacks(packs, _Packed()):
         yield
 
 
@@ -62,7 +72,7 @@ def inputs_unrounded(packs: WeightPacks) -> Iterator[None]:
     if not packs.rounds:
         yield
         return
-    with _OverPacks(packs, _unrounded_packed_linear), _UnroundedOps():
+    with _OverPacks(packs, _Unrounded()), _UnroundedOps():
         yield
 
 
@@ -87,20 +97,20 @@ def check_pack(path: str, pack: Pack) -> None:
     x = torch.randn((2, pack.depth), generator=torch.Generator().manual_seed(0)).to(pack.tensors[0].device)
     numbers, units = quantise(pack.ordered(x))
     read = (numbers * units[..., None]).flatten(1)[:, : pack.depth]
-    product = _packed_linear(x, pack, None)
     joined = pack.form.joined
     differences, sizes = [], []
     distance = size = 0.0
-    for first in range(0, pack.features, CHECKED):
-        last = min(first + CHECKED, pack.features)
-        part = tuple(tensor[first // COLUMNS : -(-last // COLUMNS)] for tensor in pack.tensors)
-        values = pack.form.unpack(part, last - first, pack.depth)
-        if pack.weight is not None and not pack.format:
-            more, larger = pack.form.distance(pack.weight[first:last], values)
-            distance, size = joined(distance, more), joined(size, larger)
-        expected = F.linear(read, values)
-        differences.append((product[:, first:last] - expected).abs().max())
-        sizes.append(expected.abs().max())
+    for product, matrix in zip(_products(x, pack), pack.matrices(), strict=True):
+        for first in range(0, pack.features, CHECKED):
+            last = min(first + CHECKED, pack.features)
+            part = tuple(tensor[first // COLUMNS : -(-last // COLUMNS)] for tensor in matrix.tensors)
+            values = pack.form.unpack(part, last - first, pack.depth)
+            if matrix.weight is not None and not pack.format:
+                more, larger = pack.form.distance(matrix.weight[first:last], values)
+                distance, size = joined(distance, more), joined(size, larger)
+            expected = F.linear(read, values)
+            differences.append((product[:, first:last] - expected).abs().max())
+            sizes.append(expected.abs().max())
     if not pack.form.holds(distance, size):
         reason = f"{path} is not what its {pack.form.name} pack holds; wrap with weights='same'"
         raise LoweringError(reason, pack=path)
@@ -114,32 +124,71 @@ def check_pack(path: str, pack: Pack) -> None:
         )
 
 
-def _packed_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
-    product: torch.Tensor = pack.form.linear(pack.ordered(x), *pack.tensors, bias, pack.features)
-    return product
+def _products(x: torch.Tensor, pack: Pack) -> Iterable[torch.Tensor]:
+    """The product of ``x`` ``[P, K]`` and each matrix of ``pack``, by the op that steps call."""
+    if pack.experts is None:
+        return [_Packed().linear(x, pack, None)]
+    every = torch.arange(pack.experts, device=x.device).expand(x.shape[0], -1).contiguous()
+    return _Packed().experts(x, every, pack, None).unbind(1)
 
 
-def _unrounded_packed_linear(x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
-    # The model calls the ops themselves, whatever becomes of those that a graph calls.
-    with without_modes():
-        return _unrounded_linear(pack.form, pack.ordered(x), pack.tensors, bias, pack.features)
+class _Packed:
+    """Products by the ops, which round inputs."""
+
+    def linear(self, x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        product: torch.Tensor = pack.form.linear(pack.ordered(x), *pack.tensors, bias, pack.features)
+        return product
+
+    def experts(self, x: torch.Tensor, chosen: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        product: torch.Tensor = pack.form.expert_linear(pack.ordered(x), chosen, *pack.tensors, bias, pack.features)
+        return product
+
+
+class _Unrounded:
+    """Products with inputs as they are."""
+
+    def linear(self, x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        # The model calls the ops themselves, whatever becomes of those that a graph calls.
+        with without_modes():
+            return _unrounded_linear(pack.form, pack.ordered(x), pack.tensors, bias, pack.features)
+
+    def experts(self, x: torch.Tensor, chosen: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
+        with without_modes():
+            return _unrounded_experts(pack.form, pack.ordered(x), chosen, pack.tensors, bias, pack.features)
 
 
 def _unrounded_linear(
     form: Form, x: torch.Tensor, tensors: Sequence[torch.Tensor], bias: torch.Tensor | None, features: int
 ) -> torch.Tensor:
-    """The sum of the op over the rounded input and over the rounding errors that remain. Unpacking all weights for each
+    product = _unrounded(x, lambda part: form.linear(part, *tensors, None, features))
+    return (product if bias is None else product + bias).to(x.dtype)
+
+
+def _unrounded_experts(
+    form: Form,
+    x: torch.Tensor,
+    chosen: torch.Tensor,
+    tensors: Sequence[torch.Tensor],
+    bias: torch.Tensor | None,
+    features: int,
+) -> torch.Tensor:
+    product = _unrounded(x, lambda part: form.expert_linear(part, chosen, *tensors, None, features))
+    if bias is not None:
+        # An expert that is the number of experts or more has no weights, and no bias.
+        product += torch.where((chosen < len(bias))[..., None], bias[chosen.clamp(max=len(bias) - 1)], 0)
+    return product.to(x.dtype)
+
+
+def _unrounded(x: torch.Tensor, product: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    """The sum of an op over the rounded input and over the rounding errors that remain. Unpacking all weights for each
     forward would be nearly all of the time of a wrap.
     """
-    rest = x.float().flatten(0, -2)
-    product = rest.new_zeros((rest.shape[0], features))
+    rest, parts = x.float(), []
     for _ in range(PARTS):
-        product += form.linear(rest, *tensors, None, features)
-        numbers, units = quantise(rest)
-        rest = rest - (numbers * units[..., None]).flatten(1)[:, : x.shape[-1]]
-    if bias is not None:
-        product += bias
-    return product.unflatten(0, x.shape[:-1]).to(x.dtype)
+        parts.append(product(rest))
+        numbers, units = quantise(rest.flatten(0, -2))
+        rest = rest - (numbers * units[..., None]).flatten(1)[:, : x.shape[-1]].view(rest.shape)
+    return functools.reduce(torch.add, parts)
 
 
 def _unrounded_linears(
@@ -153,11 +202,11 @@ def _unrounded_linears(
 
 
 class _OverPacks(TorchFunctionMode):
-    """Mode in which the model's products with weights that have rounded packs are computed by ``linear``."""
+    """Mode in which the model's products with weights that have rounded packs are computed by ``products``."""
 
-    def __init__(self, packs: Iterable[Pack], linear: Linear) -> None:
+    def __init__(self, packs: Iterable[Pack], products: Products) -> None:
         super().__init__()
-        self._linear = linear
+        self._linear, self._experts = products.linear, products.experts
         read = ((pack.stand_in if pack.weight is None else pack.weight, pack) for pack in packs if pack.form.rounds)
         self._packs = {weight.data_ptr(): pack for weight, pack in read if weight is not None}
 
@@ -179,6 +228,8 @@ class _OverPacks(TorchFunctionMode):
         if (linear := product_linear(func, args)) and (pack := self._packs.get(linear.weight.data_ptr())):
             product = self._linear(linear.x, pack, None)
             return product.transpose(1, 2) if linear.columns else product
+        if func is ops.expert_linear and (pack := self._packs.get(args[2].data_ptr())):
+            return self._experts(args[0], args[1], pack, args[3])
         return func(*args, **kwargs)
 
 
@@ -191,6 +242,7 @@ class _UnroundedOps(TorchDispatchMode):
         self._linear = {form.linear: form for form in rounding}
         self._linears = {form.linears: form for form in rounding}
         self._fused = {form.fused: form for form in rounding}
+        self._experts = {form.expert_linear: form for form in rounding}
 
     def __torch_dispatch__(
         self,
@@ -202,6 +254,9 @@ class _UnroundedOps(TorchDispatchMode):
         if form := self._linear.get(func):  # type: ignore[call-overload]
             x, *tensors, bias, features = args
             return _unrounded_linear(form, x, tensors, bias, features)
+        if form := self._experts.get(func):  # type: ignore[call-overload]
+            x, chosen, *tensors, bias, features = args
+            return _unrounded_experts(form, x, chosen, tensors, bias, features)
         if form := self._linears.get(func):  # type: ignore[call-overload]
             x, *lists, biases, features = args
             return _unrounded_linears(form, x, lists, biases, features)

@@ -12,8 +12,9 @@ from torch import fx
 from speccompile.errors import InvalidOption
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
-from speccompile.ops.cpu.packing import PACKED_DTYPES, WeightPacks
+from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
+from speccompile.passes.target.pack_ports import is_dense, pack_ports
 
 aten = torch.ops.aten
 
@@ -105,7 +106,7 @@ class PackLinears(Pass):
             if self.rounded_only and not self.packs.form_of(str(port.path), **kind).rounds:
                 kept += len(users)
                 continue
-            self._pack(graph, node, port, transposed.pop(), ordered)
+            self._pack(graph, node, port, True in transposed, ordered)
             done += len(users)
         forms = f" ({self.packs.describe()})" if self.packs.rounds else ""
         return Changes(done, f"{done} over packed weights{forms}" + (f", {kept} stock" if kept else ""))
@@ -120,16 +121,10 @@ class PackLinears(Pass):
             of_vocabulary=_is_of_vocabulary(graph, node),
             is_table=is_table,
             is_router=is_router(node),
+            transposed=transposed,
         )
         form = pack.form
-        parts = [
-            graph.weight(
-                replace(
-                    port, name=f"{port.name}_{name}", shape=tuple(value.shape), dtype=value.dtype, value=value, own=True
-                )
-            )
-            for name, value in zip(form.tensors, pack.tensors, strict=True)
-        ]
+        parts = pack_ports(graph, port, pack)
         for user in list(node.users):
             with graph.graph.inserting_before(user):
                 if user.target is aten.embedding.default:
@@ -146,7 +141,7 @@ class PackLinears(Pass):
             graph.replace(user, new)
         graph.drop_placeholder(node)
         if self.packs.freed is not None:
-            self.packs.replace_original(port.path, transposed=transposed, release=port.release)
+            self.packs.replace_original(port.path, port.release)
 
 
 def _in_order(graph: StepGraph, x: fx.Node, order: torch.Tensor, port: Port, known: _Ordered) -> fx.Node:
@@ -246,6 +241,4 @@ def _operands(linear: fx.Node) -> tuple[fx.Node, fx.Node | None]:
 
 
 def _is_packable(port: Port) -> bool:
-    # A subclass (quantised weights) computes in its own way.
-    is_dense = type(port.value) in (torch.Tensor, torch.nn.Parameter)
-    return is_dense and port.path is not None and not port.own and len(port.shape) == 2 and port.dtype in PACKED_DTYPES
+    return is_dense(port) and len(port.shape) == 2

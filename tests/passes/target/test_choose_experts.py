@@ -1,4 +1,4 @@
-"""Linears of experts in a wrap: by the C++ op, over the model's own weights."""
+"""Linears of experts in a wrap: by the C++ ops, over the model's own weights and over rounded ones."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import torch
 import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.speculator.speculator import Speculator
 from support.errors import raises
 from support.families import assert_texts, model_of, periodic
@@ -41,9 +42,9 @@ def test_the_text_is_that_of_transformers_and_no_bit_depends_on_the_width(name: 
         assert f"{len(found)} linears call speccompile.native_expert_linear" in spec.explain()
 
 
-def test_weights_of_experts_are_the_models_own_whatever_the_form_of_others() -> None:
+def test_a_mapping_keeps_the_values_of_experts() -> None:
     model = model_of("mixtral")
-    with wrapped(model, weights="int8") as spec:
+    with wrapped(model, weights={"*": "int8", "experts": "same"}) as spec:
         graph = spec.stages["choose_linear"].graph
         ports = [graph.ports[node.args[2].name] for node in experts_in(graph)]
         own = {parameter.data_ptr() for parameter in model.parameters()}
@@ -53,6 +54,50 @@ def test_weights_of_experts_are_the_models_own_whatever_the_form_of_others() -> 
         assert spec.check([periodic(seed=2)[:20]], max_new_tokens=8)
 
 
-def test_a_form_of_their_own_is_refused() -> None:
-    with raises(InvalidOption, name="weights", reason=re.compile("no packed linear is in a module 'experts'")):
-        wrapped(model_of("mixtral"), weights={"*": "same", "experts": "int8"})
+# Transposed, with biases; one matrix of all experts, read by views; a loop of its own; and usual ones.
+@pytest.mark.parametrize("free", [False, True], ids=["", "free_originals"])
+@pytest.mark.parametrize("name", ["gpt_oss", "dbrx", "jetmoe", "mixtral"])
+def test_rounded_experts_are_those_of_the_rounded_model(name: str, free: bool) -> None:
+    model, dequantised = model_of(name), model_of(name)
+    with wrapped(model, weights="int4", free_originals=free, policy="fixed:3") as spec:
+        assert not experts_in(spec.stages["choose_experts"].graph)
+        assert "int4 in groups of 32 by speccompile.int4_expert_linear" in spec.explain()
+        assert spec.check([periodic(seed=2)[:20], periodic(seed=3)[:9]], max_new_tokens=8)
+        ids = torch.tensor([periodic(seed=2)[:20]])
+        packs = spec._build.packs
+        found = 0
+        for path, pack in packs.items():
+            if pack.form.rounds:
+                parameter = dequantised.get_parameter(path)
+                parameter.data = pack.unpacked_original(parameter.dtype, parameter.shape)
+                found += 1
+        assert found >= 4
+        # transformers' own experts, over what the packs hold.
+        with torch.no_grad(), inputs_unrounded(model, packs):
+            torch.testing.assert_close(model(ids).logits, dequantised(ids).logits, rtol=1e-3, atol=1e-3)
+        # The weights of a model that is saved are those.
+        if free:
+            for path, value in dequantised.state_dict().items():
+                torch.testing.assert_close(model.state_dict()[path], value)
+
+
+def test_a_weight_of_which_a_part_is_read_keeps_its_values() -> None:
+    with wrapped(model_of("longcat_flash"), weights="int4") as spec:
+        explained = spec.explain()
+        assert "neither packed nor rounded" in explained and "int4_expert_linear" in explained
+        assert spec.check([periodic(seed=2)[:20]], max_new_tokens=8)
+
+
+def test_changed_weights_are_rounded_again() -> None:
+    model = model_of("mixtral")
+    with wrapped(model, weights="int4") as spec:
+        with torch.no_grad():
+            for path, pack in spec._build.packs.items():
+                if pack.experts is not None:
+                    model.get_parameter(path).mul_(-1)
+        assert spec.check([periodic(seed=2)[:20]], max_new_tokens=8)
+
+
+def test_a_name_of_no_weight_is_refused() -> None:
+    with raises(InvalidOption, name="weights", reason=re.compile("no packed linear is in a module 'expert'")):
+        wrapped(model_of("mixtral"), weights={"*": "same", "expert": "int8"})

@@ -23,8 +23,8 @@ class Form(ABC):
 
     The ops accept, in this order: ``linear(x, *tensors, bias, features)``; ``linears(x, *lists of tensors, biases,
     features)`` for several weights and one ``x``; ``fused``, which is ``linears`` with further arguments after ``x``
-    (:mod:`speccompile.ops.fused_linears`); ``embedding(*tensors, ids, *embedding_sizes)``. The others are defined in
-    :mod:`speccompile.ops.native`.
+    (:mod:`speccompile.ops.fused_linears`); ``embedding(*tensors, ids, *embedding_sizes)``; of forms that round,
+    ``expert_linear(x, experts, *tensors, bias, features)``. The others are defined in :mod:`speccompile.ops.native`.
     """
 
     name: ClassVar[str]
@@ -34,6 +34,7 @@ class Form(ABC):
     linears: ClassVar[OpOverload]
     fused: ClassVar[OpOverload]
     embedding: ClassVar[OpOverload]
+    expert_linear: ClassVar[OpOverload]
     #: Whether the packed values differ from the weight's, and inputs are rounded too: another model.
     rounds: ClassVar[bool]
     #: Whether ``wrap(calibration=...)`` concerns it.

@@ -121,6 +121,7 @@ class Int4(Form):
     linear, linears = ops.int4_linear.default, ops.int4_linears.default
     fused = ops.fused_int4_linears.default
     embedding = ops.int4_embedding.default
+    expert_linear = ops.int4_expert_linear.default
     rounds = True
     calibrated = True
     # Of a group's greatest value, each number is off by a sixteenth at most: a third of the group's length.

@@ -51,6 +51,7 @@ class Int8(Form):
     linear, linears = ops.int8_linear.default, ops.int8_linears.default
     fused = ops.fused_int8_linears.default
     embedding = ops.int8_embedding.default
+    expert_linear = ops.int8_expert_linear.default
     rounds = True
     # Half of the largest scale, and the last bits of the product with it.
     allowed = 0.51 / 127

@@ -9,13 +9,7 @@
 #include "../base/ops/blocks.h"
 
 namespace speccompile {
-namespace {
 
-int64_t groups_of(int64_t depth) {
-  return (depth + kGroup - 1) / kGroup;
-}
-
-// What a rounded weight [features, depth] takes.
 Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& scales, int64_t groups) {
   const bool minimums = scales.dim() == 4, in_steps = scales.scalar_type() == ScalarType::Byte;
   // Of a float16 for each column, and numbers of rows that share it.
@@ -32,6 +26,8 @@ Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& 
   const ScaleKind kind = in_steps ? ScaleKind::Steps : type == ScalarType::Half ? ScaleKind::Half : ScaleKind::Single;
   return {scales.data_ptr(), rows, kind, steps, minimums};
 }
+
+namespace {
 
 // A weight of a call, as threads share it out.
 struct SharedWeight {

@@ -36,14 +36,32 @@ std::vector<Tensor> rounded_linears_shim(
       all_added, sizes);
 }
 
+template <const RoundedWeight& form>
+AOTITorchError rounded_expert_linear_shim(
+    const char* name, Handle x, Handle experts, Handle packed, Handle scales, const Handle* bias, int64_t features,
+    Handle* out) {
+  const Recorded recorded(name);
+  const Tensor input = shared(x), chosen = shared(experts), weight = shared(packed), units = shared(scales);
+  const std::optional<Tensor> added = shared_if(bias);
+  *out = handed_over(
+      are_watched() ? dispatched<Tensor>(name, input, chosen, weight, units, added, features)
+                    : rounded_expert_linear<form>(input, chosen, weight, units, added, features));
+  return AOTI_TORCH_SUCCESS;
+}
+
 }  // namespace
 
-// The two ops of a form of rounded weights.
+// The ops of a form of rounded weights that bodies call.
 #define ROUNDED_SHIMS(FORM)                                                                                            \
   SHIM aoti_torch_cpu_##FORM##_linear(                                                                                 \
       Handle x, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {                     \
     return rounded_linear_shim<FORM##_weight>(                                                                         \
         "speccompile::" #FORM "_linear", x, packed, scales, bias, features, out);                                      \
+  }                                                                                                                    \
+  SHIM aoti_torch_cpu_##FORM##_expert_linear(                                                                          \
+      Handle x, Handle experts, Handle packed, Handle scales, const Handle* bias, int64_t features, Handle* out) {     \
+    return rounded_expert_linear_shim<FORM##_weight>(                                                                  \
+        "speccompile::" #FORM "_expert_linear", x, experts, packed, scales, bias, features, out);                      \
   }                                                                                                                    \
   SHIM aoti_torch_cpu_##FORM##_linears(                                                                                \
       Handle x, const Handle* packed, int64_t weights, const Handle* scales, int64_t units, const Handle* biases,      \
