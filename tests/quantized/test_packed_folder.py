@@ -129,7 +129,7 @@ def test_another_layout_is_refused(folder: Path) -> None:
     del fields["sha256"]
     fields["version"] = 7
     (folder / MANIFEST).write_text(json.dumps({**fields, "sha256": packed_manifest._digest(fields)}))
-    with pytest.raises(UnsupportedCheckpoint, match=r"layout 7.* reads layout 1.*speccompile quantize"):
+    with pytest.raises(UnsupportedCheckpoint, match=r"layout 7.* reads layout 2.*speccompile quantize"):
         PackedFolder(folder)
 
 
@@ -149,7 +149,7 @@ def test_the_bytes_of_packs_are_those_of_this_version(tmp_path: Path) -> None:
         form: hashlib.sha256(b"".join(map(tensor_bytes, FORMS[form].pack(values)))).hexdigest()[:16]
         for form in ("int8", "int4")
     }
-    assert (packed_manifest.VERSION, digests) == (1, {"int8": "d981797df7218be1", "int4": "0bb8a77cf7a835b0"})
+    assert (packed_manifest.VERSION, digests) == (2, {"int8": "d981797df7218be1", "int4": "0bb8a77cf7a835b0"})
 
 
 @pytest.mark.parametrize("kind", ["link", "mount"])

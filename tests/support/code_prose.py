@@ -51,6 +51,8 @@ _PATTERN = {
     )
     for name in {**AVOIDED, **IN_CODE}
 }
+#: Most texts have none, and one pattern finds that in a fraction of the time of all.
+_ANY = re.compile("|".join(f"(?:{pattern.pattern})" for pattern in _PATTERN.values()), re.IGNORECASE)
 #: Fields of templates are names, too.
 _CODE = re.compile(r"``[^`]+``|`[^`]+`|\{\w+\}|:\w+:`[^`]+`|^\s*>>> .*$", re.MULTILINE)
 
@@ -107,7 +109,7 @@ def found(file: Path) -> Iterator[tuple[str, int, str]]:
     messages = [(node.lineno, str(node.value)) for node in _messages(tree) if not file.as_posix().endswith(OF_DATA)]
     for line, text in (*docstrings, *messages, *_comments(source)):
         prose = _CODE.sub(lambda code: re.sub(r"[^\n]", "`", code[0]), text)
-        for name, pattern in _PATTERN.items():
+        for name, pattern in _PATTERN.items() if _ANY.search(prose) else ():
             for match in pattern.finditer(prose):
                 around = " ".join(text[max(0, match.start() - 40) : match.end() + 40].split())
                 yield name, line + prose.count("\n", 0, match.start()), around

@@ -34,13 +34,13 @@ ops = torch.ops.speccompile
 
 
 class Products(Protocol):
-    """How products with packed weights are computed."""
+    """The computation of products with packed weights."""
 
     def linear(self, x: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
         """The product of ``x`` ``[..., K]`` and a matrix."""
 
     def experts(self, x: torch.Tensor, chosen: torch.Tensor, pack: Pack, bias: torch.Tensor | None) -> torch.Tensor:
-        """As ``speccompile::expert_linear``."""
+        """The product of each token and its experts, as ``speccompile::expert_linear`` returns it."""
 
 
 @contextlib.contextmanager
