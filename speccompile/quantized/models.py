@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
 from speccompile.quantized.checkpoint import Checkpoint
+from speccompile.quantized.experts import joined_experts
 from speccompile.quantized.float8 import ROUNDING, open_float8
 from speccompile.quantized.packed_folder import PackedFolder
 from speccompile.quantized.reading import open_checkpoint, plain_config
@@ -33,11 +35,10 @@ def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
         path: a path for :func:`speccompile.quantized.read`, whose errors this function also raises.
 
     Raises:
-        UnsupportedCheckpoint: also if a weight is not a parameter of the model (an expert's, if transformers has one
-            tensor for all experts), or if the checkpoint lacks tensors of the model.
+        UnsupportedCheckpoint: also if a weight is not a parameter of the model or, of an expert, a part of one, or if
+            the checkpoint lacks tensors of the model.
     """
-    checkpoint = open_checkpoint(path)
-    skeleton = _skeleton_with(checkpoint.config, checkpoint.weights, checkpoint.source)
+    checkpoint, skeleton = _opened(path)
     weights = {name: weight.dequantize() for name, weight in checkpoint.weights.items()}
     for name, weight in weights.items():
         if weight.shape != (wanted := skeleton.get_parameter(name).shape):
@@ -81,8 +82,7 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
 
     Arguments and errors are those of :func:`load_dequantized`.
     """
-    checkpoint = open_checkpoint(path)
-    skeleton = _skeleton_with(checkpoint.config, checkpoint.weights, checkpoint.source)
+    checkpoint, skeleton = _opened(path)
     model = _load(checkpoint, type(skeleton), _substitutes(skeleton, checkpoint.weights, torch.float32))
     _move_to_meta(model, checkpoint.weights)
     return model, checkpoint.weights
@@ -97,7 +97,8 @@ def load_packed(folder: Path) -> tuple[PreTrainedModel, PackedFolder]:
     """
     packed = PackedFolder(folder)
     config, dtype = plain_config(folder), getattr(torch, packed.manifest.dtype)
-    skeleton = _skeleton_with(config, packed.weights, packed.source)
+    skeleton = _skeleton(config, packed.source)
+    _check_named(skeleton, packed.weights, packed.source)
     state = _substitutes(skeleton, packed.weights, dtype) | dict(packed.others)
     model, found = _from_tensors(type(skeleton), config, state, dtype, packed.source)
     _check_all(found, ("missing_keys", "mismatched_keys", "unexpected_keys"), type(model), packed.source)
@@ -129,14 +130,20 @@ def _skeleton(config: PretrainedConfig, source: TensorSource) -> PreTrainedModel
     return model
 
 
-def _skeleton_with(config: PretrainedConfig, weights: Iterable[str], source: TensorSource) -> PreTrainedModel:
-    """Build the model on the meta device, and check that each of ``weights`` is one of its parameters."""
-    model = _skeleton(config, source)
+def _opened(path: str | os.PathLike[str]) -> tuple[Checkpoint, PreTrainedModel]:
+    """Open a checkpoint, and build its model on the meta device. Weights have the names of the model's parameters."""
+    checkpoint = open_checkpoint(path)
+    skeleton = _skeleton(checkpoint.config, checkpoint.source)
+    parameters = {name: found.shape for name, found in skeleton.named_parameters(remove_duplicate=False)}
+    weights = joined_experts(checkpoint.weights, parameters, checkpoint.source)
+    _check_named(skeleton, weights, checkpoint.source)
+    return replace(checkpoint, weights=weights), skeleton
+
+
+def _check_named(model: PreTrainedModel, weights: Iterable[str], source: TensorSource) -> None:
     names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     if absent := sorted(set(weights) - names):
-        reason = f"a {type(model).__name__} of transformers has no parameter {absent[0]} (it has one for all experts)"
-        raise source.unsupported(reason)
-    return model
+        raise source.unsupported(f"a {type(model).__name__} of transformers has no parameter {absent[0]}")
 
 
 def _load(checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str, torch.Tensor]) -> PreTrainedModel:

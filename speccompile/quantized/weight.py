@@ -32,6 +32,7 @@ class GroupedWeight:
         group: 16, 32, 64 or 128 inputs, or K. It divides K.
         order: int64 ``[K]``, a permutation: column k of ``values`` is multiplied with input ``order[k]`` (GPTQ's
             act-order). None means that column k is multiplied with input k.
+        experts: how many matrices these are, one after another: the weight is ``[E, N / E, K]``. None: it is one.
 
     Raises:
         InvalidOption: a tensor has another shape, dtype or device (CPU), or values out of range.
@@ -43,6 +44,7 @@ class GroupedWeight:
     minimums: torch.Tensor | None
     group: int
     order: torch.Tensor | None = None
+    experts: int | None = None
 
     def __post_init__(self) -> None:
         def require(holds: bool, name: str, reason: str) -> None:
@@ -67,6 +69,9 @@ class GroupedWeight:
         require(least <= low and high <= most, "values", f"values of {self.bits} bits must be {least} to {most}")
         if self.bits == 4:
             require(low >= 0 or high < 8, "values", "values of 4 bits must all be -8 to 7, or all 0 to 15")
+        if self.experts is not None:
+            divides = self.experts > 0 and outputs % self.experts == 0
+            require(divides, "experts", f"it must divide the number of outputs, {outputs}")
         if self.order is not None:
             is_permutation = _is(self.order, torch.int64, 1) and torch.equal(
                 self.order.sort().values, torch.arange(inputs)
@@ -74,10 +79,10 @@ class GroupedWeight:
             require(is_permutation, "order", f"it must be an int64 permutation of 0 to {inputs - 1} on the CPU")
 
     @property
-    def shape(self) -> tuple[int, int]:
-        """``(N, K)``."""
+    def shape(self) -> tuple[int, ...]:
+        """``(N, K)``, or ``(E, N / E, K)`` of experts."""
         outputs, inputs = self.values.shape
-        return outputs, inputs
+        return (outputs, inputs) if self.experts is None else (self.experts, outputs // self.experts, inputs)
 
     @property
     def nbytes(self) -> int:
@@ -86,12 +91,14 @@ class GroupedWeight:
         return sum(tensor.nbytes for tensor in tensors if tensor is not None)
 
     def dequantize(self) -> torch.Tensor:
-        """Return the weight, float32 ``[N, K]``, with the bits that the format's own library computes in float32."""
+        """Return the weight in float32, of shape :attr:`shape`: the bits that the format's library computes in
+        float32."""
         groups = self.values.unflatten(1, (-1, self.group)) * self.scales[..., None]
         if self.minimums is not None:
             groups = groups - self.minimums[..., None]
         weight = groups.flatten(1)
-        return weight if self.order is None else weight[:, self.order.argsort()]
+        ordered = weight if self.order is None else weight[:, self.order.argsort()]
+        return ordered.view(self.shape)
 
 
 class QuantizedWeights(QuantizedForms, Mapping[str, GroupedWeight]):

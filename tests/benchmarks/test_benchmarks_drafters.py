@@ -22,13 +22,10 @@ def head(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_all_ways_have_the_same_texts(
-    head: Path, temperature: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_all_ways_have_the_same_texts(head: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "out.json"
     sizes = {"count": 3, "new_tokens": 12, "draft_len": [2], "max_len": 256}
-    options = {"tree": ["3,2,2"], "temperature": temperature, "backend": "eager", "rounds": 2, "json_file": file}
+    options = {"tree": ["3,2,2"], "temperature": 0.8, "backend": "eager", "rounds": 2, "json_file": file}
     drafters.main(head=head, model="tiny", **options, **sizes)
     shown = capsys.readouterr().out
     assert "the same texts as without drafts: yes" in shown and "speed over ngram" in shown

@@ -13,8 +13,10 @@ from transformers import AutoModelForCausalLM, LlamaForCausalLM, PreTrainedModel
 import speccompile
 from speccompile import pretrained, quantized
 from speccompile.errors import UnsupportedCheckpoint
+from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.quantized.models import load_dequantized
 from support.errors import raises
+from support.families import family
 from support.quantized_checkpoints import FORMATS, written
 from support.quantized_folders import Tensors, write_folder
 from support.quantized_gguf import write_gguf
@@ -54,6 +56,44 @@ def test_quantised_weights_of_the_model_take_no_memory(name: str, tmp_path: Path
     assert all(torch.equal(weight.dequantize(), expected[key]) for key, weight in weights.items())
     # Buffers that no checkpoint holds: the rotary table.
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(model.buffers(), reference.buffers(), strict=True))
+
+
+def qwen3_moe() -> PreTrainedModel:
+    return family("qwen3_moe", moe_intermediate_size=64, num_experts=4)
+
+
+@pytest.mark.parametrize("method", ["gptq", "awq", "compressed-tensors"])
+def test_experts_are_joined_and_keep_their_integers(method: str, tmp_path: Path, native: None) -> None:
+    reference = write_folder(qwen3_moe(), tmp_path, method)
+    model, weights = pretrained.load_quantized(tmp_path)
+    state = reference.state_dict()
+    experts = [name for name in weights if name.endswith((".gate_up_proj", ".down_proj"))]
+    assert len(experts) == 4 and all(torch.equal(weights[name].dequantize(), state[name]) for name in experts)
+    assert all(torch.equal(tensor, state[key]) for key, tensor in load_dequantized(tmp_path).state_dict().items())
+    options = {"tiers": (0, 3), "max_len": 64, "backend": "eager", "policy": "fixed:3"}
+    with speccompile.wrap(model, "ngram", weights=weights, **options) as spec:
+        assert "linears over weights of" in spec.explain() and "expert_linear" in spec.explain()
+        assert spec.check([PROMPT[0].tolist()], max_new_tokens=12)
+        packs = {path: pack for path, pack in spec._build.packs.items() if pack.experts is not None}
+        assert packs.keys() == set(experts)
+        for path, pack in packs.items():
+            assert torch.equal(pack.unpacked_original(torch.float32, state[path].shape), state[path])
+        with torch.no_grad(), inputs_unrounded(model, spec._build.packs):
+            torch.testing.assert_close(model(PROMPT).logits, reference(PROMPT).logits, rtol=1e-3, atol=1e-3)
+
+
+def test_experts_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
+    def without_one(tensors: Tensors) -> None:
+        for name in [name for name in tensors if ".experts.2.up_proj." in name]:
+            del tensors[name]
+
+    write_folder(qwen3_moe(), tmp_path / "missing", "awq", change=without_one)
+    with raises(UnsupportedCheckpoint, reason=re.compile("a linear of expert 2 is missing, or is not quantised")):
+        pretrained.load_quantized(tmp_path / "missing")
+    write_folder(qwen3_moe(), tmp_path / "order", "gptq", config={"desc_act": True}, act_order=True)
+    _, weights = pretrained.load_quantized(tmp_path / "order")
+    with raises(UnsupportedCheckpoint, reason=re.compile("act-order")):
+        weights["model.layers.0.mlp.experts.gate_up_proj"]
 
 
 def test_a_tied_weight_is_without_memory_in_both_places(tmp_path: Path) -> None:

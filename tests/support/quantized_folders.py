@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
-from transformers import LlamaForCausalLM
 
 GROUP = 32
 Tensors = dict[str, torch.Tensor]
@@ -129,16 +128,26 @@ _TORCHAO = {
 }
 
 
+def _draw_experts(module: Any, path: str, **drawn: Any) -> Iterator[tuple[str, Drawn]]:
+    """Integers for each linear of each expert, by its path in a checkpoint. The parameters become their weights."""
+    for expert, (inner, down) in enumerate(zip(module.gate_up_proj.data, module.down_proj.data, strict=True)):
+        linears = {"gate_proj": inner[: len(inner) // 2], "up_proj": inner[len(inner) // 2 :], "down_proj": down}
+        for number, (name, weight) in enumerate(linears.items()):
+            integers = draw(weight, 1000 + 3 * expert + number, **drawn)
+            weight.copy_(integers.weight)
+            yield f"{path}.{expert}.{name}", integers
+
+
 def write_folder(
-    model: LlamaForCausalLM,
+    model: Any,
     folder: Path,
     method: str,
     config: dict[str, Any] | None = None,
     change: Callable[[Tensors], None] | None = None,
     **drawn: Any,
-) -> LlamaForCausalLM:
-    """Write ``model`` with drawn integers in the place of the linears of its layers, which become those of the
-    dequantised weights.
+) -> Any:
+    """Write ``model`` with drawn integers in the place of the linears of its layers and experts, which become those of
+    the dequantised weights.
 
     Args:
         config: fields of ``quantization_config`` that differ from the layout's.
@@ -155,6 +164,12 @@ def write_folder(
             prefix = f"model.layers.{path}"
             tensors |= {f"{prefix}.{name}": tensor for name, tensor in layout.tensors(integers).items()}
             kinds[f"{prefix}.weight"] = _TORCHAO
+    for path, module in model.model.layers.named_modules():
+        if path.endswith(".experts"):
+            drawn_experts = dict(_draw_experts(module, f"model.layers.{path}", **drawn))
+            kinds |= {f"model.layers.{path}.{name}": _TORCHAO for name in ("gate_up_proj", "down_proj")}
+            for prefix, integers in drawn_experts.items():
+                tensors |= {f"{prefix}.{name}": tensor for name, tensor in layout.tensors(integers).items()}
     for name, tensor in model.state_dict().items():
         if f"{name}" not in kinds and not (name == "lm_head.weight" and model.config.tie_word_embeddings):
             tensors[name] = tensor

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 import torch.nn.functional as F
 
 from speccompile.ops.cpu.forms import FORMS, Form
-from speccompile.ops.cpu.forms.base import ceil_to, whole_columns
+from speccompile.ops.cpu.forms.base import COLUMNS, ceil_to, whole_columns
 from speccompile.ops.cpu.forms.int4 import GROUP as PART
 from speccompile.ops.cpu.forms.int4 import OFFSET, pack_nibbles
 from speccompile.ops.cpu.forms.int8 import GROUP as INPUT_GROUP
@@ -25,8 +27,10 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     have these. Scales have the first of three kinds that holds all of them exactly. Without minimums: float16. In
     groups of 16 and 32: integers of eight bits times a shared float16, as in llama.cpp's K-quants. Otherwise: float32.
     """
+    inputs = weight.shape[-1]
+    if weight.experts is not None:
+        weight = _in_whole_blocks(weight)
     values, minimums = weight.values, weight.minimums
-    _, inputs = weight.shape
     unsigned = bool(values.min() >= 0)
     fits = weight.group % PART == 0 or weight.group == inputs
     # Without a sign and minimums, values up to 7 have both forms.
@@ -51,3 +55,15 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     else:
         packed = pack_bytes(numbers)
     return form, (packed, pack_scales(scales, below) if units is None else units)
+
+
+def _in_whole_blocks(weight: GroupedWeight) -> GroupedWeight:
+    """Experts with zeros after the outputs of each, up to a multiple of a block."""
+
+    def padded(tensor: torch.Tensor) -> torch.Tensor:
+        matrices = tensor.unflatten(0, (weight.experts, -1))
+        missing = -matrices.shape[1] % COLUMNS
+        return F.pad(matrices, (0, 0, 0, missing)).flatten(0, 1) if missing else tensor
+
+    minimums = None if weight.minimums is None else padded(weight.minimums)
+    return replace(weight, values=padded(weight.values), scales=padded(weight.scales), minimums=minimums)
