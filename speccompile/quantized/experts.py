@@ -8,7 +8,9 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -36,7 +38,7 @@ def joined_experts(
     Each is read when it is looked up. Other names stay as they are.
 
     Raises:
-        UnsupportedCheckpoint: an expert is missing. A lookup also raises it if experts have different kinds of groups.
+        UnsupportedCheckpoint: an expert is missing. A lookup also raises the errors of :func:`joined_parts`.
     """
     linears: defaultdict[str, dict[tuple[int, int], str]] = defaultdict(dict)
     readers = {}
@@ -53,31 +55,47 @@ def joined_experts(
         return weights
     for parameter, names in linears.items():
         experts, parts = parameters[parameter][0], 1 + max(part for _, part in names)
-        places = [(expert, part) for expert in range(experts) for part in range(parts)]
+        places = [(expert, part) for part in range(parts) for expert in range(experts)]
         if missing := [place for place in places if place not in names]:
             reason = f"a linear of expert {missing[0][0]} is missing, or is not quantised"
             raise source.of(parameter).unsupported(reason)
-        ordered = [names[place] for place in places]
-        readers[parameter] = partial(_joined, weights, ordered, experts, source.of(parameter))
+        ordered = [[names[expert, part] for expert in range(experts)] for part in range(parts)]
+        readers[parameter] = partial(_read, weights, ordered, source.of(parameter))
     return QuantizedWeights(OnLookup(readers), weights.format, weights.others)
 
 
-def _joined(
-    weights: Mapping[str, GroupedWeight], names: Sequence[str], experts: int, source: TensorSource
-) -> GroupedWeight:
-    """The weights ``names`` after one another, as ``experts`` matrices."""
-    found = [weights[name] for name in names]
-    first = found[0]
-    for weight in found:
-        if (weight.bits, weight.group, weight.minimums is None) != (first.bits, first.group, first.minimums is None):
-            raise source.unsupported("its experts have different bits or groups")
-        if weight.order is not None:
-            raise source.unsupported("its experts have an order of inputs (act-order), each another one")
-    return GroupedWeight(
-        values=torch.cat([weight.values for weight in found]),
-        bits=first.bits,
-        scales=torch.cat([weight.scales for weight in found]),
-        minimums=None if first.minimums is None else torch.cat([w.minimums for w in found if w.minimums is not None]),
-        group=first.group,
-        experts=experts,
-    )
+def _read(weights: Mapping[str, GroupedWeight], names: Sequence[Sequence[str]], source: TensorSource) -> GroupedWeight:
+    parts = []
+    for of_part in names:
+        found = [weights[name] for name in of_part]
+        _check_alike(found, source)
+        parts.append(replace(found[0], **_cat(found, 0), experts=len(of_part)))
+    return joined_parts(parts, source)
+
+
+def joined_parts(parts: Sequence[GroupedWeight], source: TensorSource) -> GroupedWeight:
+    """Experts whose outputs are those of each of ``parts``, which have the same number of experts, one after another.
+
+    Raises:
+        UnsupportedCheckpoint: the parts have different kinds of groups, or an order of inputs.
+    """
+    _check_alike(parts, source)
+    return replace(parts[0], **_cat(parts, 1))
+
+
+def _check_alike(weights: Sequence[GroupedWeight], source: TensorSource) -> None:
+    if len({(weight.bits, weight.group, weight.minimums is None) for weight in weights}) > 1:
+        raise source.unsupported("its experts have different bits or groups")
+    if any(weight.order is not None for weight in weights):
+        raise source.unsupported("its experts have an order of inputs (act-order), each another one")
+
+
+def _cat(weights: Sequence[GroupedWeight], dim: int) -> dict[str, Any]:
+    """The tensors of the weights, joined by expert (0), or by output of each expert (1)."""
+    found = {}
+    for name in ("values", "scales", "minimums"):
+        tensors = [getattr(weight, name) for weight in weights]
+        if tensors[0] is not None:
+            matrices = [t.unflatten(0, (w.experts or 1, -1)) for t, w in zip(tensors, weights, strict=True)]
+            found[name] = torch.cat(matrices, dim).flatten(0, 1)
+    return found

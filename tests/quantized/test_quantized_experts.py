@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType as Kind
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM
 
+import speccompile
+from speccompile import pretrained
 from speccompile.errors import InvalidOption
 from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.quantized.experts import joined_experts
@@ -18,6 +21,7 @@ from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 from support.errors import raises
 from support.families import family
+from support.quantized_gguf import write_qwen3_moe
 
 LINEARS = {
     "qwen3_moe": ("mlp.experts", ("gate_proj", "up_proj", "down_proj")),
@@ -54,6 +58,22 @@ def test_they_are_joined_as_transformers_joins_them(name: str, tmp_path: Path) -
     ours = joined_experts(QuantizedWeights(weights, "drawn"), shapes, TensorSource("drawn"))
     assert len(ours) == 2 * len(model.model.layers)
     assert all(torch.equal(weight.dequantize(), theirs[path]) for path, weight in ours.items())
+
+
+def test_experts_of_a_gguf_file_are_those_that_transformers_reads(tmp_path: Path, native: None) -> None:
+    """Of another type in the second linear, as llama.cpp mixes them."""
+    kinds = {"ffn_down_exps": Kind.Q6_K, "ffn_gate_exps": Kind.Q4_K, "ffn_up_exps": Kind.Q4_K, "ffn_gate_inp": Kind.F32}
+    model = family("qwen3_moe", hidden_size=256, moe_intermediate_size=768, num_experts=4)
+    write_qwen3_moe(model, tmp_path / "tiny.gguf", lambda name: kinds.get(name.rpartition(".")[2], Kind.Q8_0))
+    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, gguf_file="tiny.gguf", dtype=torch.float32)
+    loaded, weights = pretrained.load_quantized(tmp_path / "tiny.gguf")
+    state = theirs.state_dict()
+    assert len([name for name in weights if ".experts." in name]) == 4
+    assert all(torch.equal(weight.dequantize(), state[name]) for name, weight in weights.items())
+    options = {"tiers": (0, 3), "max_len": 40, "backend": "eager", "policy": "fixed:3"}
+    with speccompile.wrap(loaded, "ngram", weights=weights, **options) as spec:
+        assert "expert_linear" in spec.explain() and "neither packed" not in spec.explain()
+        assert spec.check([[5, 9, 23, 9, 5, 9, 23]], max_new_tokens=8)
 
 
 @pytest.mark.parametrize(("outputs", "group"), [(64, 32), (7, 16), (33, 32)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -90,6 +91,49 @@ def write_gguf(
             writer.add_tensor(name, data, raw_dtype=kind)
     for name, data in (extra or {}).items():
         writer.add_tensor(name, data)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def write_qwen3_moe(model: Any, path: Path, kind_of: Callable[[str], GGMLQuantizationType]) -> None:
+    """Write a Qwen3 with experts of 768, which transformers reads from no field, with the types of ``kind_of``."""
+    config = model.config
+    writer = GGUFWriter(path, "qwen3moe")
+    writer.add_name("tiny")
+    writer.add_context_length(config.max_position_embeddings)
+    writer.add_embedding_length(config.hidden_size)
+    writer.add_block_count(config.num_hidden_layers)
+    writer.add_feed_forward_length(config.intermediate_size)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_head_count(config.num_attention_heads)
+    writer.add_head_count_kv(config.num_key_value_heads)
+    writer.add_key_length(config.hidden_size // config.num_attention_heads)
+    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_rope_freq_base(config.rope_parameters["rope_theta"])
+    writer.add_vocab_size(config.vocab_size)
+    tensors = {"token_embd": model.model.embed_tokens.weight, "output_norm": model.model.norm.weight}
+    tensors["output"] = model.lm_head.weight
+    for index, layer in enumerate(model.model.layers):
+        attention, experts = layer.self_attn, layer.mlp.experts
+        gate, up = experts.gate_up_proj.chunk(2, dim=1)
+        own = {"attn_norm": layer.input_layernorm.weight, "ffn_norm": layer.post_attention_layernorm.weight}
+        own |= {"attn_q_norm": attention.q_norm.weight, "attn_k_norm": attention.k_norm.weight}
+        own |= {"attn_q": attention.q_proj.weight, "attn_k": attention.k_proj.weight, "attn_v": attention.v_proj.weight}
+        own |= {"attn_output": attention.o_proj.weight, "ffn_gate_inp": layer.mlp.gate.weight}
+        own |= {"ffn_gate_exps": gate, "ffn_up_exps": up, "ffn_down_exps": experts.down_proj}
+        tensors |= {f"blk.{index}.{name}": tensor for name, tensor in own.items()}
+    for seed, (name, tensor) in enumerate(tensors.items()):
+        weight = np.ascontiguousarray(tensor.detach().float().numpy())
+        kind = kind_of(name)
+        if weight.ndim == 1 or kind == GGMLQuantizationType.F32:
+            writer.add_tensor(f"{name}.weight", weight)
+        else:
+            data = blocks(weight.reshape(-1, weight.shape[-1]), kind, seed)
+            writer.add_tensor(f"{name}.weight", data.reshape(*weight.shape[:-1], -1), raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
