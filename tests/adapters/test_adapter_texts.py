@@ -81,7 +81,7 @@ def test_sixteen_adapters_in_eight_places_that_come_and_go(
     beginnings = [[rng.randrange(128) for _ in range(length)] for length in (9, 21)]
     waiting, running, ended, loaded, refused = list(folders), [], [], [], 0
     rng.shuffle(waiting)
-    while len(ended) < 50 or len({name for name, *_ in ended}) <= COUNT:
+    while len(ended) < 30 or len({name for name, *_ in ended}) <= COUNT:
         assert len(ended) < 1000
         if waiting and rng.random() < 0.3:
             name = waiting[0]

@@ -27,12 +27,14 @@ POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
 # A head is captured at each wrap, which takes most of the time: those that differ in who runs them share the rules.
 # Greedily, "rejection" and "block" run the very steps of "exact".
 HEADS = {
-    "eagle3": {"exact", "typical", "relaxed", "forced"},
-    "eagle3_one_model": {"exact", "rejection", "forced"},
-    "mtp": {"exact", "typical", "relaxed", "forced"},
-    "mtp_eagle": {"exact", "block", "relaxed"},
+    "dflash": {"exact", "relaxed"},
+    "eagle3": {"exact", "relaxed"},
+    "eagle3_one_model": {"exact", "forced"},
+    "medusa": {"exact", "typical"},
+    "mtp": {"exact", "forced"},
+    "mtp_eagle": {"exact", "relaxed"},
     "mtp_eagle_one_model": {"exact", "typical"},
-    "draft_target": {"exact", "block", "typical", "relaxed", "forced"},
+    "draft_target": {"exact", "typical", "forced"},
 }
 
 

@@ -13,8 +13,11 @@ TIERS = (0, 1, 3)
 TINY = {"initializer_range": 0.1}
 
 
-@pytest.mark.parametrize("backend", ["eager", "inductor"])
-@pytest.mark.parametrize("mode", [{"mode": "ngram"}, {"mode": "early_exit", "exit_layer": 1}])
+@pytest.mark.parametrize(
+    ("backend", "mode"),
+    [("eager", {"mode": "ngram"}), ("inductor", {"mode": "early_exit", "exit_layer": 1})],
+    ids=["eager", "inductor"],
+)
 def test_all_tiers_have_the_plain_decoders_bits(model: LlamaForCausalLM, backend: str, mode: dict) -> None:  # type: ignore[type-arg]
     spec = speccompile.wrap(model, tiers=TIERS, max_len=120, backend=backend, deterministic=True, **mode)
     prompt = torch.randint(1, 128, (23,), generator=torch.Generator().manual_seed(3)).tolist() * 2

@@ -19,6 +19,7 @@ from speccompile.acceptance import Exact, Typical
 from speccompile.compiler import attempts, package
 from speccompile.compiler import frontend as stages_module
 from speccompile.errors import CannotSave, Closed, CorruptPackage, ForeignPackage, LoweringError, ModelInTraining
+from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering import artifacts, compiled_bodies
 from speccompile.passes.pipeline import Pipeline
 from speccompile.runtime.policy_controller import Fixed
@@ -365,11 +366,13 @@ def test_compiled_code_is_brought_along(
         speccompile.load(path, model)
 
 
-def test_an_artifact_that_inductor_does_not_take_is_told(
-    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture(scope="module")
+def graph(model: LlamaForCausalLM) -> StepGraph:
     with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
-        graph = spec.stages["outline"].graph
+        return spec.stages["outline"].graph
+
+
+def test_an_artifact_that_inductor_does_not_take_is_told(graph: StepGraph, fresh: Callable[[], None]) -> None:
     name = artifacts.artifact_name(graph.bodies["decoder_layer"], graph.device)
     bodies = compiled_bodies.CompiledBodies(PackageStorage({name: b"something else"}))
     with raises(LoweringError, file=name):
@@ -377,14 +380,12 @@ def test_an_artifact_that_inductor_does_not_take_is_told(
 
 
 def test_where_inductor_keeps_nothing_nothing_is_saved(
-    model: LlamaForCausalLM, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
+    graph: StepGraph, fresh: Callable[[], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Artifact:
         def is_saveable(self) -> bool:
             return False
 
     monkeypatch.setattr(compiled_bodies, "compile_body", lambda *args: Artifact())
-    with speccompile.wrap(model, "ngram", **OPTIONS) as spec:
-        graph = spec.stages["outline"].graph
     with raises(LoweringError, unsaved="decoder_layer"):
         compiled_bodies.CompiledBodies(CacheFolder()).files(graph)

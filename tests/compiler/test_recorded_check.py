@@ -19,11 +19,17 @@ from support.packed_models import PROMPTS, wrapped
 from support.tiny import tiny_llama
 
 
+@pytest.fixture(scope="module")
+def packed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("packed") / "folder"
+    quantize(tiny_llama(layers=1), folder)
+    return folder
+
+
 @pytest.fixture
-def folder(tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(packed: Path, tmp_path: Path, native: None, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "cache")
-    quantize(tiny_llama(), tmp_path / "folder")
-    return tmp_path / "folder"
+    return packed
 
 
 @pytest.fixture
@@ -61,7 +67,7 @@ def test_it_runs_once_for_a_folder(folder: Path, checks: list[int], tmp_path: Pa
     wrap(model)
     handle.remove()
     assert len(checks) == 7
-    quantize(tiny_llama(seed=1), tmp_path / "other")
+    quantize(tiny_llama(seed=1, layers=1), tmp_path / "other")
     wrap(pretrained.load_model(str(tmp_path / "other")))
     assert len(checks) == 8
 
@@ -100,7 +106,7 @@ def test_a_failed_check_is_not_recorded(folder: Path, checks: list[int], monkeyp
 
 
 def test_it_runs_in_every_other_wrap(folder: Path, checks: list[int]) -> None:
-    model = tiny_llama()
+    model = tiny_llama(layers=1)
     for count in (1, 2):
         speccompile.wrap(model, "none", tiers=(0,), max_len=60, backend="eager", weights="int4").close()
         assert len(checks) == count

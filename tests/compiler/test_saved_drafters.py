@@ -31,11 +31,6 @@ CONFIG = FLAT | {
 }
 
 
-@pytest.fixture(scope="module")
-def target() -> LlamaForCausalLM:
-    return tiny_llama(layers=6)
-
-
 def written(kind: str, target: LlamaForCausalLM, folder: Path) -> dict[str, Any]:
     """A drafter in ``folder``, and how to wrap with it."""
     if kind == "model":
@@ -46,10 +41,12 @@ def written(kind: str, target: LlamaForCausalLM, folder: Path) -> dict[str, Any]
     return {"mode": "eagle3_one_model", "draft": folder}
 
 
-@pytest.mark.parametrize("kind", ["model", "head"])
+@pytest.mark.parametrize(("kind", "layers"), [("model", 2), ("head", 6)])
 def test_a_package_comes_back_with_its_drafter(
-    target: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, layers: int
 ) -> None:
+    # The head's config has the layers that such a target has.
+    target = tiny_llama(layers=layers)
     prompt, path, drafts, ran = random_prompt(12), tmp_path / "tiny.spec", [], []
     monkeypatch.setattr("speccompile.utils.storage.cache_dir", lambda: tmp_path / "cache")
 
@@ -78,9 +75,9 @@ def test_a_package_comes_back_with_its_drafter(
         speccompile.load(path, target)
 
 
-def test_weights_of_a_drafter_are_not_in_a_package(target: LlamaForCausalLM, tmp_path: Path) -> None:
+def test_weights_of_a_drafter_are_not_in_a_package(tmp_path: Path) -> None:
     with (
-        speccompile.wrap(target, "draft_target", draft=tiny_llama(layers=1), **OPTIONS) as spec,
+        speccompile.wrap(tiny_llama(), "draft_target", draft=tiny_llama(layers=1), **OPTIONS) as spec,
         raises(
             CannotSave,
             reason=re.compile("holds no weights, and a LlamaForCausalLM has weights;.*as its folder or hub id"),

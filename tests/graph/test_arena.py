@@ -204,12 +204,12 @@ def test_fingerprint_shows_a_tensor_that_moved(spec: Speculator, seen: dict[str,
     assert changed == [(tier.name, "k_0")]
 
 
-def test_a_thousand_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
+def test_hundreds_of_swaps_move_nothing(spec: Speculator, seen: dict[str, tuple[torch.Tensor, ...]]) -> None:
     """Tiers and row counts change, requests come and go, KV is copied from slot to slot.
 
     A step of the eager backend takes three times as long and holds the same tensors: it has fewer of them.
     """
-    swaps = 250 if spec.backend.name == "eager" else 1000
+    swaps = 120 if spec.backend.name == "eager" else 400
     run_everything(spec)
     engine, arena = spec.engine, spec.arena
     spec.stats.reset()

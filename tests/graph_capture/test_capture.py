@@ -161,7 +161,7 @@ def test_each_layer_attends_as_the_model_says(name: str, arguments: list[tuple[A
     assert found == arguments
 
 
-@pytest.mark.parametrize("name", ["bloom", "mpt", "deepseek_v3"])
+@pytest.mark.parametrize("name", ["bloom", "deepseek_v3"])
 def test_a_model_with_attention_of_its_own_keeps_it(name: str) -> None:
     """Over each row's own cache, written in place, at positions of its own."""
     step = Runnable(**vars(captured(family(name))))

@@ -75,7 +75,7 @@ def test_the_least_of_a_symbolic_size_is_symbolic_inside_alone(model: PreTrained
 
 def test_layers_share_what_the_index_of_one_chose() -> None:
     """Layers with an index and layers without one alternate, as in GLM-5.2."""
-    types = ("full", "full", "shared", "full", "shared")
+    types = ("full", "shared", "full")
     model = model_of("glm_moe_dsa", num_layers=len(types), indexer_types=list(types))
     own = {f"index_key_{layer}" for layer, kind in enumerate(types) if kind == "full"}
     tiers, prompts = (0, 3), [periodic(seed=2)[:25], [9, 8, 7]]

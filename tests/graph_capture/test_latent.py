@@ -16,7 +16,7 @@ from speccompile.graph_capture.latent import cached_latents, expansion
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import observe
 from speccompile.utils.devices import TRAITS
-from support.families import SIZES, assert_texts, model_of
+from support.families import SIZES, assert_texts, greedy, model_of, speculative
 
 TREE = Tree.dynamic(nodes=5, depth=3, branches=2)
 PROMPTS = [random.Random(seed).sample(range(5, 100), 9) * 2 for seed in range(3)]
@@ -44,7 +44,7 @@ def test_attention_over_latents_is_that_over_expanded_keys() -> None:
         torch.testing.assert_close(ours, expanded)
 
 
-@pytest.mark.parametrize("name", ["deepseek_v3", "minicpm3", "longcat_flash"])
+@pytest.mark.parametrize("name", ["deepseek_v3", "longcat_flash"])
 def test_texts_are_those_of_the_model(trait: None, name: str) -> None:
     model = model_of(name)
     with speccompile.wrap(model, "ngram", tiers=(0, 3, TREE), policy="fixed:3", **SIZES) as spec:
@@ -52,9 +52,10 @@ def test_texts_are_those_of_the_model(trait: None, name: str) -> None:
         config = model.config
         kept = KVShape((1, config.kv_lora_rank + config.qk_rope_head_dim), (1, config.kv_lora_rank), model.dtype)
         assert set(spec._build.observed.kv.values()) == {kept}
+        wanted = [greedy(model, prompt) for prompt in PROMPTS]
         for tier in (0, 3, TREE):
             spec.set_tier(tier)
-            assert_texts(spec, model, PROMPTS)
+            assert speculative(spec, PROMPTS) == wanted
 
 
 def test_steps_follow_an_expansion_that_changes_in_place(trait: None) -> None:

@@ -21,7 +21,7 @@ from support.errors import raises
 from support.killed import killed
 
 ABOUT = About("Model", "1234", (1, 2), "float32")
-KILLS = 50
+KILLS = 24
 
 
 def record(number: int, length: int = 5) -> Record:

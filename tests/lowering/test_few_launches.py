@@ -22,8 +22,6 @@ PROMPTS = torch.tensor([[5, 6, 7, 8, 5, 6, 7, 8, 5, 6], [9, 1, 9, 1, 9, 1, 2, 3,
 
 TREE = Tree.dynamic(6, 3, 2)
 CASES: dict[str, dict[str, Any]] = {
-    "ngram": {"mode": "ngram"},
-    "early_exit": {"mode": "early_exit", "exit_layer": 1},
     "rejection": {"mode": "early_exit", "exit_layer": 1, "acceptance": "rejection"},
     "typical": {"mode": "ngram", "acceptance": "typical"},
     "forced": {"mode": "ngram", "acceptance": Forced(accepted=1.6)},

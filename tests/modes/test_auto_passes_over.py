@@ -41,7 +41,7 @@ def why(spec: Speculator) -> str:
 def with_module(model: LlamaForCausalLM, folder: Path) -> MtpHead:
     """An MTP module in the model's checkpoint."""
     head = MtpHead.random(model, 1)
-    write(folder, model, keys_of(head, "deepseek", 2))
+    write(folder, model, keys_of(head, "deepseek", model.config.num_hidden_layers))
     model.config.name_or_path = str(folder)
     return head
 
@@ -68,9 +68,8 @@ def test_a_damaged_checkpoint_is_passed_over(model: LlamaForCausalLM, tmp_path: 
     assert "model.safetensors is damaged" in choose(model, native=False).reason
 
 
-def test_modules_that_cannot_be_built_are_passed_over(
-    model: LlamaForCausalLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_modules_that_cannot_be_built_are_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    model = tiny_llama(layers=1)
     head = with_module(model, tmp_path)
     monkeypatch.setattr(MtpNetwork, "check", refused)
     with wrap(model, "auto", **SMALL) as spec:

@@ -19,9 +19,9 @@ from support.engines import read_all
 from support.errors import raises
 from support.tiny import greedy, random_prompt, tiny_llama
 
-SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 4, "max_len": 95, "backend": "eager", "prefix_reuse": False}
+SIZES: dict[str, Any] = {"tiers": TIERS, "max_batch": 2, "max_len": 63, "backend": "eager", "prefix_reuse": False}
 #: Where neither rows nor tiers matter.
-SMALL: dict[str, Any] = SIZES | {"tiers": (0, 3), "max_batch": 1, "max_len": 63}
+SMALL: dict[str, Any] = SIZES | {"tiers": (0, 3), "max_batch": 1}
 DRAWN: dict[str, Any] = {"do_sample": True, **PENALTIES}
 
 
@@ -32,7 +32,8 @@ def plain(model: LlamaForCausalLM) -> Speculator:
 
 @pytest.fixture(scope="module")
 def by_another(model: LlamaForCausalLM) -> Speculator:
-    return wrap(model, "draft_target", draft=random_drafter(), **SIZES)
+    """Of four rows, of which three requests leave one dead."""
+    return wrap(model, "draft_target", draft=random_drafter(), **SIZES | {"max_batch": 4})
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +61,7 @@ def plain_texts(plain: Speculator) -> Callable[[int, bool], list[list[int]]]:
 
 
 @pytest.mark.parametrize("drawn", [False, True], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [1, 3])
 def test_the_text_is_that_of_plain_decoding(
     spec: Speculator, plain_texts: Callable[[int, bool], list[list[int]]], rows: int, drawn: bool
 ) -> None:
@@ -99,7 +100,7 @@ def test_kv_behind_accepted_drafts_is_that_of_a_fresh_prompt(spec: Speculator) -
 def test_fused_and_split_draft_the_same(by_another: Speculator, split: Speculator, options: dict[str, Any]) -> None:
     """Step by step, at any tier; so is the drafter's KV of the text."""
     prompt, dice = random_prompt(37, seed=8), Dice(TIERS, 4)
-    requests = [spec.engine.submit(prompt, max_new_tokens=40, seed=2, **options) for spec in (by_another, split)]
+    requests = [spec.engine.submit(prompt, max_new_tokens=25, seed=2, **options) for spec in (by_another, split)]
     while not all(request.finished for request in requests):
         draft_len, kept = dice.choose(1), []
         for spec, request in zip((by_another, split), requests, strict=True):
@@ -132,7 +133,7 @@ def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
     prompt, found = random_prompt(12, seed=4), []
     for before in (0, 3):
         spec.set_tier(before)
-        request = spec.engine.submit(prompt, max_new_tokens=60)
+        request = spec.engine.submit(prompt, max_new_tokens=50)
         if before:
             while len(request.new_tokens) < 17:
                 spec.engine.step()
@@ -152,7 +153,7 @@ def test_twenty_steps_without_drafts_change_no_draft(spec: Speculator) -> None:
 def test_a_short_drafter_under_a_long_target(model: LlamaForCausalLM) -> None:
     """Rows after its last place go on without drafts, one by one, beside others that have some."""
     drafter, new_tokens = tiny_llama(max_positions=32), (50, 29, 20)
-    with wrap(model, "draft_target", draft=drafter, **SIZES | {"tiers": (0, 3)}) as spec:
+    with wrap(model, "draft_target", draft=drafter, **SIZES | {"tiers": (0, 3), "max_len": 95}) as spec:
         spec.set_tier(3)
         assert spec.arena["drafter_k_0"].shape[1] == 32 + 4 and spec.arena["k_0"].shape[1] == 95 + 4
         # One that gets there, one that is there from the start, and one that never does.

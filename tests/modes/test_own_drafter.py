@@ -16,6 +16,7 @@ from speccompile.errors import PassError
 from speccompile.graph.state import N, StateSpec
 from speccompile.modes import ReadyMode, registry
 from support.errors import raises
+from support.plans import step_graph
 from support.tiny import admitted, tiny_llama
 
 
@@ -64,7 +65,10 @@ def model() -> Iterator[LlamaForCausalLM]:
         patch.setattr(registry, "_modes", dict(registry._modes))
         for mode in (Counting, Faulty):
             speccompile.register_mode(mode.name, mode)
-        yield tiny_llama()
+        made = tiny_llama()
+        # What is captured here, single steps below find.
+        speccompile.wrap(made, "none", tiers=(0,), max_len=16, backend="eager")
+        yield made
 
 
 def test_own_state_is_found_by_slot_not_by_row(model: LlamaForCausalLM) -> None:
@@ -106,7 +110,14 @@ def test_a_drafters_mistake_is_explained(
     model: LlamaForCausalLM, answer: Callable[..., Any], fields: dict[str, Any]
 ) -> None:
     with raises(PassError, **fields):
-        speccompile.wrap(model, mode="faulty", tiers=(0, 3), max_len=16, backend="eager", answer=answer)
+        step_graph(model, "faulty", 3, "greedy", tiers=(0, 3), max_len=16, backend="eager", answer=answer)
+
+
+def test_a_mistake_ends_a_wrap(model: LlamaForCausalLM) -> None:
+    with raises(PassError, returned="one tensor"):
+        speccompile.wrap(
+            model, mode="faulty", tiers=(0, 3), max_len=16, backend="eager", answer=lambda tokens, length, k: tokens
+        )
 
 
 def test_only_the_plain_tier_needs_no_drafter(model: LlamaForCausalLM) -> None:

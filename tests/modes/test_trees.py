@@ -27,6 +27,7 @@ from speccompile.utils.transformers_version import CACHE
 from support.errors import raises
 from support.families import model_of
 from support.guide_tokenizers import EOS, common
+from support.plans import step_graph
 from support.shape_texts import texts_by_shapes
 from support.tiny import tiny_llama
 from support.tree_cases import proposals
@@ -35,8 +36,8 @@ from support.tree_drafter import STRIDE, VOCAB, Branching
 NEW = 30
 MAX_LEN = 128
 STATIC = Tree.static([(0,), (1,), (2,), (0, 0), (0, 1), (1, 0), (0, 0, 0), (0, 0, 1)])
-WIDE, DEEP = Tree.dynamic(nodes=12, depth=3, branches=3), Tree.dynamic(nodes=9, depth=6, branches=2)
-SHAPES = (0, 2, STATIC, WIDE, DEEP)
+WIDE = Tree.dynamic(nodes=12, depth=3, branches=3)
+SHAPES = (0, 2, STATIC, WIDE)
 SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 0.9, "top_p": 0.95, "repetition_penalty": 1.1}
 KINDS: dict[str, dict[str, Any]] = {"greedy": {}, "sampled": SAMPLED}
 
@@ -87,7 +88,7 @@ def spec(model: LlamaForCausalLM, backend: str, expected: dict[str, list[list[in
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("shapes", [(STATIC,), (WIDE,), (DEEP,), SHAPES], ids=["static", "wide", "deep", "all"])
+@pytest.mark.parametrize("shapes", [(STATIC,), (WIDE,), SHAPES], ids=["static", "dynamic", "all"])
 def test_texts_do_not_depend_on_shapes(
     spec: Speculator, expected: dict[str, list[list[int]]], kind: str, shapes: tuple[int, ...]
 ) -> None:
@@ -99,7 +100,7 @@ def test_texts_do_not_depend_on_shapes(
     assert set(before) <= set(spec.arena.fingerprint())
 
 
-@pytest.mark.parametrize("shape", [STATIC, WIDE, DEEP], ids=["static", "wide", "deep"])
+@pytest.mark.parametrize("shape", [STATIC, WIDE], ids=["static", "dynamic"])
 def test_the_kv_is_that_of_the_text(spec: Speculator, backend: str, shape: Tree) -> None:
     """Of all but the newest token, in every layer, as plain steps leave it."""
 
@@ -140,7 +141,7 @@ def test_a_chain_written_as_a_tree_has_its_bits(model: LlamaForCausalLM, mode: s
 @pytest.fixture(scope="module")
 def guided() -> Iterator[Speculator]:
     """Of a model that has the tokens of guides."""
-    options: dict[str, Any] = {"tiers": (0, STATIC, WIDE), "max_len": MAX_LEN, "backend": "eager", "policy": "fixed:0"}
+    options: dict[str, Any] = {"tiers": (0, STATIC, WIDE), "max_len": 63, "backend": "eager", "policy": "fixed:0"}
     with wrap(tiny_llama(vocab=300), "suffix", prefix_reuse=False, **options) as made:
         yield made
 
@@ -191,12 +192,12 @@ def test_requests_may_limit_their_nodes(spec: Speculator, expected: dict[str, li
 # Gemma has layers with a window, layers without one, and a soft cap; every layer of Mistral has a window.
 @pytest.mark.parametrize(("family", "backend"), [("gemma2", "inductor"), ("mistral", "eager")])
 def test_windows_soft_caps_and_a_known_beginning(family: str, backend: str) -> None:
-    spec = wrap(model_of(family), "suffix", tiers=(0, WIDE), max_len=MAX_LEN, backend=backend)
-    prompt = PROMPTS[2] + PROMPTS[2]
+    spec = wrap(model_of(family), "suffix", tiers=(0, WIDE), max_len=63, backend=backend)
+    prompt = PROMPTS[1] * 2
     texts = []
     for tier in (0, WIDE, WIDE):
         spec.set_tier(tier)
-        request = spec.engine.submit(prompt, max_new_tokens=30)
+        request = spec.engine.submit(prompt, max_new_tokens=26)
         texts.append(request.result().token_ids)
     assert texts[0] == texts[1] == texts[2]
     assert request.stats.reused_tokens > 0
@@ -260,7 +261,7 @@ def test_depths_without_a_node_do_not_count(spec: Speculator, expected: dict[str
     request = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW)
     while not request.new_tokens:
         spec.engine.step()
-    spec.set_tier(DEEP)
+    spec.set_tier(WIDE)
     spec.stats.reset()
     right = text[len(request.new_tokens)]
     # Two first tokens, the second of which is right, and one after the first.
@@ -357,8 +358,9 @@ def test_a_drafter_that_returns_something_else_is_named(
 
     monkeypatch.setattr(registry, "_modes", dict(registry._modes) | {"branching": Branching})
     monkeypatch.setattr(Branching, "propose_tree", propose_tree)
+    options: dict[str, Any] = {"texts": (0,) * STRIDE, "tiers": (0, WIDE), "max_len": 63, "backend": "eager"}
     with raises(PassError, returned=re.compile(re.escape(returned))):
-        wrap(model, "branching", texts=(0,) * STRIDE, tiers=(0, WIDE), max_len=MAX_LEN, backend="eager")
+        step_graph(model, "branching", WIDE, "greedy", **options)
 
 
 def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,9 +17,10 @@ from support.dice import Dice
 from support.drafters import PENALTIES, TIERS, ragged, together
 from support.engines import assert_failed
 from support.errors import raises
+from support.plans import step_graph
 from support.tiny import greedy, random_prompt
 
-SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 95, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 4, "max_len": 63, "backend": "eager"}
 #: Where nothing but the drafts matters.
 SMALL: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 31}
 
@@ -101,14 +102,14 @@ class Oracle:
 
 @pytest.mark.parametrize("kind", ["function", "module", "host"])
 def test_the_text_is_that_of_plain_decoding(model: LlamaForCausalLM, plain: Speculator, kind: str) -> None:
-    batches = [ragged(rows, rows) for rows in (1, 2, 3, 4)]
+    batches = [ragged(rows, rows) for rows in (1, 3)]
     oracle = Oracle([])
     drafts: dict[str, Any] = {
         "function": repeats,
         "module": Bigrams(torch.randperm(128, generator=torch.Generator().manual_seed(0))).eval(),
         "host": oracle,
     }
-    with wrapped(model, drafts[kind], host=kind == "host") as spec:
+    with wrapped(model, drafts[kind], host=kind == "host", max_batch=2 if kind == "module" else 4) as spec:
         for options in ({}, {"do_sample": True, **PENALTIES}):
             expected = [together(plain, prompts, 24, **options) for prompts in batches]
             oracle.texts = [
@@ -314,7 +315,12 @@ HELD = torch.zeros(1, dtype=torch.int64)
 )
 def test_what_cannot_be_traced(model: LlamaForCausalLM, draft: Any, fields: dict[str, Any]) -> None:
     with raises(PassError, **fields):
-        wrapped(model, draft, **SMALL)
+        step_graph(model, "user_provided", 3, "greedy", draft=draft, **SIZES | SMALL)
+
+
+def test_what_cannot_be_traced_ends_a_wrap(model: LlamaForCausalLM) -> None:
+    with raises(PassError, drafter="looks"):
+        wrapped(model, looks, **SMALL)
 
 
 @pytest.mark.parametrize(

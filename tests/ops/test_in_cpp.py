@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
 import subprocess
 import sys
@@ -19,17 +20,30 @@ from speccompile.ops.in_cpp import IN_BODIES, libraries_of, library_of
 
 ops = torch.ops.speccompile
 
-#: What a process can call after it has loaded the libraries that it is given.
-PROGRAM = """
-import sys
-import torch
-import speccompile.lowering.stage_ops
-from speccompile.ops.cpu.library import load_cpu_ops
+OPS = ("native_attention", "native_lora", "native_expert_linear")
+#: What a process has loaded after it has imported the ops, and then all that a wrap needs; and what it can call after
+#: it has loaded a library.
+PROGRAM = f"""
+import sys, torch
+import speccompile.ops
+from speccompile.ops.cpu import library
 
-assert load_cpu_ops(*sys.argv[1].split()) is None
-for name in sys.argv[2].split():
-    print(int(torch._C._dispatch_has_kernel_for_dispatch_key(f"speccompile::{name}", "CPU")))
+print(*sys.modules)
+print(library._loaded, library._found)
+import speccompile.wrapping, speccompile.lowering.stage_ops
+print("speccompile.ops.triton" in sys.modules)
+assert library.load_cpu_ops("lora") is None
+print(*(int(torch._C._dispatch_has_kernel_for_dispatch_key("speccompile::" + name, "CPU")) for name in {OPS}))
 """
+
+
+@functools.cache
+def told() -> list[str]:
+    """By a process of its own."""
+    assert load_cpu_ops("lora", "experts") is None, "built once, for this test and others"
+    ran = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    return ran.stdout.splitlines()
 
 
 def in_sources(library: str) -> set[str]:
@@ -59,11 +73,18 @@ def test_every_op_that_bodies_call_has_a_c_function() -> None:
 
 
 def test_the_package_imports_every_file_of_ops() -> None:
-    program = "import sys, speccompile.ops; print(*sys.modules)"
-    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    loaded, folder = set(ran.stdout.split()), Path(speccompile.ops.__file__).parent
+    loaded, folder = set(told()[0].split()), Path(speccompile.ops.__file__).parent
     assert {f"speccompile.ops.{path.stem}" for path in folder.glob("[!_]*.py")} <= loaded
     assert "speccompile.ops.triton" not in loaded
+
+
+def test_an_import_of_the_package_loads_no_library() -> None:
+    assert told()[1] == "set() {}"
+
+
+def test_nothing_needs_triton_before_a_kernel_runs() -> None:
+    """It is an optional dependency, and slow to import."""
+    assert told()[2] == "False"
 
 
 def test_other_ops_are_in_none() -> None:
@@ -88,10 +109,4 @@ def test_an_op_with_a_reference_needs_no_library() -> None:
 
 
 def test_a_process_loads_what_it_asks_for_and_nothing_else() -> None:
-    assert load_cpu_ops("lora", "experts") is None, "built once, for this test and others"
-    names = ["native_attention", "native_lora", "native_expert_linear"]
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, "lora", " ".join(names)], capture_output=True, text=True, check=False
-    )
-    assert ran.returncode == 0, ran.stderr[-2000:]
-    assert ran.stdout.split() == ["1", "1", "0"]
+    assert told()[3].split() == ["1", "1", "0"]

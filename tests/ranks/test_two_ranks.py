@@ -21,8 +21,6 @@ from transformers import (
     Gemma2ForCausalLM,
     LlamaForCausalLM,
     PreTrainedModel,
-    Qwen3MoeConfig,
-    Qwen3MoeForCausalLM,
 )
 
 from speccompile import wrap
@@ -67,14 +65,12 @@ SMALL: dict[str, Any] = dict(
 ONE_PROCESS = {name: value for name, value in SIZES.items() if name != "rank_timeout"}
 #: Of the texts that each mode writes.
 KINDS = ("greedy", "alone", "mixed")
-EXPERTS: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 
 
 def families() -> dict[str, PreTrainedModel]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return {
-            "qwen3_moe": Qwen3MoeForCausalLM(Qwen3MoeConfig(**SMALL, **EXPERTS, intermediate_size=96)).eval(),
             "gemma2": Gemma2ForCausalLM(Gemma2Config(**SMALL, intermediate_size=96, sliding_window=8)).eval(),
             **{name: model_of(name) for name in ("qwen3_next", "gpt_oss")},
         }

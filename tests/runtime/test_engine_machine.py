@@ -18,24 +18,21 @@ def test_every_invariant_holds_whatever_requests_do() -> None:
     run_state_machine_as_test(
         EngineMachine,
         settings=settings(
-            max_examples=15, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=10, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 
 
-# --- and 320 requests, whatever hypothesis finds worth trying ----------------------------------------------------
+# --- and 200 requests, whatever hypothesis finds worth trying ----------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("mode", "slots", "late"),
     [
         ("ngram", 1, False),
-        ("ngram", 1, True),
-        ("early_exit", 2, False),
         ("early_exit", 2, True),
         ("none", 3, False),
         ("none", 3, True),
-        ("ngram", 4, False),
         ("ngram", 4, True),
     ],
 )

@@ -94,7 +94,7 @@ def test_every_invariant_holds_whatever_tier_is_next() -> None:
     run_state_machine_as_test(
         SwapMachine,
         settings=settings(
-            max_examples=18, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
+            max_examples=12, stateful_step_count=20, deadline=None, suppress_health_check=list(HealthCheck)
         ),
     )
 

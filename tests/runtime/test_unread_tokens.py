@@ -98,7 +98,7 @@ def test_steps_without_drafts_do_not_run_the_head(spec: Speculator) -> None:
     assert spec.engine.table.catch_up.key.width == UNREAD_TOKENS == most_unread(K)
 
 
-@pytest.mark.parametrize("count", [0, 1, 3, 4, 5, 30, 31, 32, 33, 70])
+@pytest.mark.parametrize("count", [0, 4, 5, 32, 33, 70])
 def test_after_steps_without_drafts(
     spec: Speculator, model: LlamaForCausalLM, drafter: Any, runs: list[int], count: int
 ) -> None:

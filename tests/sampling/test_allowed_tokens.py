@@ -32,8 +32,8 @@ def model() -> LlamaForCausalLM:
 
 @cache
 def spec_of(mode: str) -> Speculator:
-    tiers = (0,) if mode == "none" else (0, 1, 3)
-    return wrap(model(), mode, tiers=tiers, max_batch=8, max_len=64, backend="eager", **MODES[mode])
+    tiers = (0,) if mode == "none" else (0, 3)
+    return wrap(model(), mode, tiers=tiers, max_batch=4, max_len=63, backend="eager", **MODES[mode])
 
 
 def near(row: int, text: torch.Tensor) -> list[int]:

@@ -82,8 +82,7 @@ def expected_of(make: Any, prompt: tuple[int, ...]) -> list[int]:
     return of_transformers([*prompt], [] if make is None else make())
 
 
-@pytest.mark.parametrize("make", MAKE)
-@pytest.mark.parametrize("mode", ["ngram", "early_exit"])
+@pytest.mark.parametrize(("mode", "make"), [*(("ngram", make) for make in MAKE), ("early_exit", memory)])
 def test_greedy_text_is_that_of_transformers_token_by_token(mode: str, make: Any) -> None:
     spec = spec_of(mode)
     for prompt in PROMPTS:

@@ -32,7 +32,7 @@ MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}
 def specs(model: LlamaForCausalLM) -> Iterator[dict[str, Speculator]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(registry, "_modes", dict(registry._modes) | {"random_drafts": Random})
-        sizes: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 3, "max_len": 128, "backend": "eager"}
+        sizes: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 63, "backend": "eager"}
         yield {mode: wrap(model, mode, sampling=True, **sizes, **options) for mode, options in MODES.items()}
 
 
@@ -61,15 +61,12 @@ def test_the_same_text_in_every_mode_at_every_tier_alone_and_among_others(
     # Each example has every mode and every tier; their pairs are drawn.
     tiers = data.draw(st.permutations([0, 1, 3]))
     for tier, spec in zip(tiers, specs.values(), strict=True):
-        for policy in (tier, Dice([0, 1, 3], data.draw(st.integers(0, 99)))):
-            if isinstance(policy, int):
-                spec.set_tier(policy)
-            else:
-                spec.engine.policy = policy
-            together = [spec.engine.submit(**request) for request in asked]
-            assert [outcome(request) for request in together] == expected
+        spec.set_tier(tier)
         alone = data.draw(st.integers(0, 2))
         assert outcome(spec.engine.submit(**asked[alone])) == expected[alone]
+        spec.engine.policy = Dice([0, 1, 3], data.draw(st.integers(0, 99)))
+        together = [spec.engine.submit(**request) for request in asked]
+        assert [outcome(request) for request in together] == expected
 
 
 def outcome(request: Request) -> tuple[list[int], str]:
@@ -84,7 +81,7 @@ def test_plain_decoding_draws_the_same(specs: dict[str, Speculator], model: Llam
     request: dict[str, Any] = {"ids": [1, 2, 3, 1, 2], "do_sample": True, "seed": 6, "max_new_tokens": 24}
     specs["ngram"].set_tier(3)
     expected = specs["ngram"].engine.submit(**request).result().token_ids
-    with wrap(model, "none", tiers=(0, 1, 3), max_batch=3, max_len=128, backend="eager") as spec:
+    with wrap(model, "none", tiers=(0, 3), max_batch=2, max_len=63, backend="eager") as spec:
         for draft_len in (0, 3):
             spec.set_tier(draft_len)
             assert spec.engine.submit(**request).result().token_ids == expected
@@ -95,8 +92,8 @@ def test_drafts_are_accepted_and_rejected(specs: dict[str, Speculator]) -> None:
     for mode, spec in specs.items():
         spec.set_tier(3)
         spec.stats.reset()
-        ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]] * 3)
-        spec.generate(ids, max_new_tokens=100, do_sample=True, seed=1, temperature=0.2, top_k=4)
+        ids = torch.tensor([[1, 2, 3, 1, 2, 3, 1, 2]] * 8)
+        spec.generate(ids, max_new_tokens=55, do_sample=True, seed=1, temperature=0.2, top_k=4)
         rate = spec.stats.acceptance_length
         assert 1 < rate < 4, (mode, rate)
 
@@ -108,7 +105,7 @@ def test_a_drafter_that_is_the_target_draws_what_the_target_draws(model: LlamaFo
         "early_exit",
         exit_layer=2,
         tiers=(0, 3),
-        max_len=128,
+        max_len=63,
         backend="eager",
         policy="fixed:3",
         prefix_reuse=False,

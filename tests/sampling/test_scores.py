@@ -24,7 +24,7 @@ from support.tiny import tiny_llama
 
 VOCAB = 128
 MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}, "random_drafts": {}}
-SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_batch": 2, "max_len": 63, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 63, "backend": "eager"}
 SMALL: dict[str, Any] = {
     "tiers": (0, 3),
     "max_batch": 1,
@@ -110,10 +110,10 @@ DRAWN = {"do_sample": True, "temperature": 0.7, "top_k": 9, "repetition_penalty"
 
 
 @pytest.mark.parametrize("mode", MODES)
-# All options with tiers that change, and each tier with one of them.
+# With tiers that change, and each tier with one of the options.
 @pytest.mark.parametrize(
     ("tier", "options"),
-    [(None, {}), (None, PENALTY), (None, DRAWN), (0, {}), (1, PENALTY), (3, DRAWN)],
+    [(None, PENALTY), (None, DRAWN), (0, {}), (3, DRAWN)],
 )
 def test_everything_is_what_the_model_says(
     model: LlamaForCausalLM, specs: dict[str, Speculator], mode: str, tier: int | None, options: dict[str, Any]
@@ -121,7 +121,7 @@ def test_everything_is_what_the_model_says(
     """At every tier and with tiers that change; prompts of one chunk and of several, with ragged ends."""
     spec = specs[mode]
     if tier is None:
-        spec.engine.policy = Dice([0, 1, 3], 5)
+        spec.engine.policy = Dice([0, 3], 5)
     else:
         spec.set_tier(tier)
     spec.stats.reset()

@@ -16,7 +16,7 @@ from support.tiny import tiny_llama
 VOCAB = 128
 MAX_BATCH = 3
 MAX_LEN = 256
-FAMILIES = [("llama", "none"), ("llama", "ngram"), ("llama", "early_exit")]
+FAMILIES = [("llama", "ngram"), ("llama", "early_exit")]
 # Attention of the model's own; sliding windows with and without a soft cap.
 FAMILIES += [("bloom", "early_exit"), ("falcon", "ngram"), ("mistral", "early_exit"), ("gemma2", "ngram")]
 

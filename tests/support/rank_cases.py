@@ -68,19 +68,17 @@ ALONE: dict[str, Any] = {"do_sample": True, "temperature": 1.1, "top_k": 0}
 #: is that of the plain decoder.
 MODES: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 1},
-    "draft_target": {"draft": "one_head"},
     "eagle3": {"draft": "eagle3"},
     "suffix_and_head": {"mode": ["suffix", "eagle3_one_model"], "draft": "eagle3", "prefill_budget": None},
-    "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE)},
+    "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE), "max_batch": 1},
     "mtp": {"mode": ["prediction", "mtp"], "draft": "mtp", "tiers": (0, 2)},
-    "mtp_eagle": {"draft": "mtp", "tiers": (0, 2)},
     "dflash": {"draft": "dflash"},
     "user_provided": {"draft": repeated, "host": True},
 }
 #: Each mode whose requests with a temperature alone are tried in steps of their own; elsewhere they would differ in
 #: nothing that the mode does.
-DRAWS_ALONE = ("suffix_and_head", "tree", "mtp")
-FAMILIES = ("qwen3_moe", "gemma2", "qwen3_next", "gpt_oss")
+DRAWS_ALONE = ("tree", "mtp")
+FAMILIES = ("gemma2", "qwen3_next", "gpt_oss")
 #: Its steps commit recurrent state, so it has drafts.
 RECURRENT = "qwen3_next"
 #: What the rank's own lm_head is in the case ``own_numbers``: whole on every rank.

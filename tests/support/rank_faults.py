@@ -26,7 +26,7 @@ SHORT = 8
 
 
 def slow(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Rank 1 takes ten times as long for each run; rank 0 alone measures, and chooses tiers by it. Also returns what
+    """Rank 1 takes four times as long for each run; rank 0 alone measures, and chooses tiers by it. Also returns what
     each of them ran."""
     spec, ran = wrapped(model, folder, "ngram", policy="cost", max_batch=1), []
 
@@ -34,7 +34,7 @@ def slow(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         ran.append(name)
         started = time.perf_counter()
         run()
-        time.sleep(9 * (time.perf_counter() - started))
+        time.sleep(3 * (time.perf_counter() - started))
 
     if rank == 1:
         with _runs_as(rank, slowly):

@@ -15,8 +15,8 @@ from speccompile.lowering.kernel_list import DRAFTER
 from support.dice import Dice
 from support.tiny import random_prompt
 
-TIERS, WINDOWS = (0, 1, 3), (7, 4)
-OPTIONS: dict[str, Any] = {"max_batch": 2, "max_len": 95, "backend": "inductor", "weights": "int8"}
+TIERS, WINDOWS = (0, 3), (7, 4)
+OPTIONS: dict[str, Any] = {"max_batch": 2, "max_len": 63, "backend": "inductor", "weights": "int8"}
 #: Shorter and longer than the windows.
 PROMPTS = [random_prompt(3, seed=1), random_prompt(41, seed=2)]
 DRAWN: list[dict[str, Any]] = [{}, {"do_sample": True, "seed": 5, "temperature": 1.5, "top_k": 20}]
@@ -40,7 +40,7 @@ def texts(model: LlamaForCausalLM) -> list[list[int]]:
 
 
 def continued(spec: Speculator, drawn: dict[str, Any]) -> list[list[int]]:
-    requests = [spec.engine.submit(prompt, max_new_tokens=40, **drawn) for prompt in PROMPTS]
+    requests = [spec.engine.submit(prompt, max_new_tokens=20, **drawn) for prompt in PROMPTS]
     return [request.result().token_ids for request in requests]
 
 

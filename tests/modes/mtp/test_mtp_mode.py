@@ -54,7 +54,8 @@ def specs(model: LlamaForCausalLM, head: MtpHead) -> Callable[[str], Speculator]
     def get(name: str) -> Speculator:
         if name not in made:
             # Four rows for one of them, of which three leave one dead; each chunk width less is less to make.
-            made[name] = spec_of(model, head, name, max_batch=4 if name == "chain of modules" else 2, max_len=127)
+            rows = 4 if name == "chain of modules" else 2
+            made[name] = spec_of(model, head, name, tiers=(0, 3), max_batch=rows, max_len=63)
         made[name].set_tier(3)
         return made[name]
 
@@ -101,7 +102,7 @@ def test_the_seed_s_worked_example(accepting: Speculator, model: LlamaForCausalL
 def test_twenty_steps_without_drafts_change_nothing(specs: Callable[[str], Speculator]) -> None:
     spec, drafts = specs("chain of the target's states"), []
     for draft_len in (0, 3):
-        request = spec.engine.submit(random_prompt(15, seed=3), max_new_tokens=60)
+        request = spec.engine.submit(random_prompt(15, seed=3), max_new_tokens=45)
         spec.set_tier(draft_len)
         while len(request.new_tokens) < 20:
             spec.engine.step()
@@ -119,7 +120,7 @@ def test_shared_noise_makes_drafts_right(spec: Speculator) -> None:
     """Where noise outweighs logits modules draw what the target draws, so that all of their drafts are tried."""
     spec.set_tier(3)
     before = list(spec.stats.accepted_at)
-    drawn = {"do_sample": True, "temperature": 60.0, "top_k": 0, "seed": 1, "max_new_tokens": 80}
+    drawn = {"do_sample": True, "temperature": 60.0, "top_k": 0, "seed": 1, "max_new_tokens": 55}
     spec.generate(torch.tensor([random_prompt(8)]), **drawn)
     accepted = [now - then for now, then in zip(spec.stats.accepted_at, before, strict=False)]
     assert accepted[2] > 10

@@ -24,7 +24,7 @@ from support.tiny import admitted, greedy, random_prompt
 
 NEW = 24
 #: By family: the layout of its checkpoints, and how many modules they have here.
-FAMILIES = {"deepseek_v3": ("deepseek", 3), "glm4_moe": ("deepseek", 2), "mellum": ("qwen", 1)}
+FAMILIES = {"deepseek_v3": ("deepseek", 2), "glm4_moe": ("deepseek", 1), "mellum": ("qwen", 1)}
 RECURRENT = {"qwen3_next": ("qwen", 1), "qwen3_5_text": ("qwen", 1)}
 #: Types of the target's layers and of the module's, where a config has them.
 LAYER_TYPES = {

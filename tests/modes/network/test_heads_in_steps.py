@@ -24,7 +24,7 @@ from support.tiny import admitted, cancel_all, greedy, random_prompt
 
 TINY = {"layers": 4}
 KMAX, MASK, BLOCK, MODULES = 3, 9, 5, 3
-SIZES: dict[str, Any] = {"tiers": (0, 1, KMAX), "max_batch": 4, "max_len": 128, "backend": "eager"}
+SIZES: dict[str, Any] = {"tiers": (0, KMAX), "max_batch": 4, "max_len": 128, "backend": "eager"}
 #: How many drafts are accepted in each step, whatever they are.
 TRACE = (0, 3, 1, 2, 3, 3, 0, 2, 1, 1, 3)
 
@@ -114,9 +114,8 @@ KINDS = {
 }
 each_kind = pytest.mark.parametrize("name", KINDS)
 OTHER = MtpVariant(hidden_first=True, normed_target=False, normed_carry=False)
-#: Heads of other fields than the usual ones.
+#: Heads of other fields than the usual ones, where a kind has some: the tests of :func:`specs` have the usual ones.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "whole vocabulary": ("EAGLE-3", {"draft_vocab_size": 128, "norm_before_residual": True}),
     "all norms": (
         "EAGLE-3",
         {"draft_vocab_size": 70, "fc_norm": True, "norm_output": True, "num_hidden_layers": 2, "head_dim": 12},
@@ -125,14 +124,14 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
         "P-EAGLE",
         {"draft_vocab_size": 128, "num_hidden_layers": 2, "fc_norm": True, "norm_before_residual": True},
     ),
-    "causal in part": ("DFlash", {"causal": (True, False), "windows": (6, None), "attention_bias": True}),
-    "near, and scaled": (
+    "causal in part, near, and scaled": (
         "DFlash",
-        {"windows": (7, 4), "embedding_scale": 2.0, "logit_scale": 0.5, "logit_softcap": 3.0},
+        {"causal": (True, False), "windows": (7, 4), "attention_bias": True}
+        | {"embedding_scale": 2.0, "logit_scale": 0.5, "logit_softcap": 3.0},
     ),
     "other chain": ("MTP", {"variant": OTHER}),
     "other module": ("one MTP module", {"variant": OTHER}),
-    **{name: (name, {}) for name in KINDS},
+    "a draft model": ("PARD", {}),
 }
 
 Specs = Callable[..., tuple[Speculator, Any]]
@@ -182,7 +181,7 @@ def test_step_by_step_after_a_prompt_in_chunks(model: LlamaForCausalLM, variant:
     """Some drafts are accepted in each round, whatever they are, and others are not."""
     name, fields = VARIANTS[variant]
     head = KINDS[name].make(model, **fields)
-    sizes = {"max_batch": 1, "max_len": 63, **KINDS[name].options}
+    sizes = {"tiers": (0, 1, KMAX), "max_batch": 1, "max_len": 63, **KINDS[name].options}
     with built(model, head, KINDS[name].mode, acceptance=Forced(trace=TRACE), **sizes) as spec:
         spec.generate(torch.tensor([random_prompt(20, seed=9)]), max_new_tokens=9)
         for tiers, new in {(3,): 13, (1,): 11, (0, 3, 1, 0, 0, 3): 20}.items():
@@ -199,7 +198,7 @@ def test_step_by_step_after_a_prompt_in_chunks(model: LlamaForCausalLM, variant:
 
 
 @each_kind
-@pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 64, 65, 100])
+@pytest.mark.parametrize("length", [1, 2, 3, 4, 65])
 def test_after_prompts_of_any_length(specs: Specs, model: LlamaForCausalLM, name: str, length: int) -> None:
     spec, head = specs(name)
     request = admitted(spec.engine, random_prompt(length, seed=100 + length), max_new_tokens=9)
@@ -235,7 +234,7 @@ def test_rows_of_different_lengths_draft_what_each_drafts_alone(
     ]
     while not all(request.new_tokens for request in requests):
         spec.engine.step()
-    for tier in (KMAX, 0, 0, 0, 0, 1, KMAX):
+    for tier in (KMAX, 0, 0, 0, 0, KMAX):
         for request in requests:
             assert_drafts(spec, model, head, name, request)
         spec.set_tier(tier)
@@ -261,8 +260,10 @@ def test_a_known_beginning(specs: Specs, model: LlamaForCausalLM, name: str) -> 
     request.cancel()
 
 
-@each_kind
-@pytest.mark.parametrize("draft_len", [0, KMAX])
+@pytest.mark.parametrize(
+    ("name", "draft_len"),
+    [*((name, KMAX) for name in KINDS), *((name, 0) for name in ("EAGLE-3", "DFlash", "MTP"))],
+)
 def test_a_prompt_beside_a_step(specs: Specs, model: LlamaForCausalLM, name: str, draft_len: int) -> None:
     spec, head = specs(name)
     always_mixes(spec)
@@ -286,7 +287,7 @@ DRAWN: dict[str, dict[str, Any]] = {"greedy": {}, "drawn": {"do_sample": True, "
 @pytest.mark.parametrize("name", [name for name, kind in KINDS.items() if "split" in kind.others])
 def test_fused_and_split_draft_the_same(specs: Specs, name: str, drawn: dict[str, Any]) -> None:
     """Each step accepts the same drafts, and the next step would draft the same."""
-    tiers, seen = [3, 0, 1, 3, 3, 0, 0, 3, 1, 3] * 9, []
+    tiers, seen = [3, 0, 3, 3, 0, 0, 3] * 9, []
     for split in ("", "split"):
         one, _ = specs(name, split)
         request = one.engine.submit(random_prompt(40, seed=8), max_new_tokens=40, **drawn)
@@ -351,7 +352,7 @@ each_mode = pytest.mark.parametrize(
 
 
 @each_mode
-@pytest.mark.parametrize("rows", [1, 2, 3, 4])
+@pytest.mark.parametrize("rows", [2, 3])
 def test_greedy_text_is_the_targets(specs: Specs, model: LlamaForCausalLM, name: str, other: str, rows: int) -> None:
     assert_greedy_texts(specs(name, other)[0], model, rows)
 
@@ -372,11 +373,11 @@ def expected(model: LlamaForCausalLM, asked: list[dict[str, Any]]) -> list[list[
 
 
 @each_mode
-@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("rows", [3])
 def test_sampled_text_is_the_targets(
     specs: Specs, asked: list[dict[str, Any]], expected: list[list[int]], name: str, other: str, rows: int
 ) -> None:
     spec, _ = specs(name, other)
-    spec.engine.policy = Dice([0, 1, KMAX], rows)
+    spec.engine.policy = Dice(SIZES["tiers"], rows)
     together = [spec.engine.submit(**request) for request in asked[:rows]]
     assert [request.result().token_ids for request in together] == expected[:rows]

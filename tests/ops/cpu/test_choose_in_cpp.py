@@ -28,7 +28,7 @@ def loaded() -> None:
     assert load_cpu_ops() is None
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(choice_cases(VOCABULARIES))
 def test_tokens_are_the_defined_ones(case: ChoiceCase) -> None:
     scores, arguments, forbids = case.scores(), case.draws(noise.DRAFTS), case.forbids
@@ -108,7 +108,7 @@ def test_without_noise_the_first_of_the_greatest_in_any_dtype(dtype: torch.dtype
     assert torch.equal(ops.choose(strided), strided.argmax(-1))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     vocab=any_vocabulary,
     share=st.floats(0, 1),
@@ -128,7 +128,7 @@ def test_greatest_are_those_of_topk(
         torch.testing.assert_close(ops.greatest(scores, count), wanted, rtol=0, atol=0, equal_nan=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(vocab=any_vocabulary, kept=st.sampled_from([0.0, 0.01, 1.0]), coarse=st.booleans(), seed=st.integers(0, 10**6))
 def test_what_is_below_the_threshold_is_masked(vocab: int, kept: float, coarse: bool, seed: int) -> None:
     scores = random_scores(2, 3, vocab, kept, seed, coarse).contiguous()

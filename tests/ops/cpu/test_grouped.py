@@ -101,13 +101,13 @@ def definition(x: torch.Tensor, weight: GroupedWeight) -> tuple[torch.Tensor, to
     return inputs @ (scaled - minimums).flatten(1).t(), inputs.abs() @ sizes.flatten(1).t()
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(weights())
 def test_a_pack_holds_every_integer(weight: GroupedWeight) -> None:
     assert torch.equal(packed(weight).dequantized(), weight.dequantize())
 
 
-@settings(max_examples=120)
+@settings(max_examples=50)
 @given(weights(), st.integers(1, WIDEST), st.booleans())
 def test_a_linear_is_its_definition_at_every_width(weight: GroupedWeight, width: int, with_bias: bool) -> None:
     pack, (outputs, inputs) = packed(weight), weight.shape

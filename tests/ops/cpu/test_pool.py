@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 import os
 import subprocess
 import sys
@@ -288,7 +289,7 @@ numbers.cos()
 print(threads() - before)
 """
 
-WANTED = "import os; wanted = os.sched_getaffinity(0)"
+WANTED = "import os; wanted = os.sched_getaffinity(0)\n"
 # OpenMP binds a thread when its first region begins. Its other threads end before the library is loaded.
 BOUND_BY_OPENMP = """
 import torch
@@ -297,7 +298,7 @@ torch.set_num_threads(2)
 torch.randn(2000, 2000).relu()
 release_workers()
 """
-BOUND_BY_THE_PROGRAM = "os.sched_setaffinity(0, {min(wanted)})"
+BOUND_BY_THE_PROGRAM = "os.sched_setaffinity(0, {min(wanted)})\n"
 
 CORES = """
 assert len(os.sched_getaffinity(0)) == 1
@@ -313,47 +314,86 @@ for worker in workers:
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="counts threads by /proc")
 
+#: Each in a child of a process with one thread, which has imported all and started nothing.
+CODES = {
+    "fork": FORK,
+    "count": COUNT,
+    "rest": REST,
+    "openmp": OPENMP,
+    "mkl": MKL,
+    "bound by the program": WANTED + BOUND_BY_THE_PROGRAM + CORES,
+}
+CHILDREN = """
+import ast, traceback
+codes = ast.literal_eval(sys.argv[1])
+for name, code in codes.items():
+    print("code", name, flush=True)
+    child = os.fork()
+    if child == 0:
+        try:
+            exec(code, globals())
+        except BaseException:
+            traceback.print_exc(file=sys.stdout)
+        finally:
+            sys.stdout.flush()
+            os._exit(0)
+    os.waitpid(child, 0)
+"""
 
-def printed(code: str, before: str = "", **environment: str) -> list[float]:
-    command = [sys.executable, "-c", f"{before}\n{START}\n{code}"]
+
+def run(code: str, *arguments: str, before: str = "", **environment: str) -> str:
+    command = [sys.executable, "-c", f"{before}\n{START}\n{code}", *arguments]
     done = subprocess.run(command, env=os.environ | environment, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 0, done.stderr
-    return [float(line) for line in done.stdout.split()]
+    return done.stdout
+
+
+@functools.cache
+def outputs() -> dict[str, str]:
+    """What each of ``CODES`` printed, its error included."""
+    _, *parts = run(CHILDREN, repr(CODES)).split("code ")
+    return {name: output for name, _, output in (part.partition("\n") for part in parts)}
+
+
+def printed(name: str) -> list[float]:
+    output = outputs()[name]
+    assert "Traceback" not in output, output
+    return [float(line) for line in output.split()]
 
 
 @linux
 def test_a_forked_child_gets_workers_of_its_own() -> None:
-    assert printed(FORK) == []
+    assert printed("fork") == []
 
 
 @linux
 def test_as_many_threads_work_as_torch_has() -> None:
-    assert printed(COUNT) == [0, 1, 4, 4]
+    assert printed("count") == [0, 1, 4, 4]
 
 
 @linux
 def test_waiting_workers_sleep() -> None:
-    (seconds,) = printed(REST)
+    (seconds,) = printed("rest")
     assert seconds < 0.1
 
 
 @linux
 def test_openmps_workers_end_when_a_step_begins() -> None:
-    assert printed(OPENMP) == [2, 2]
+    assert printed("openmp") == [2, 2]
 
 
 @linux
 @pytest.mark.skipif(not torch.backends.mkl.is_available(), reason="torch is built without MKL")
 def test_mkl_runs_on_the_calling_thread_alone_until_the_pool_is_left() -> None:
     """Also where the program has called ``torch.set_num_threads``, which gives MKL a number of its own."""
-    assert printed(MKL) == [2, 0, 2]
+    assert printed("mkl") == [2, 0, 2]
 
 
 @linux
 def test_workers_run_on_all_cores_where_openmp_binds_its_threads() -> None:
-    assert printed(CORES, before=WANTED + BOUND_BY_OPENMP, OMP_PROC_BIND="true") == []
+    assert run(CORES, before=WANTED + BOUND_BY_OPENMP, OMP_PROC_BIND="true") == ""
 
 
 @linux
 def test_workers_run_on_all_cores_where_the_program_binds_the_caller() -> None:
-    assert printed(BOUND_BY_THE_PROGRAM + CORES, before=WANTED) == []
+    assert printed("bound by the program") == []

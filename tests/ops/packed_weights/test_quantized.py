@@ -53,7 +53,8 @@ def element_bytes(model: PreTrainedModel, weights: QuantizedWeights) -> int:
     return sum(own[name].untyped_storage().nbytes() for name in weights)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+# Of the others Q4_0 has no minimums, and AWQ has groups of 64 instead of 32 or 128.
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "Q6_K", "GPTQ", "channel"])
 def test_the_text_is_that_of_the_stored_integers(kind: str) -> None:
     model = wide_llama(attention_bias=kind == "Q8_0")
     weights = quantized(model, kind)

@@ -28,7 +28,6 @@ DRAWN: dict[str, dict[str, Any]] = {
 }
 TREE = Tree.dynamic(nodes=5, depth=3, branches=2)
 MODES: dict[str, dict[str, Any]] = {
-    "ngram": {"mode": "ngram"},
     "drafts drawn": {"mode": "early_exit", "exit_layer": 1},
     "tree": {"mode": "draft_target", "tiers": (0, TREE), "policy": Fixed(TREE)},
     "typical": {"mode": "ngram", "acceptance": "typical"},

@@ -58,15 +58,13 @@ def test_a_layer_of_llama_has_four_ops() -> None:
         check_text(model, spec)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_norms_of_gemma_add_one_and_its_gate_is_gelu(dtype: torch.dtype) -> None:
-    model = tiny_model("gemma").to(dtype)
+def test_norms_of_gemma_add_one_and_its_gate_is_gelu() -> None:
+    model = tiny_model("gemma")
     with wrapped(model) as spec:
         found = fused(spec)
         assert {item["norm"] for item in found} == {False, 2}
         assert {item["gate"] for item in found} == {False, "gelu_tanh"}
-        if dtype is torch.float32:
-            check_text(model, spec)
+        check_text(model, spec)
 
 
 def test_half_precision_is_fused_as_well() -> None:
@@ -78,7 +76,7 @@ def test_half_precision_is_fused_as_well() -> None:
         assert spec.check(ids).largest_logit_change <= 2**-6
 
 
-@pytest.mark.parametrize("family", ["gpt2", "gemma2", "mixtral", "phi", "opt", "qwen3"])
+@pytest.mark.parametrize("family", ["gpt2", "gemma2", "mixtral", "phi"])
 def test_other_layers_have_the_text_of_the_model(family: str) -> None:
     """Also where little or nothing is fused: norms with means, norms after a projection, routers that read norms."""
     model = tiny_model(family)

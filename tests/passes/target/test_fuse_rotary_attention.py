@@ -35,8 +35,10 @@ def calls(graph: StepGraph) -> int:
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [
-        *((name, torch.float32) for name in ("llama", "qwen2", "qwen3", "mistral", "gemma", "gemma3_text", "phi3")),
-        *((name, torch.bfloat16) for name in ("llama", "gemma2", "phi", "gpt_neox")),
+        # Norms of queries and keys, and a table for each kind of layer; queries, keys and values of one linear.
+        *((name, torch.float32) for name in ("gemma3_text", "phi3")),
+        # Of GPT-NeoX a part of each head rotates.
+        *((name, torch.bfloat16) for name in ("llama", "gpt_neox")),
     ],
     ids=str,
 )
@@ -52,7 +54,7 @@ def test_families_that_rotate_halves_are_fused(family: str, dtype: torch.dtype) 
             torch.testing.assert_close(found[name], value, rtol=CLOSE[dtype], atol=CLOSE[dtype])
 
 
-@pytest.mark.parametrize("family", ["cohere", "glm4", "gpt_oss", "llama4_text"])
+@pytest.mark.parametrize("family", ["glm4", "gpt_oss", "llama4_text"])
 def test_other_forms_stay_as_they_are(family: str) -> None:
     """Interleaved pairs, half tables, complex numbers."""
     with wrapped(model_of(family)) as spec:

@@ -41,7 +41,7 @@ def addresses(model: torch.nn.Module) -> list[int]:
 @pytest.mark.parametrize(
     ("family", "in_a_layer"),
     # Of Cohere's parallel layers all but two linears read one input; Phi-3 has them fused, and Qwen2 has biases.
-    [("llama", 4), ("qwen2", 4), ("gemma2", 4), ("cohere2", 3), ("phi3", 4), ("mixtral", 3)],
+    [("qwen2", 4), ("cohere2", 3), ("phi3", 4), ("mixtral", 3)],
 )
 def test_families_decode_as_before_with_fewer_products(family: str, in_a_layer: int) -> None:
     model = model_of(family)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -193,6 +194,7 @@ def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph
 # --- other families ------------------------------------------------------------------------------
 
 
+@functools.cache
 def family(name: str, **overrides: Any) -> StepGraph:
     model = tiny_model(find_families([name])[0], **overrides)
     return captured(model, 32).graph
@@ -213,7 +215,7 @@ def groups(graph: StepGraph) -> list[tuple[int, ...]]:
 
 def test_sizes_stay_local(three_layers: StepGraph) -> None:
     """A body reads rows and width from its own tensors: what crosses its border are tensors alone."""
-    for flat in (three_layers, family("gpt2"), family("mixtral")):
+    for flat in (three_layers, family("gpt2", num_layers=3), family("mixtral", num_layers=3)):
         graph = outlined(flat)
         for call in calls(graph):
             assert all(isinstance(node.meta["val"], torch.Tensor) for node in call.all_input_nodes)

@@ -158,7 +158,7 @@ def case_without_nan(case: Case) -> Case:
     return replace(case, k_cache=case.k_cache.nan_to_num(), v_cache=case.v_cache.nan_to_num())
 
 
-@no_shrinking(25)
+@no_shrinking(12)
 @given(shapes, asked, plans)
 def test_the_kernels_are_the_reference(fields: dict[str, Any], options: dict[str, Any], plan: dict[str, int]) -> None:
     case = make(**fields, **options)
@@ -235,7 +235,7 @@ def product_by_rows(self: InterpreterBuilder, a: Any, b: Any, d: Any, *_: Any) -
     return TensorHandle(summed + d.data, d.dtype.scalar)
 
 
-@no_shrinking(5)
+@no_shrinking(3)
 @given(
     per_group=st.sampled_from([1, 3, 4]),
     target=st.integers(8, 60),

@@ -28,7 +28,7 @@ def draw(seed, stream, position, start, bits, gumbels, COUNT: tl.constexpr):  # 
     tl.store(gumbels + ids, gumbel_of(drawn))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=12)
 @given(
     seed=st.integers(0, noise.SEEDS - 1),
     stream=st.integers(0, 4),
@@ -71,7 +71,7 @@ def test_gumbels_at_both_ends() -> None:
     within_4_ulp(gumbels, bits)
 
 
-@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.generate])
+@settings(deadline=None, max_examples=12, phases=[Phase.explicit, Phase.generate])
 @given(choice_cases([1, 2, 100, BLOCK, BLOCK + 1, SPAN, SPAN + 3, 3 * SPAN - 1]))
 def test_tokens_are_the_defined_ones(case: ChoiceCase) -> None:
     scores, arguments = case.scores(), case.draws(noise.RESIDUAL)

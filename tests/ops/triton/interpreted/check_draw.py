@@ -30,7 +30,7 @@ def state_of(slots: int, generator: torch.Generator) -> dict[str, torch.Tensor]:
     }
 
 
-@settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
+@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(
     width=st.integers(1, 3),
     vocab=st.sampled_from([1, 100, SPAN, SPAN + 3]),

@@ -17,7 +17,7 @@ from support import triton_interpreter  # noqa: F401
 from support.input_cases import input_cases, stored_cases
 from support.step_cases import Match, Outcome, matches, outcomes
 
-generated = settings(deadline=None, max_examples=80, phases=[Phase.explicit, Phase.generate])
+generated = settings(deadline=None, max_examples=30, phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -13,7 +13,7 @@ from support import triton_interpreter  # noqa: F401
 from support.tree_cases import proposals, shapes
 
 
-@settings(deadline=None, max_examples=60, phases=[Phase.explicit, Phase.generate])
+@settings(deadline=None, max_examples=25, phases=[Phase.explicit, Phase.generate])
 @given(st.lists(proposals, min_size=1, max_size=3), shapes, st.integers(0, 13), st.integers(0, 10**6))
 def test_fit_walk_and_move(rows: list[tuple[int, ...]], tree: Tree, limit: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

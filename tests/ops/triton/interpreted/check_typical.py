@@ -22,7 +22,7 @@ def small_blocks() -> Any:
         yield
 
 
-@settings(deadline=None, max_examples=15, phases=[Phase.explicit, Phase.generate])
+@settings(deadline=None, max_examples=8, phases=[Phase.explicit, Phase.generate])
 @given(
     rows=st.integers(1, 3),
     vocab=st.sampled_from([1, 7, 32, 100]),

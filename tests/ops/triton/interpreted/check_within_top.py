@@ -14,7 +14,7 @@ from speccompile.ops.triton.within_top import is_within_top
 from speccompile.ops.within_top import reference
 from support import triton_interpreter  # noqa: F401
 
-generated = settings(deadline=None, max_examples=20, phases=[Phase.explicit, Phase.generate])
+generated = settings(deadline=None, max_examples=10, phases=[Phase.explicit, Phase.generate])
 
 
 @pytest.fixture(scope="module", autouse=True)
