@@ -82,6 +82,14 @@ def test_experts_are_joined_and_keep_their_integers(method: str, tmp_path: Path,
             torch.testing.assert_close(model(PROMPT).logits, reference(PROMPT).logits, rtol=1e-3, atol=1e-3)
 
 
+def test_experts_by_the_names_of_a_checkpoint_are_those_of_a_model(tmp_path: Path, native: None) -> None:
+    model = write_folder(qwen3_moe(), tmp_path, "awq")
+    expected = {name: value.clone() for name, value in model.state_dict().items()}
+    with speccompile.wrap(model, "ngram", weights=quantized.read(tmp_path), tiers=(0,), backend="eager") as spec:
+        assert spec.check([PROMPT[0].tolist()], max_new_tokens=8)
+    assert all(torch.equal(value, expected[name]) for name, value in model.state_dict().items())
+
+
 def test_experts_that_cannot_be_joined_are_refused(tmp_path: Path) -> None:
     def without_one(tensors: Tensors) -> None:
         for name in [name for name in tensors if ".experts.2.up_proj." in name]:

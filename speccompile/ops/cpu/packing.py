@@ -193,6 +193,12 @@ class WeightPacks:
             self._keys_used |= {name for name in self.forms.keys(modules) if chosen[name] == chosen[key]}
         return FORMS[self.forms.form(modules, of_vocabulary=of_vocabulary, is_router=is_router)]
 
+    def named_form(self, path: str) -> Form | None:
+        """The form that a name in the options gives the weight at ``path``; None: no name matches it."""
+        if self.forms.key(self._modules_of(path)) is None:
+            return None
+        return self.form_of(path, of_vocabulary=False)
+
     def find_quantized(self, weight: torch.Tensor) -> Pack | None:
         """The pack of a quantised checkpoint that stands for ``weight``."""
         return None if self.quantized is None else self.quantized.find(weight)

@@ -17,7 +17,9 @@ from speccompile.errors import InvalidOption, OriginalsFreed
 from speccompile.ops.cpu.forms import FORMS
 from speccompile.ops.cpu.forms.grouped import pack_grouped
 from speccompile.ops.cpu.packing import Pack
+from speccompile.quantized.experts import joined_experts
 from speccompile.quantized.packed_weight import PackedWeight, PackedWeights
+from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 from speccompile.utils.memory import release_file_pages, trim_heap
 from speccompile.utils.parameters import Owners, owners_by_parameter, put_parameter
@@ -276,6 +278,9 @@ def packs_for(model: nn.Module, weights: Weights) -> QuantizedPacks | None:
     """
     if isinstance(weights, QuantizedPacks):
         return weights
+    if isinstance(weights, QuantizedWeights) and isinstance(model, nn.Module):
+        parameters = {name: found.shape for name, found in model.named_parameters(remove_duplicate=False)}
+        return QuantizedPacks.of_weights(joined_experts(weights, parameters, TensorSource(weights.format)))
     if isinstance(weights, QuantizedWeights | PackedWeights):
         return QuantizedPacks.of_weights(weights)
     # Any other object is refused by the plan, with a reason.

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.errors import InvalidOption
 from speccompile.graph.port import Port
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import views_of
@@ -44,11 +45,12 @@ class ChooseExperts(Pass):
         op, native = ops.expert_linear.default, ops.native_expert_linear.default
         packed: list[Pack] = []
         linears = 0
-        if self.native:
-            for weight, calls in _calls_by_weight(graph).items():
-                if (pack := self._pack(graph, weight, calls)) is not None:
-                    packed.append(pack)
-                    linears += len(calls)
+        for weight, calls in _calls_by_weight(graph).items():
+            if not self.native:
+                self._check_kept(graph.ports[weight.name])
+            elif (pack := self._pack(graph, weight, calls)) is not None:
+                packed.append(pack)
+                linears += len(calls)
         left = graph.graph.find_nodes(op="call_function", target=op)
         ports = {port.name: port for port in (_port_of(graph, call) for call in left) if port is not None}
         chosen = choose_native(graph, {op: native if self.native else op})
@@ -65,6 +67,16 @@ class ChooseExperts(Pass):
                 "packed nor rounded"
             )
         return Changes(linears + chosen.matched, "; ".join(notes))
+
+    def _check_kept(self, port: Port) -> None:
+        """
+        Raises:
+            InvalidOption: the options name this weight for a form that rounds.
+        """
+        form = None if port.path is None else self.packs.named_form(port.path)
+        if form is not None and form.rounds:
+            reason = f"{port.path} is of experts, and only C++ ops on a CPU read their rounded weights; leave it out"
+            raise InvalidOption(where="wrap", name="weights", value=dict(self.packs.forms.modules), reason=reason)
 
     def _pack(self, graph: StepGraph, weight: fx.Node, calls: list[fx.Node]) -> Pack | None:
         """Let ``calls``, all that read ``weight``, read its pack. None: it keeps its form."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from typing import Any
 
@@ -12,9 +13,13 @@ import speccompile
 from speccompile.errors import InvalidOption
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.packed_forward import inputs_unrounded
+from speccompile.ops.cpu.packing import WeightPacks
+from speccompile.passes.target.choose_experts import ChooseExperts
 from speccompile.speculator.speculator import Speculator
+from speccompile.utils.weight_forms import WeightForms
 from support.errors import raises
 from support.families import assert_texts, model_of, periodic
+from support.tiny import captured
 
 NATIVE = torch.ops.speccompile.native_expert_linear.default
 
@@ -96,6 +101,25 @@ def test_changed_weights_are_rounded_again() -> None:
                 if pack.experts is not None:
                     model.get_parameter(path).mul_(-1)
         assert spec.check([periodic(seed=2)[:20]], max_new_tokens=8)
+
+
+def test_experts_of_a_draft_model_are_rounded_with_its_linears() -> None:
+    options = {"tiers": (0, 3), "max_batch": 2, "max_len": 64, "backend": "eager", "policy": "fixed:3"}
+    model, draft = model_of("llama"), model_of("mixtral")
+    with speccompile.wrap(model, "draft_target", draft=draft, draft_weights="int4", **options) as spec:
+        assert spec._build.drafter is not None
+        assert any(pack.experts is not None for pack in spec._build.drafter.packs)
+        assert_texts(spec, model, [periodic(seed=2)[:38]])
+
+
+@pytest.mark.parametrize("form", ["same", "int8"])
+def test_without_c_plus_plus_ops_a_name_may_only_keep_values(form: str) -> None:
+    graph = captured(model_of("mixtral")).graph
+    packs = WeightPacks(WeightForms(modules=(("experts", form),)))  # type: ignore[arg-type]
+    choose = ChooseExperts(native=False, packs=packs)
+    with contextlib.nullcontext() if form == "same" else raises(InvalidOption, reason=re.compile("on a CPU")):
+        choose.run(graph)
+    assert not packs.unused_names()
 
 
 def test_a_name_of_no_weight_is_refused() -> None:
