@@ -15,10 +15,10 @@ endif
 # One pair of supported versions: make test-versions TORCH=2.12 TRANSFORMERS=5.19
 TORCH ?= 2.11
 TRANSFORMERS ?= 5.17
-VERSION_TESTS := tests/utils tests/graph_capture/test_observe.py tests/graph_capture/test_experts.py \
-	tests/graph_capture/test_recurrence.py tests/ops/test_in_cpp.py tests/ops/test_attention_op.py \
-	tests/ops/test_expert_linear.py tests/ops/test_recurrences.py tests/ops/cpu/test_choose_in_cpp.py \
-	tests/ops/triton/test_triton_sm90.py \
+VERSION_TESTS := tests/utils/test_torch_private.py tests/utils/test_transformers_version.py \
+	tests/utils/test_tensor_parallel.py tests/graph_capture/test_experts.py tests/graph_capture/test_recurrence.py \
+	tests/ops/test_in_cpp.py tests/ops/test_attention_op.py tests/ops/test_expert_linear.py \
+	tests/ops/packed_weights/test_rounded_experts.py tests/ops/test_recurrences.py tests/ops/triton/test_triton_sm90.py \
 	tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 
@@ -29,6 +29,9 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(nproc) --maxprocess
 # The suite skips parts of these without headless Chromium.
 BROWSER_TESTS := tests/serve/test_page.py tests/report/render/test_report_page.py tests/docs/test_site.py \
 	tests/end_to_end/test_screenshots.py
+
+# Python compiles what it imports. pip would compile all modules of torch and transformers, of which few are used.
+INSTALL := install --no-compile
 
 CLIENTS := build/clients
 CLIENT_PACKAGES := dspy instructor langchain-openai litellm llama-index-llms-openai-like openai pydantic-ai-slim[openai] pytest
@@ -49,7 +52,7 @@ test-browser: $(STAMP)
 
 # Replicas under Ray Serve, which the suite skips without it.
 test-ray: $(STAMP)
-	$(BIN)/pip install -q -c constraints.txt -e '.[serve,ray]'
+	$(BIN)/pip $(INSTALL) -q -c constraints.txt -e '.[serve,ray]'
 	$(BIN)/python -m pytest --no-skips tests/serve/replicas $(ARGS)
 
 # Client libraries against the server, each with its defaults, in an environment of their own.
@@ -62,7 +65,7 @@ test-wheel:
 	rm -rf $(WHEEL)
 	$(PYTHON) -m venv $(WHEEL)
 	$(WHEEL)/bin/pip wheel -q --no-deps -w $(WHEEL)/dist .
-	$(WHEEL)/bin/pip install -q -c constraints.txt "$$(echo $(WHEEL)/dist/*.whl)[demo]"
+	$(WHEEL)/bin/pip $(INSTALL) -q -c constraints.txt "$$(echo $(WHEEL)/dist/*.whl)[demo]"
 	cd $(WHEEL) && bin/speccompile demo --tiers 0,3 --new-tokens 8 $(ARGS)
 
 # What versions differ in: names of arguments and modules, C++, four families compiled, kernels. ARGS replaces these.
@@ -90,13 +93,13 @@ gpu-check: $(GPU_READY)
 # torch is a build for CUDA on most indexes, about 3 GB: pip keeps no copy of it.
 $(PAIR)/.stamp: pyproject.toml
 	test -x $(PAIR)/bin/pip || $(PYTHON) -m venv $(PAIR)
-	$(PAIR)/bin/pip install --no-cache-dir 'torch==$(TORCH).*' 'transformers==$(TRANSFORMERS).*' triton -e . \
+	$(PAIR)/bin/pip $(INSTALL) --no-cache-dir 'torch==$(TORCH).*' 'transformers==$(TRANSFORMERS).*' triton -e . \
 		accelerate hypothesis pytest pytest-xdist
 	touch $@
 
 $(CLIENTS)/.stamp: Makefile
 	test -x $(CLIENTS)/bin/pip || $(PYTHON) -m venv $(CLIENTS)
-	$(CLIENTS)/bin/pip install -q $(CLIENT_PACKAGES)
+	$(CLIENTS)/bin/pip $(INSTALL) -q $(CLIENT_PACKAGES)
 	touch $@
 
 # The environment stays: making it again costs a download of torch. Remove .venv by hand for that.
@@ -107,5 +110,5 @@ clean:
 # pip is asked for, not python: it is the last thing venv writes, so a venv cut short is made again.
 $(STAMP): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install -c constraints.txt -e '.[demo,dev,docs]'
+	$(BIN)/pip $(INSTALL) -c constraints.txt -e '.[demo,dev,docs]'
 	touch $@

@@ -42,6 +42,38 @@ LONGEST = (
 )
 
 
+#: More combinations of what other tests have, or minutes of processes: marked ``deep``. On a slow machine CI leaves them
+#: out.
+DEEP = (
+    "tests/benchmarks/test_benchmarks_gpu.py::test_every_part_runs_on_a_tiny_model_over_graphs_of_the_stand_in",
+    "tests/benchmarks/test_benchmarks_online.py::test_a_small_run_serves_each_request_by_both",
+    "tests/compiler/test_saved_drafters.py",
+    "tests/docs/test_examples.py::test_custom_draft_model",
+    "tests/docs/test_examples.py::test_custom_pass",
+    "tests/docs/test_examples.py::test_serving",
+    "tests/end_to_end/recurrent/test_recurrent_options.py",
+    "tests/end_to_end/test_family_variants.py",
+    "tests/end_to_end/test_smollm2_head.py::test_it_drafts_where_nothing_is_quoted",
+    "tests/graph_capture/test_key_index.py",
+    "tests/graph_capture/test_latent.py",
+    "tests/lowering/cuda/test_cuda_bodies.py",
+    "tests/modes/dflash/test_dflash_distribution.py",
+    "tests/modes/dflash/test_dflash_inductor.py",
+    "tests/modes/eagle3/test_speculators_heads.py",
+    "tests/modes/network/test_draft_tree.py",
+    "tests/modes/network/test_heads_in_steps.py::test_fused_and_split_draft_the_same",
+    "tests/modes/network/test_heads_in_steps.py::test_step_by_step_after_a_prompt_in_chunks",
+    "tests/modes/test_auto_passes_over.py",
+    "tests/ops/packed_weights/test_free_originals.py::test_memory_of_five_tiers",
+    "tests/ops/triton/test_interpreted.py",
+    "tests/ranks/test_two_ranks.py::test_two_ranks_write_the_text_of_one",
+    "tests/runtime/test_late_results.py",
+    "tests/training/test_kinds.py",
+    "tests/training/test_stopped_training.py",
+    "tests/training/test_two_processes.py",
+)
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     # Tiny tensors gain nothing from a second thread, and tests may share their cores with others.
     torch.set_num_threads(2 if item.get_closest_marker("real") else 1)
@@ -57,7 +89,11 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return None if any("pytest.mark.gpu" in file.read_text() for file in files) else True
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if item.nodeid.startswith(DEEP):
+            item.add_marker("deep")
     items.sort(key=lambda item: not item.nodeid.startswith(LONGEST))
     if torch.cuda.is_available():
         return
