@@ -42,8 +42,8 @@ LONGEST = (
 )
 
 
-#: More combinations of what other tests have, or minutes of processes: marked ``deep``. On a slow machine CI leaves them
-#: out.
+#: More combinations of what other tests have, or minutes of processes: marked ``deep``. On a slow machine CI leaves
+#: them out.
 DEEP = (
     "tests/benchmarks/test_benchmarks_gpu.py::test_every_part_runs_on_a_tiny_model_over_graphs_of_the_stand_in",
     "tests/benchmarks/test_benchmarks_online.py::test_a_small_run_serves_each_request_by_both",
