@@ -32,7 +32,7 @@ def plain(model: LlamaForCausalLM) -> Speculator:
 
 @pytest.fixture(scope="module")
 def by_another(model: LlamaForCausalLM) -> Speculator:
-    """Of four rows, of which three requests leave one dead."""
+    """Three requests in four rows leave one dead."""
     return wrap(model, "draft_target", draft=random_drafter(), **SIZES | {"max_batch": 4})
 
 

@@ -61,7 +61,7 @@ def test_they_are_joined_as_transformers_joins_them(name: str, tmp_path: Path) -
 
 
 def test_experts_of_a_gguf_file_are_those_that_transformers_reads(tmp_path: Path, native: None) -> None:
-    """Of another type in the second linear, as llama.cpp mixes them."""
+    """The second linear has another type, as llama.cpp mixes them."""
     kinds = {"ffn_down_exps": Kind.Q6_K, "ffn_gate_exps": Kind.Q4_K, "ffn_up_exps": Kind.Q4_K, "ffn_gate_inp": Kind.F32}
     model = family("qwen3_moe", hidden_size=256, moe_intermediate_size=768, num_experts=4)
     write_qwen3_moe(model, tmp_path / "tiny.gguf", lambda name: kinds.get(name.rpartition(".")[2], Kind.Q8_0))

@@ -350,7 +350,7 @@ def run(code: str, *arguments: str, before: str = "", **environment: str) -> str
 
 @functools.cache
 def outputs() -> dict[str, str]:
-    """What each of ``CODES`` printed, its error included."""
+    """The output of each of ``CODES``, its error included."""
     _, *parts = run(CHILDREN, repr(CODES)).split("code ")
     return {name: output for name, _, output in (part.partition("\n") for part in parts)}
 
