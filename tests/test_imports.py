@@ -169,7 +169,7 @@ def test_what_runs_over_other_versions_imports_no_extra() -> None:
     assert listed
     paths = [ROOT.parent / name.partition("::")[0] for name in listed[1].split() if name != "\\"]
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
-    assert len(files) > 20
+    assert files and all(path.exists() for path in paths)
     wrong = [
         f"{file.relative_to(tests)}:{line}: {imported}"
         for file in files

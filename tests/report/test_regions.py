@@ -30,7 +30,7 @@ from speccompile.report.regions import (
 )
 from speccompile.utils.weight_forms import WeightForms
 from support.families import model_of
-from support.tiny import captured
+from support.tiny import known_capture
 
 
 def passes_of_the_package() -> Iterator[type[Pass]]:
@@ -60,7 +60,7 @@ def test_calls_of_a_pass_that_is_not_known_are_no_part_of_the_model() -> None:
         def run(self, graph: StepGraph) -> Changes:
             return Changes(0)
 
-    graph = captured(model_of("llama")).graph
+    graph = known_capture(model_of("llama")).graph
     first, *_, last = [node for node in graph.graph.nodes if node.op == "call_function"]
     first.meta["pass"], last.meta["pass"] = "added", "one that is not listed"
     regions = regions_of_step(graph, regions_of_passes([Added()]))
@@ -72,7 +72,7 @@ def outlined(
     name: str, *more: Pass, linears: Sequence[Pass] = (KeepLinears(),), dtype: torch.dtype = torch.float32
 ) -> StepGraph:
     passes = (ChooseAttention("attention"), *linears, OutlineLayers(), *more)
-    return Pipeline(passes, facts("outlined")).finish(captured(model_of(name).to(dtype)).graph)
+    return Pipeline(passes, facts("outlined")).finish(known_capture(model_of(name).to(dtype)).graph)
 
 
 @pytest.mark.parametrize(

@@ -98,12 +98,15 @@ def captured(model: PreTrainedModel, max_len: int = 64, routes: tuple[Route, ...
 
 
 def known_capture(model: PreTrainedModel, max_len: int = 64) -> Captured:
-    """The same, read from the cache folder where a wrap has stored one: for tests that are not about capturing."""
+    """The same, read from the cache folder or else stored there: for tests that are not about capturing."""
     info = inspect_model(model)
-    stored = CaptureStore(model, info, CacheFolder()).load()
+    store = CaptureStore(model, info, CacheFolder())
+    stored = store.load()
     layout = None if stored is None else _layout(info, stored.observed, max_len)
     if stored is None or layout is None or not stored.fits(layout):
-        return captured(model, max_len)
+        made = captured(model, max_len)
+        store.save(made.graph, made.observed)
+        return made
     return Captured(model, info, stored.observed, stored.graph(layout), Arena(layout, info.device))
 
 

@@ -18,7 +18,7 @@ from speccompile.passes.target.choose_attention import ChooseAttention
 from speccompile.passes.target.choose_linear import KeepLinears
 from speccompile.passes.target.outline import OutlineLayers
 from support.errors import raises
-from support.tiny import captured, tiny_llama
+from support.tiny import known_capture, tiny_llama
 
 LAYERS, TOKENS = 6, 9
 
@@ -54,7 +54,7 @@ def model(request: pytest.FixtureRequest) -> tuple[PreTrainedModel, str, str]:
 @pytest.fixture(scope="module")
 def graph(model: tuple[PreTrainedModel, str, str]) -> StepGraph:
     """As it was captured: passes run over copies of it."""
-    graph = captured(model[0]).graph
+    graph = known_capture(model[0]).graph
     # There is no step around it.
     graph.facts.add("committed")
     return graph

@@ -20,7 +20,7 @@ from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.tools.families import find_families, tiny_model
 from speccompile.utils.transformers_version import FROM_5_24
 from support.errors import raises
-from support.tiny import captured, tiny_llama
+from support.tiny import known_capture, tiny_llama
 
 aten = torch.ops.aten
 PLACES = 136
@@ -73,7 +73,7 @@ def test_one_position_more_is_refused_with_the_number_to_use(name: str, more: in
 
 
 def test_a_rotary_model_has_no_such_table() -> None:
-    graph = captured(tiny_llama(max_positions=16), 64).graph.copy()
+    graph = known_capture(tiny_llama(max_positions=16), 64).graph.copy()
     before = [str(node) for node in graph.graph.nodes]
     changes = BoundPositions().run(graph)
     assert changes.matched == 0 and changes.note == "no table is indexed by position"
@@ -81,7 +81,7 @@ def test_a_rotary_model_has_no_such_table() -> None:
 
 
 def test_only_the_look_up_by_position_is_bounded() -> None:
-    step = captured(family("gpt2"), PLACES)
+    step = known_capture(family("gpt2"), PLACES)
     graph = step.graph.copy()
     changes = BoundPositions().run(graph)
     verify(graph, "bound_positions")
@@ -94,7 +94,7 @@ def test_only_the_look_up_by_position_is_bounded() -> None:
 
 @pytest.mark.skipif(FROM_5_24, reason="GPT-J has one table for all layers")
 def test_tables_inside_of_layers_stay_parts_of_their_layers() -> None:
-    graph = captured(family("gptj"), PLACES).graph.copy()
+    graph = known_capture(family("gptj"), PLACES).graph.copy()
     assert BoundPositions().run(graph).matched == 2
     clamps = graph.graph.find_nodes(op="call_function", target=aten.clamp.default)
     assert sorted(node.meta["layer"] for node in clamps if node.args[2:] == (PLACES - 1,) or node.kwargs) == [0, 1]
@@ -120,7 +120,7 @@ INDICES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.fixture(scope="module")
 def llama() -> StepGraph:
     """Of max_len 64, with a weight of 128 rows to look things up in."""
-    return captured(tiny_llama(), 64).graph
+    return known_capture(tiny_llama(), 64).graph
 
 
 def with_lookup(graph: StepGraph, lookup: Callable[..., torch.Tensor], *others: fx.Node, rows: int) -> fx.Node:

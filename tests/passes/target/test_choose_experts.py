@@ -19,7 +19,7 @@ from speccompile.speculator.speculator import Speculator
 from speccompile.utils.weight_forms import WeightForms
 from support.errors import raises
 from support.families import assert_texts, model_of, periodic
-from support.tiny import captured
+from support.tiny import known_capture
 
 NATIVE = torch.ops.speccompile.native_expert_linear.default
 
@@ -114,7 +114,7 @@ def test_experts_of_a_draft_model_are_rounded_with_its_linears() -> None:
 
 @pytest.mark.parametrize("form", ["same", "int8"])
 def test_without_c_plus_plus_ops_a_name_may_only_keep_values(form: str) -> None:
-    graph = captured(model_of("mixtral")).graph
+    graph = known_capture(model_of("mixtral")).graph
     packs = WeightPacks(WeightForms(modules=(("experts", form),)))  # type: ignore[arg-type]
     choose = ChooseExperts(native=False, packs=packs)
     with contextlib.nullcontext() if form == "same" else raises(InvalidOption, reason=re.compile("on a CPU")):

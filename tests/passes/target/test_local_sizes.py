@@ -19,7 +19,7 @@ from speccompile.lowering.backends import Eager
 from speccompile.passes.target.local_sizes import factors, keep_sizes_local
 from support.errors import raises
 from support.families import model_of
-from support.tiny import captured, tiny_llama
+from support.tiny import known_capture, tiny_llama
 
 
 def is_size(node: fx.Node) -> bool:
@@ -35,7 +35,7 @@ def crossing(graph: StepGraph) -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral", "bloom"])
 def test_no_size_crosses_a_layer_and_the_numbers_stay(name: str) -> None:
-    found = captured(model_of(name))
+    found = known_capture(model_of(name))
     local = found.graph.copy()
     assert crossing(local)
     keep_sizes_local(local)
@@ -63,7 +63,7 @@ def test_no_size_crosses_a_layer_and_the_numbers_stay(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def llama() -> StepGraph:
-    return captured(tiny_llama()).graph
+    return known_capture(tiny_llama()).graph
 
 
 def test_the_first_node_stays_the_first_reader_of_an_input(llama: StepGraph) -> None:

@@ -13,7 +13,7 @@ from speccompile.passes.target.outline import OutlineLayers, layer_input
 from speccompile.passes.target.outline_ends import OutlineEnds
 from speccompile.tools.families import find_families, tiny_model
 from support.graph_runs import outcome
-from support.tiny import captured, tiny_llama
+from support.tiny import known_capture, tiny_llama
 
 aten = torch.ops.aten
 
@@ -31,7 +31,7 @@ def outlined(flat: StepGraph) -> StepGraph:
 
 @pytest.fixture(scope="module")
 def llama() -> StepGraph:
-    return captured(tiny_llama(), 32).graph
+    return known_capture(tiny_llama(), 32).graph
 
 
 def called(graph: StepGraph) -> list[str]:
@@ -60,7 +60,7 @@ def test_one_body_stands_before_the_layers_and_one_after_them(llama: StepGraph) 
 
 @pytest.mark.parametrize("name", ["gemma3n_text", "bloom"])
 def test_other_families_compute_the_same(name: str) -> None:
-    flat = captured(tiny_model(find_families([name])[0]), 32).graph
+    flat = known_capture(tiny_model(find_families([name])[0]), 32).graph
     graph = outlined(flat)
     assert {"prologue", "epilogue"} & graph.bodies.keys()
     for rows, width in ((1, 1), (2, 5)):
@@ -92,7 +92,7 @@ def test_no_view_and_no_size_is_a_result(llama: StepGraph) -> None:
 
 def test_what_is_a_single_op_stays_as_it_is() -> None:
     """GPT-2's final norm is one kernel of torch's."""
-    graph = outlined(captured(tiny_model(find_families(["gpt2"])[0]), 32).graph)
+    graph = outlined(known_capture(tiny_model(find_families(["gpt2"])[0]), 32).graph)
     assert "epilogue" not in graph.bodies and "aten.layer_norm.default" in outside(graph)
 
 
