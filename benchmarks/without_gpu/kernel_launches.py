@@ -266,8 +266,8 @@ def rounded(
     linears: int = 1,
     dtype: torch.dtype = BF16,
 ) -> tuple[Launch, Launch, Launch]:
-    """Inputs rounded, times int8 or int4 weights; and rows of an embedding with such a weight."""
-    groups, four = depth // 64, form == "int4"
+    """Inputs rounded, times int8, int4 or fp4 weights; and rows of an embedding with such a weight."""
+    groups, four, coded = depth // 64, form != "int8", form == "fp4"
     numbers, units = meta(rows, groups, 64, dtype=I8), meta(rows, groups, dtype=F32)
     packed = meta(features // 32, depth // 4, 16 if four else 32, 4, dtype=U8 if four else I8)
     shape = (features // 32, groups * (2 if four else 1), *([2] * minimums), 32)
@@ -282,8 +282,9 @@ def rounded(
             [scales] * linears,
             [meta(features, dtype=dtype) if bias else None] * linears,
             [out] * linears,
+            coded,
         ),
-        embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=F32)),
+        embedding_launch(packed, scales, meta(rows), meta(rows, depth, dtype=F32), coded),
     )
 
 

@@ -8,10 +8,11 @@ import torch
 from speccompile.ops.attention import SCHEMA
 from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
+from speccompile.ops.on_cuda import in_triton
 
 #: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``,
 #: ``{form}_expert_linear``.
-ROUNDED = ("int8", "int4")
+ROUNDED = ("int8", "int4", "fp4")
 
 
 def _packed_linear(x, packed, bias, features):  # type: ignore[no-untyped-def]
@@ -30,7 +31,8 @@ def _rounded_linear(x, packed, scales, bias, features):  # type: ignore[no-untyp
     With ``int8``, ``packed`` is int8 ``[ceil(features / 32), 16 * groups, 32, 4]``, and ``scales`` are float32
     ``[ceil(features / 32), groups, 32]``. With ``int4``, ``packed`` is uint8 ``[ceil(features / 32), 16 * groups, 16,
     4]`` (numbers plus 8, those of columns 16 to 31 in the high halves), and ``scales`` are float16 ``[ceil(features /
-    32), 2 * groups, 32]``, one for each 32 inputs.
+    32), 2 * groups, 32]``, one for each 32 inputs. ``fp4`` has the layout of ``int4``; four bits are an index of
+    :data:`~speccompile.utils.fp4.NUMBERS`.
     """
     return x.new_empty((*x.shape[:-1], features))
 
@@ -89,7 +91,7 @@ for _form in ROUNDED:
         cpp="rounded",
         in_bodies=True,
         recorded=True,
-        cuda="rounded_linear.rounded_linear",
+        cuda=in_triton("rounded_linear.rounded_linear", coded=_form == "fp4"),
     )
     define(
         f"{_form}_linears(Tensor x, Tensor[] packed, Tensor[] scales, Tensor[] biases, int[] features) -> Tensor[]",
@@ -97,14 +99,14 @@ for _form in ROUNDED:
         cpp="rounded",
         in_bodies=True,
         recorded=True,
-        cuda="rounded_linear.rounded_linears",
+        cuda=in_triton("rounded_linear.rounded_linears", coded=_form == "fp4"),
     )
     define(
         f"{_form}_embedding(Tensor packed, Tensor scales, Tensor ids, int depth) -> Tensor",
         _rounded_embedding,
         cpp="rounded",
         recorded=True,
-        cuda="rounded_linear.rounded_embedding",
+        cuda=in_triton("rounded_linear.rounded_embedding", coded=_form == "fp4"),
     )
     define(
         f"{_form}_expert_linear(Tensor x, Tensor experts, Tensor packed, Tensor scales, Tensor? bias, int features) "

@@ -172,9 +172,7 @@ def _dequantised(name_or_path: str, quantization: Mapping[str, Any], dtype: torc
         if is_float8(quantization):
             model = load_float8(folder, wanted)
         else:
-            model = load_dequantized(folder)
-            if wanted is not None:
-                cast(Any, model).to(wanted)
+            model = load_dequantized(folder, wanted)
     if is_hub_id(name_or_path):
         model.config._name_or_path = name_or_path
     return model
@@ -203,7 +201,7 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
     other tensors (norms, biases, embeddings that are not quantised) are float32. :func:`load` dequantises instead.
 
     Args:
-        path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors or torchao.
+        path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors, torchao or MXFP4.
 
     Returns:
         The model, in eval mode, and the quantised weights by the names of its parameters. Each is read from the file

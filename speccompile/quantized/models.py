@@ -14,6 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
+from speccompile.quantized import mxfp4
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.experts import joined_experts
 from speccompile.quantized.float8 import ROUNDING, open_float8
@@ -25,25 +26,31 @@ from speccompile.quantized.weight import QuantizedWeights
 from speccompile.utils.declared_quantization import declared_quantization
 from speccompile.utils.dequantised import mark_dequantised
 from speccompile.utils.model_classes import model_class
-from speccompile.utils.parameters import owners_by_parameter, put_parameter
+from speccompile.utils.parameters import lie_transposed, owners_by_parameter, put_parameter
 
 
-def load_dequantized(path: str | os.PathLike[str]) -> PreTrainedModel:
-    """Load a model with dequantised weights, float32, in eval mode.
+def load_dequantized(path: str | os.PathLike[str], dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Load a model with dequantised weights, in eval mode.
 
     Args:
         path: a path for :func:`speccompile.quantized.read`, whose errors this function also raises.
+        dtype: of the weights. None: float32, and for MXFP4, which bfloat16 holds exactly, the config's.
 
     Raises:
         UnsupportedCheckpoint: also if a weight is not a parameter of the model or, of an expert, a part of one, or if
             the checkpoint lacks tensors of the model.
     """
     checkpoint, skeleton = _opened(path)
-    weights = {name: weight.dequantize() for name, weight in checkpoint.weights.items()}
-    for name, weight in weights.items():
+    if dtype is None:
+        dtype = _dense_dtype(checkpoint.config) if checkpoint.weights.format == mxfp4.FORMAT else torch.float32
+    weights = {}
+    for name, grouped in checkpoint.weights.items():
+        transposed = lie_transposed(skeleton.get_submodule(name.rpartition(".")[0]))
+        weight = grouped.dequantize().to(dtype)
+        weights[name] = weight = weight.mT.contiguous() if transposed else weight
         if weight.shape != (wanted := skeleton.get_parameter(name).shape):
             raise checkpoint.source.of(name).damaged(f"it is {list(weight.shape)}, and the model's is {list(wanted)}")
-    model = _load(checkpoint, type(skeleton), weights)
+    model = _load(checkpoint, type(skeleton), weights, dtype)
     mark_dequantised(model, checkpoint.weights.format)
     return model
 
@@ -83,7 +90,8 @@ def load_without_weights(path: str | os.PathLike[str]) -> tuple[PreTrainedModel,
     Arguments and errors are those of :func:`load_dequantized`.
     """
     checkpoint, skeleton = _opened(path)
-    model = _load(checkpoint, type(skeleton), _substitutes(skeleton, checkpoint.weights, torch.float32))
+    substitutes = _substitutes(skeleton, checkpoint.weights, torch.float32)
+    model = _load(checkpoint, type(skeleton), substitutes, torch.float32)
     _move_to_meta(model, checkpoint.weights)
     return model, checkpoint.weights
 
@@ -146,10 +154,12 @@ def _check_named(model: PreTrainedModel, weights: Iterable[str], source: TensorS
         raise source.unsupported(f"a {type(model).__name__} of transformers has no parameter {absent[0]}")
 
 
-def _load(checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str, torch.Tensor]) -> PreTrainedModel:
-    """Build a float32 model from ``weights`` and the checkpoint's other tensors."""
-    state = weights | {name: tensor.float() for name, tensor in checkpoint.others.items()}
-    model, found = _from_tensors(kind, checkpoint.config, state, torch.float32, checkpoint.source)
+def _load(
+    checkpoint: Checkpoint, kind: type[PreTrainedModel], weights: dict[str, torch.Tensor], dtype: torch.dtype
+) -> PreTrainedModel:
+    """Build a model of ``dtype`` from ``weights`` and the checkpoint's other tensors."""
+    state = weights | {name: tensor.to(dtype) for name, tensor in checkpoint.others.items()}
+    model, found = _from_tensors(kind, checkpoint.config, state, dtype, checkpoint.source)
     _check_all(found, ("missing_keys", "mismatched_keys", "unexpected_keys"), kind, checkpoint.source)
     return model
 

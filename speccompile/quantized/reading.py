@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from speccompile.errors import DamagedCheckpoint, PretrainedError, error_line
-from speccompile.quantized import awq, compressed_tensors, gptq, torchao
+from speccompile.quantized import awq, compressed_tensors, gptq, mxfp4, torchao
 from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.files import FLOATS, TensorFiles
 from speccompile.quantized.float8 import is_float8
@@ -27,6 +27,7 @@ READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], TensorSource], Any]
     "awq": awq.readers,
     "compressed-tensors": compressed_tensors.readers,
     "torchao": torchao.readers,
+    "mxfp4": mxfp4.readers,
 }
 
 
@@ -36,8 +37,8 @@ def read(path: str | os.PathLike[str]) -> QuantizedWeights:
     A weight is read from the file at each lookup: the mapping keeps none.
 
     Args:
-        path: a GGUF file, or a folder with ``config.json`` and safetensors files of GPTQ, AWQ, compressed-tensors or
-            torchao.
+        path: a GGUF file, or a folder with ``config.json`` and safetensors files of GPTQ, AWQ, compressed-tensors,
+            torchao or MXFP4.
 
     Raises:
         UnsupportedCheckpoint: the weights cannot be read exactly; the error names the format, or the tensor and its

@@ -20,7 +20,6 @@ REASONS = {
     "fbgemm_fp8": _FP8,
     "compressed-tensors": _FP8,
     "mxfp8": f"{_FP8}, in blocks",
-    "mxfp4": _FP4,
     "nvfp4": _FP4,
     "fouroversix": _FP4,
     "fp_quant": _FP4,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import nn
+from transformers.pytorch_utils import Conv1D
 
 #: Modules and the names that a parameter has in them.
 Owners = Sequence[tuple[nn.Module, str]]
@@ -23,6 +24,11 @@ def put_parameter(owners: Owners, parameter: nn.Parameter) -> None:
     """Replace the parameter of ``owners`` by ``parameter``."""
     for module, name in owners:
         module._parameters[name] = parameter
+
+
+def lie_transposed(module: nn.Module) -> bool:
+    """Whether its weights have inputs before outputs: GPT-2's linears, and experts that transformers marks so."""
+    return isinstance(module, Conv1D) or bool(getattr(module, "is_transposed", False))
 
 
 def parameter_bytes(model: nn.Module) -> int:

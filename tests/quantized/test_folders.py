@@ -85,7 +85,7 @@ def refused(folder: Path, quantization: dict[str, Any]) -> str:
     [
         ("fp8", "floating point of 8 bits"),
         ("fbgemm_fp8", "floating point of 8 bits"),
-        ("mxfp4", "floating point of 4 bits"),
+        ("nvfp4", "floating point of 4 bits"),
         ("bitsandbytes", "entries of a table"),
         ("hqq", "zero points are floating-point numbers"),
         ("auto-round", "AutoRound"),

@@ -147,9 +147,12 @@ def test_the_bytes_of_packs_are_those_of_this_version(tmp_path: Path) -> None:
     values = (torch.arange(64 * 128) % 29 - 14.0).reshape(64, 128) / 7
     digests = {
         form: hashlib.sha256(b"".join(map(tensor_bytes, FORMS[form].pack(values)))).hexdigest()[:16]
-        for form in ("int8", "int4")
+        for form in ("int8", "int4", "fp4")
     }
-    assert (packed_manifest.VERSION, digests) == (2, {"int8": "d981797df7218be1", "int4": "0bb8a77cf7a835b0"})
+    assert (packed_manifest.VERSION, digests) == (
+        2,
+        {"int8": "d981797df7218be1", "int4": "0bb8a77cf7a835b0", "fp4": "ec5dfb5eb57f1528"},
+    )
 
 
 @pytest.mark.parametrize("kind", ["link", "mount"])

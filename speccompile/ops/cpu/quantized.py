@@ -11,7 +11,6 @@ from typing import Any, NoReturn
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers.pytorch_utils import Conv1D
 
 from speccompile.errors import InvalidOption, OriginalsFreed
 from speccompile.ops.cpu.forms import FORMS
@@ -22,7 +21,7 @@ from speccompile.quantized.packed_weight import PackedWeight, PackedWeights
 from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight, QuantizedWeights
 from speccompile.utils.memory import release_file_pages, trim_heap
-from speccompile.utils.parameters import Owners, owners_by_parameter, put_parameter
+from speccompile.utils.parameters import Owners, lie_transposed, owners_by_parameter, put_parameter
 from speccompile.utils.weight_forms import Forms, QuantizedForms, Weights
 
 #: Functions with which a forward reads a weight.
@@ -327,7 +326,7 @@ def _take(parameter: nn.Parameter, owners: Owners) -> _Original:
 
 
 def _is_transposed(taken: _Original) -> bool:
-    return any(isinstance(module, Conv1D) for module, _ in taken.owners)
+    return any(lie_transposed(module) for module, _ in taken.owners)
 
 
 class _ValuesInState:

@@ -1,4 +1,4 @@
-"""Kernels of linears and embeddings over int8 and int4 weights, which read the packs that the CPU's kernels read.
+"""Kernels of linears and embeddings over int8, int4 and fp4 weights, which read the packs that the CPU's kernels read.
 
 A word is four numbers of consecutive inputs: of one output (int8), or of two (int4: the low halves of its bytes and the
 high ones). A group is the 64 inputs that are rounded together; a part of it is the inputs that share a scale.
@@ -42,6 +42,17 @@ def dot_of_bytes(one, other, total, ASSEMBLY: tl.constexpr):  # type: ignore[no-
         shift = (24 - 8 * tl.arange(0, 4))[None, None, :]
         total += tl.sum(((one[:, :, None] << shift) >> 24) * ((other[:, :, None] << shift) >> 24), 2)
     return total
+
+
+@triton.jit
+def decoded(bits):  # type: ignore[no-untyped-def]
+    """Four numbers of E2M1, doubled, plus 12, of 0 to 15 in each byte. From 4 on they are 4, 6, 8, 12."""
+    lowest, middle = bits & 0x01010101, (bits >> 1) & 0x01010101
+    high, sign = (bits >> 2) & 0x01010101, (bits >> 3) & 0x01010101
+    both = high & middle
+    size = (bits & 0x07070707) + (high & lowest) + 2 * (both + (both & lowest))
+    # No byte is below zero: none borrows from the next one.
+    return 0x0C0C0C0C + size - 2 * (size & (sign * 255))
 
 
 @triton.jit
@@ -97,6 +108,7 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
     SCALE_ROWS: tl.constexpr,
     MINIMUMS: tl.constexpr,
     HALVES: tl.constexpr,
+    CODED: tl.constexpr,
     TOGETHER: tl.constexpr,
     ROWS: tl.constexpr,
     COLUMNS: tl.constexpr,
@@ -145,6 +157,8 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
                         numbers = weights
                         if HALVES == 2:
                             numbers = (weights >> (4 * half)) & 0x0F0F0F0F
+                        if CODED:
+                            numbers = decoded(numbers)
                         new_sums += (dot_of_bytes(numbers, values, sums[row * HALVES + half], ASSEMBLY),)
                     ones = tl.full((TOGETHER, 1), 0x01010101, tl.int32)
                     new_of_inputs += (dot_of_bytes(ones, values, of_inputs[row], ASSEMBLY),)
@@ -156,7 +170,7 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
                     product = products[row * HALVES + half]
                     whole = sums[row * HALVES + half]
                     if HALVES == 2 and not MINIMUMS:
-                        whole -= 8 * of_inputs[row]
+                        whole -= (12 if CODED else 8) * of_inputs[row]
                     product = tl.fma(whole.to(tl.float32), tl.load(at).to(tl.float32), product)
                     if MINIMUMS:
                         added = tl.zeros_like(product) - of_inputs[row].to(tl.float32)
@@ -178,12 +192,24 @@ def multiply_rounded(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def packed_numbers(packed, block, k, column, GROUPS: tl.constexpr, FOUR_BITS: tl.constexpr, OFFSET: tl.constexpr):  # type: ignore[no-untyped-def]
+def packed_numbers(  # type: ignore[no-untyped-def]
+    packed,
+    block,
+    k,
+    column,
+    GROUPS: tl.constexpr,
+    FOUR_BITS: tl.constexpr,
+    OFFSET: tl.constexpr,
+    CODED: tl.constexpr,
+):
     """Numbers of inputs ``k`` and outputs ``column`` of a block; either is broadcast."""
     if FOUR_BITS:
         byte = ((block * GROUPS * 16 + k // 4) * 16 + column % 16) * 4 + k % 4
         both = tl.load(packed + byte).to(tl.int32)
-        return tl.where(column < 16, both & 15, both >> 4) - OFFSET
+        number = tl.where(column < 16, both & 15, both >> 4)
+        if CODED:
+            number = decoded(number) & 255
+        return number - OFFSET
     byte = ((block * GROUPS * 16 + k // 4) * 32 + column) * 4 + k % 4
     return tl.load(packed + byte).to(tl.int32)
 
@@ -199,6 +225,7 @@ def read_rounded_rows(  # type: ignore[no-untyped-def]
     SCALE_ROWS: tl.constexpr,
     MINIMUMS: tl.constexpr,
     HALVES: tl.constexpr,
+    CODED: tl.constexpr,
     COLUMNS: tl.constexpr,
     VALUES: tl.constexpr,
 ):
@@ -209,7 +236,8 @@ def read_rounded_rows(  # type: ignore[no-untyped-def]
     k = tl.program_id(1) * VALUES + tl.arange(0, VALUES)
     there = k < DEPTH
     k = tl.minimum(k, DEPTH - 1)
-    number = packed_numbers(packed, block, k, column, GROUPS, HALVES == 2, 0 if MINIMUMS else 8).to(tl.float32)
+    OFFSET: tl.constexpr = 12 if CODED else 0 if MINIMUMS else 8
+    number = packed_numbers(packed, block, k, column, GROUPS, HALVES == 2, OFFSET, CODED).to(tl.float32)
     line = block * SCALE_ROWS + k * SCALE_ROWS // (GROUPS * 64)
     own = scales + line * COLUMNS * (2 if MINIMUMS else 1) + column
     value = number * tl.load(own).to(tl.float32)

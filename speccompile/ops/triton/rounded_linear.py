@@ -1,4 +1,4 @@
-"""Linears and embeddings over int8 and int4 weights on CUDA.
+"""Linears and embeddings over int8, int4 and fp4 weights on CUDA.
 
 They read the packs that the CPU's kernels read, and compute the same model: inputs are rounded row by row, and the sum
 of a part's products is one of integers. The order in which parts and groups are added depends on the weight's shape and
@@ -32,13 +32,14 @@ MOST_ROWS = 8
 _WARPS, _WARPS_OF_MANY_INPUTS, _MANY_INPUTS = 8, 16, 8192
 
 
-def _sizes(packed: torch.Tensor, scales: torch.Tensor) -> dict[str, object]:
-    """Sizes of a pack, for both kernels."""
+def _sizes(packed: torch.Tensor, scales: torch.Tensor, coded: bool) -> dict[str, object]:
+    """Facts of a pack, for both kernels: its sizes, and whether four bits are E2M1."""
     return {
         "GROUPS": packed.shape[1] // WORDS,
         "SCALE_ROWS": scales.shape[1],
         "MINIMUMS": scales.dim() == 4,
         "HALVES": _halves(packed),
+        "CODED": coded,
         "COLUMNS": COLUMNS,
     }
 
@@ -62,9 +63,10 @@ def multiply_launch(
     scales: Sequence[torch.Tensor],
     biases: Sequence[torch.Tensor | None],
     out: Sequence[torch.Tensor],
+    coded: bool = False,
 ) -> Launch:
     """One launch for at most three linears, whose packs differ only in ``features``; ``out[i]`` is ``[rows, F_i]``."""
-    sizes = _sizes(packed[0], scales[0])
+    sizes = _sizes(packed[0], scales[0], coded)
     rows, groups, _ = numbers.shape
     halves = _halves(packed[0])
     blocks = [weight.shape[0] for weight in packed]
@@ -98,12 +100,16 @@ def multiply_launch(
     return Launch(multiply_rounded, (-(-rows // tile_rows), sum(blocks)), arguments | sizes, warps=warps)
 
 
+def _shape_of(packed: torch.Tensor, scales: torch.Tensor) -> tuple[object, ...]:
+    return packed.shape[1], packed.dtype, scales.shape[1:]
+
+
 def runs_of(packed: Sequence[torch.Tensor], scales: Sequence[torch.Tensor]) -> list[slice]:
     """Linears that one launch multiplies: at most three that follow one another, with packs of the same sizes."""
     runs: list[slice] = []
-    for number, sizes in enumerate(map(_sizes, packed, scales)):
+    for number, sizes in enumerate(map(_shape_of, packed, scales)):
         last = runs[-1] if runs else None
-        if last is None or number - last.start == LINEARS or _sizes(packed[last.start], scales[last.start]) != sizes:
+        if last is None or number - last.start == LINEARS or _shape_of(packed[last.start], scales[last.start]) != sizes:
             runs.append(slice(number, number + 1))
         else:
             runs[-1] = slice(last.start, number + 1)
@@ -116,8 +122,9 @@ def rounded_linears(
     scales: list[torch.Tensor],
     biases: list[torch.Tensor],
     features: list[int],
+    coded: bool = False,
 ) -> list[torch.Tensor]:
-    """``int8_linears`` and ``int4_linears`` of :mod:`speccompile.ops.native` on CUDA."""
+    """``int8_linears``, ``int4_linears`` and, if ``coded``, ``fp4_linears`` (:mod:`speccompile.ops.native`) on CUDA."""
     flat = x.reshape(-1, x.shape[-1]).contiguous()
     rows, groups = flat.shape[0], packed[0].shape[1] // WORDS
     numbers = torch.empty((rows, groups, GROUP), dtype=torch.int8, device=x.device)
@@ -128,28 +135,40 @@ def rounded_linears(
     given = given or [None] * len(features)
     launches = [round_launch(flat, numbers, input_scales)]
     for run in runs_of(packed, scales):
-        launches.append(multiply_launch(numbers, input_scales, packed[run], scales[run], given[run], out[run]))
+        launches.append(multiply_launch(numbers, input_scales, packed[run], scales[run], given[run], out[run], coded))
     run_all(launches, x)
     return results
 
 
 def rounded_linear(
-    x: torch.Tensor, packed: torch.Tensor, scales: torch.Tensor, bias: torch.Tensor | None, features: int
+    x: torch.Tensor,
+    packed: torch.Tensor,
+    scales: torch.Tensor,
+    bias: torch.Tensor | None,
+    features: int,
+    coded: bool = False,
 ) -> torch.Tensor:
-    """``int8_linear`` and ``int4_linear`` on CUDA."""
-    return rounded_linears(x, [packed], [scales], [] if bias is None else [bias], [features])[0]
+    """``int8_linear``, ``int4_linear`` and, if ``coded``, ``fp4_linear`` on CUDA."""
+    return rounded_linears(x, [packed], [scales], [] if bias is None else [bias], [features], coded)[0]
 
 
-def embedding_launch(packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> Launch:
+def embedding_launch(
+    packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, out: torch.Tensor, coded: bool = False
+) -> Launch:
     """``out`` float32 ``[ids, depth]``."""
     depth = out.shape[-1]
     arguments = {"packed": packed, "scales": scales, "ids": ids, "out": out, "DEPTH": depth, "VALUES": VALUES}
-    return Launch(read_rounded_rows, (ids.numel(), -(-depth // VALUES)), arguments | _sizes(packed, scales))
+    return Launch(read_rounded_rows, (ids.numel(), -(-depth // VALUES)), arguments | _sizes(packed, scales, coded))
 
 
-def rounded_embedding(packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, depth: int) -> torch.Tensor:
-    """``int8_embedding`` and ``int4_embedding`` on CUDA. Ids are not checked: that would wait for the GPU."""
+def rounded_embedding(
+    packed: torch.Tensor, scales: torch.Tensor, ids: torch.Tensor, depth: int, coded: bool = False
+) -> torch.Tensor:
+    """``int8_embedding``, ``int4_embedding`` and, if ``coded``, ``fp4_embedding`` on CUDA.
+
+    Ids are not checked: that would wait for the GPU.
+    """
     ids = ids.contiguous()
     out = torch.empty((*ids.shape, depth), dtype=torch.float32, device=packed.device)
-    run_all([embedding_launch(packed, scales, ids, out)], packed)
+    run_all([embedding_launch(packed, scales, ids, out, coded)], packed)
     return out

@@ -21,6 +21,7 @@ from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.cpu.packing import Pack
 from speccompile.quantized import GroupedWeight
 from speccompile.quantized.weight import GROUPS, RANGES
+from speccompile.utils.fp4 import NUMBERS
 
 WIDEST = 16
 
@@ -41,8 +42,10 @@ def random_weight(
     signed: bool,
     scales: Literal["float32", "float16", "steps"],
     seed: int,
+    fp4: bool = False,
 ) -> GroupedWeight:
-    """``steps`` are a float16 for each 256 inputs times whole numbers, as K-quants have them."""
+    """``steps`` are a float16 for each 256 inputs times whole numbers, as K-quants have them. ``fp4``: values are those
+    of MXFP4."""
     generator = torch.Generator().manual_seed(seed)
     low, high = RANGES[bits]
     if bits == 4:
@@ -54,8 +57,11 @@ def random_weight(
     elif scales == "steps":
         units = [values[:, torch.arange(shape[1]) * group // 256].half().float() for values in drawn]
         drawn = [unit * torch.randint(-20, 64, shape, generator=generator) for unit in units]
+    values = torch.randint(low, high + 1, (outputs, inputs), generator=generator, dtype=torch.int8)
+    if fp4:
+        values = torch.tensor(NUMBERS, dtype=torch.int8)[torch.randint(16, (outputs, inputs), generator=generator)]
     return GroupedWeight(
-        torch.randint(low, high + 1, (outputs, inputs), generator=generator, dtype=torch.int8),
+        values,
         bits,
         drawn[0],
         drawn[1] if minimums else None,
@@ -72,16 +78,18 @@ def weights(draw: st.DrawFn) -> GroupedWeight:
     if draw(st.integers(0, 4)) == 0:
         # One scale for each output.
         inputs = group = draw(st.sampled_from([7, 40, 100, 192]))
+    bits = draw(st.sampled_from(sorted(RANGES)))
     return random_weight(
         draw(st.sampled_from([1, 32, 33, 70])),
         inputs,
-        draw(st.sampled_from(sorted(RANGES))),
+        bits,
         group,
         minimums=draw(st.booleans()),
         order=draw(st.booleans()),
         signed=draw(st.booleans()),
         scales=draw(st.sampled_from(["float32", "float16", "steps"])),
         seed=draw(st.integers(0, 99)),
+        fp4=bits == 6 and draw(st.booleans()),
     )
 
 
@@ -146,7 +154,9 @@ def test_an_embedding_is_the_dequantised_weight(weight: GroupedWeight) -> None:
 @pytest.mark.parametrize("bits", RANGES)
 @pytest.mark.parametrize("minimums", [False, True])
 def test_the_ends_of_ranges_do_not_overflow(bits: int, minimums: bool, sign: int) -> None:
-    for end in RANGES[bits] if bits != 4 else (0, 15) if minimums else (-8, 7):
+    # Those of fp4, too.
+    ends = (*RANGES[bits], -12, 12) if bits != 4 else (0, 15) if minimums else (-8, 7)
+    for end in ends:
         scales = torch.ones(33, 2)
         weight = GroupedWeight(
             torch.full((33, 256), end, dtype=torch.int8), bits, scales, scales if minimums else None, 128
@@ -171,6 +181,18 @@ DIGESTS: dict[tuple[int, int, bool], str] = {
     (8, 256, False): "71ce6d65cd34c862",
     (8, 256, True): "448492c3473004a4",
 }
+
+
+def test_results_of_fp4_have_the_same_bits_on_every_cpu() -> None:
+    inputs, outputs = 256, 70
+    codes = torch.arange(outputs * inputs).mul(104729).remainder(16)
+    scales = torch.exp2(torch.arange(outputs * inputs // 32).mul(7919).remainder(23) - 17.0).reshape(outputs, -1)
+    values = torch.tensor(NUMBERS, dtype=torch.int8)[codes].reshape(outputs, inputs)
+    pack = packed(GroupedWeight(values, 6, scales, None, 32))
+    x = torch.arange(9 * inputs).mul(7919).remainder(2003).sub(1001).float().reshape(9, inputs) / 271
+    result = pack.form.linear(x, *pack.tensors, None, outputs)
+    assert pack.form.name == "fp4"
+    assert hashlib.sha256(result.numpy().tobytes()).hexdigest()[:16] == "90ddf5d4e6ccab40"
 
 
 @pytest.mark.parametrize("minimums", [False, True])
@@ -228,6 +250,18 @@ def test_bytes_of_a_packed_weight(
     pack = packed(weight)
     numbers = 64 * 256 // (2 if form == "int4" else 1)
     assert pack.form.name == form and pack.nbytes == numbers + 64 * 256 // group * scale_bytes
+
+
+@pytest.mark.parametrize(
+    ("group", "scales", "scale_bytes"), [(32, "float16", 2), (32, "float32", 4), (128, "float16", 2)]
+)
+def test_bytes_of_a_weight_of_mxfp4(group: int, scales: Any, scale_bytes: int) -> None:
+    kind: Any = dict(minimums=False, order=False, signed=True, scales=scales, seed=0, fp4=True)
+    pack = packed(random_weight(64, 256, 6, group, **kind))
+    assert pack.form.name == "fp4" and pack.nbytes == 64 * 256 // 2 + 64 * 256 // group * scale_bytes
+    # Its groups are smaller than the kernel's, or it has minimums.
+    assert packed(random_weight(64, 256, 6, 16, **kind)).form.name == "int8"
+    assert packed(random_weight(64, 256, 6, group, **kind | {"minimums": True})).form.name == "int8"
 
 
 def test_inputs_of_a_group_are_whole_blocks() -> None:

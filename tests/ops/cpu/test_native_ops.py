@@ -227,7 +227,7 @@ def test_a_rounded_linear_is_near_what_it_rounds(form: Form) -> None:
     x, weight = torch.randn(8, 512), torch.randn(64, 512)
     wanted = F.linear(x, weight)
     error = form.linear(x, *form.pack(weight), None, 64) - wanted
-    assert error.norm() / wanted.norm() < {"int8": 0.01, "int4": 0.1}[form.name]
+    assert error.norm() / wanted.norm() < {"int8": 0.01, "int4": 0.1, "fp4": 0.12}[form.name]
 
 
 @forms
@@ -297,8 +297,8 @@ def test_what_is_no_number_stays_so_in_its_row(form: Form, value: float) -> None
 def test_inputs_too_small_to_be_scaled_are_zeros(form: Form) -> None:
     x = torch.full((2, 64), 1e-37)
     x[1] = 1.0
-    result = form.linear(x, *form.pack(torch.ones(40, 64)), None, 40)
-    assert torch.equal(result[0], torch.zeros(40)) and result[1].allclose(torch.tensor(64.0))
+    result = form.linear(x, *form.pack(torch.full((40, 64), 12.0)), None, 40)
+    assert torch.equal(result[0], torch.zeros(40)) and result[1].allclose(torch.tensor(768.0))
 
 
 @forms

@@ -1,4 +1,4 @@
-"""Integers of a quantised checkpoint, held exactly by the forms ``int4`` and ``int8``."""
+"""Integers of a quantised checkpoint, held exactly by the forms ``int4``, ``fp4`` and ``int8``."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from speccompile.ops.cpu.forms.int8 import GROUP as INPUT_GROUP
 from speccompile.ops.cpu.forms.int8 import pack_bytes
 from speccompile.ops.cpu.forms.scales import pack_scales, pack_steps
 from speccompile.quantized.weight import GroupedWeight
+from speccompile.utils.fp4 import encode, is_fp4
 
 #: Inputs whose scales share a float16, in K-quants.
 STEPS_OF = 256
@@ -24,8 +25,9 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     """The form that holds ``weight`` in the order of its values, and the tensors that stand for it.
 
     Four bits are held in ``int4``, except in groups of 16, and except with both a sign and minimums: its ops do not
-    have these. Scales have the first of three kinds that holds all of them exactly. Without minimums: float16. In
-    groups of 16 and 32: integers of eight bits times a shared float16, as in llama.cpp's K-quants. Otherwise: float32.
+    have these. Numbers of MXFP4, which have six bits as integers, are held in ``fp4``. Scales have the first of three
+    kinds that holds all of them exactly. Without minimums: float16. In groups of 16 and 32: integers of eight bits
+    times a shared float16, as in llama.cpp's K-quants. Otherwise: float32.
     """
     inputs = weight.shape[-1]
     if weight.experts is not None:
@@ -34,8 +36,13 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     unsigned = bool(values.min() >= 0)
     fits = weight.group % PART == 0 or weight.group == inputs
     # Without a sign and minimums, values up to 7 have both forms.
-    form = FORMS["int4" if weight.bits == 4 and fits and (minimums is None or unsigned) else "int8"]
-    if form.name == "int4" and minimums is None and bool(values.max() >= OFFSET):
+    name = "int8"
+    if weight.bits == 4 and fits and (minimums is None or unsigned):
+        name = "int4"
+    elif weight.bits == 6 and fits and minimums is None and is_fp4(values):
+        name = "fp4"
+    form = FORMS[name]
+    if name == "int4" and minimums is None and bool(values.max() >= OFFSET):
         minimums = torch.zeros_like(weight.scales)
     numbers = F.pad(whole_columns(values), (0, -inputs % INPUT_GROUP))
     # Runs of inputs that end with the last one, or the group of all of them with what is added to these.
@@ -50,7 +57,9 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
         scales = halves
     elif weight.group < INPUT_GROUP:
         units = pack_steps(scales, below, STEPS_OF // weight.group)
-    if form.name == "int4":
+    if name == "fp4":
+        packed = pack_nibbles(encode(numbers))
+    elif name == "int4":
         packed = pack_nibbles(numbers if below is not None else numbers + OFFSET)
     else:
         packed = pack_bytes(numbers)

@@ -30,8 +30,8 @@ def quantise_int4(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
     The value of a group that has the greatest size becomes -8. G is even, since inputs have groups of 64.
     """
-    groups = _in_groups(values)
-    scales = _as_scales(_greatest(groups) / -OFFSET)
+    groups = in_groups(values)
+    scales = as_scales(_greatest(groups) / -OFFSET)
     return _rounded(groups, scales.float()).to(torch.int8), scales
 
 
@@ -49,31 +49,32 @@ def search_int4(values: torch.Tensor, importance: torch.Tensor) -> tuple[torch.T
     """
     # An input that was always zero has no measured importance; its weights must not lose all precision.
     importance = importance.float().clamp_min(max(1e-6 * float(importance.mean()), 1e-30))
-    costs = _in_groups(importance[None])
-    numbers, scales = zip(*(_search(_in_groups(rows), costs) for rows in values.split(ROWS)), strict=True)
+    costs = in_groups(importance[None])
+    numbers, scales = zip(*(_search(in_groups(rows), costs) for rows in values.split(ROWS)), strict=True)
     return torch.cat(numbers), torch.cat(scales)
 
 
 def _search(groups: torch.Tensor, costs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     usual = _greatest(groups) / -OFFSET
-    scales = _as_scales(usual).float()
+    scales = as_scales(usual).float()
     least = _lost(groups, scales, costs)
     weighted = groups * costs
     for share in SHARES:
         numbers = _rounded(groups, usual * share)
         fitted = (weighted * numbers).sum(-1) / (costs * numbers.square()).sum(-1)
-        fitted = _as_scales(torch.where(fitted.isfinite(), fitted, 0)).float()
+        fitted = as_scales(torch.where(fitted.isfinite(), fitted, 0)).float()
         lost = _lost(groups, fitted, costs)
         scales = torch.where(lost < least, fitted, scales)
         least = torch.minimum(lost, least)
-    return _rounded(groups, scales).to(torch.int8), _as_scales(scales)
+    return _rounded(groups, scales).to(torch.int8), as_scales(scales)
 
 
 def _lost(groups: torch.Tensor, scales: torch.Tensor, costs: torch.Tensor) -> torch.Tensor:
     return ((_rounded(groups, scales) * scales[..., None] - groups).square() * costs).sum(-1)
 
 
-def _in_groups(values: torch.Tensor) -> torch.Tensor:
+def in_groups(values: torch.Tensor) -> torch.Tensor:
+    """``[N, K]``, with zeros after K up to a multiple of 64, as float32 ``[N, G, 32]``."""
     return F.pad(values.float(), (0, -values.shape[1] % INPUT_GROUP)).unflatten(1, (-1, GROUP))
 
 
@@ -82,7 +83,8 @@ def _greatest(groups: torch.Tensor) -> torch.Tensor:
     return groups.gather(-1, groups.abs().argmax(-1, keepdim=True))[..., 0]
 
 
-def _as_scales(values: torch.Tensor) -> torch.Tensor:
+def as_scales(values: torch.Tensor) -> torch.Tensor:
+    """``values`` in float16, at most its greatest number."""
     largest = torch.finfo(torch.float16).max
     return values.clamp(-largest, largest).to(torch.float16)
 
@@ -102,10 +104,15 @@ def pack_nibbles(numbers: torch.Tensor) -> torch.Tensor:
     return (steps[:, 0] | steps[:, 1] << 4).transpose(1, 2).contiguous()
 
 
+def unpack_nibbles(packed: torch.Tensor) -> torch.Tensor:
+    """The numbers of 0 to 15, int8 ``[N, K]``, that :func:`pack_nibbles` received."""
+    numbers = torch.cat((packed & 15, packed >> 4), 2).to(torch.int8)
+    return numbers.transpose(1, 2).flatten(2).flatten(0, 1)
+
+
 def unpack_int4(packed: torch.Tensor, scales: torch.Tensor, features: int, depth: int) -> torch.Tensor:
     """The weight, float32 ``[features, depth]``. With minimums, numbers have no offset."""
-    numbers = torch.cat((packed & 15, packed >> 4), 2).to(torch.int8)
-    numbers = numbers.transpose(1, 2).flatten(2).flatten(0, 1)
+    numbers = unpack_nibbles(packed)
     return scaled(numbers if has_minimums(scales) else numbers - OFFSET, scales)[:features, :depth]
 
 

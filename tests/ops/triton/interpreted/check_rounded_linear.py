@@ -21,20 +21,23 @@ def expected(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
     return F.linear(rounded, weight, bias).view(*x.shape[:-1], -1)
 
 
-@pytest.mark.parametrize(("form", "depth", "features"), [("int8", 70, 45), ("int4", 70, 45), ("int4", 128, 64)])
+@pytest.mark.parametrize(
+    ("form", "depth", "features"), [("int8", 70, 45), ("int4", 70, 45), ("int4", 128, 64), ("fp4", 70, 45)]
+)
 def test_it_multiplies_with_the_rounded_weight(form: str, depth: int, features: int) -> None:
     torch.manual_seed(0)
     weight, x, bias = torch.randn(features, depth), torch.randn(1, 3, depth), torch.randn(features)
     packed = FORMS[form].pack(weight)
     values = FORMS[form].unpack(packed, features, depth)
+    coded = form == "fp4"
     torch.testing.assert_close(
-        rounded_linear(x, *packed, None, features), expected(x, values, None), rtol=1e-4, atol=1e-4
+        rounded_linear(x, *packed, None, features, coded), expected(x, values, None), rtol=1e-4, atol=1e-4
     )
-    joined = rounded_linears(x, *([part] * 2 for part in packed), [bias, -bias], [features] * 2)
+    joined = rounded_linears(x, *([part] * 2 for part in packed), [bias, -bias], [features] * 2, coded)
     for given, found in zip((bias, -bias), joined, strict=True):
         torch.testing.assert_close(found, expected(x, values, given), rtol=1e-4, atol=1e-4)
     ids = torch.tensor([[3, features - 1], [0, 3]])
-    assert torch.equal(rounded_embedding(*packed, ids, depth), values[ids])
+    assert torch.equal(rounded_embedding(*packed, ids, depth, coded), values[ids])
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ struct Int8 {
   using Number = int8_t;
   static constexpr int kRows = int8::kRows;
   static constexpr int64_t kSteps = int8::kSteps, kStepBytes = int8::kStepBytes;
+  static constexpr bool kMinimums = true;
 
   // None where a group would be divided in another way than into one, two or four.
   static int64_t parts(int64_t groups, int64_t scale_rows) {

@@ -1,4 +1,4 @@
-// Linears over rounded weights and inputs: int8.cpp, int4.cpp.
+// Linears over rounded weights and inputs: int8.cpp, int4.cpp, fp4.cpp.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +38,8 @@ struct RoundedForm {
   void (*weight_row)(int64_t row, int64_t depth, int64_t groups, const void* packed, const Scales& scales, float* to);
   // Whether so many rows of scales divide the inputs as the kernel can: into runs of whole parts.
   bool (*fits)(int64_t groups, int64_t rows);
+  // Whether scales may have minimums.
+  bool minimums;
 };
 
 // packed[ceil(features / 32), groups * 16, 32, 4] int8. A row of scales is for 16, 32, or a multiple of 64 inputs.
@@ -45,5 +47,7 @@ extern const RoundedForm kInt8;
 // packed[ceil(features / 32), groups * 16, 16, 4] bytes. A byte's low half is a number of columns 0 to 15, its high half
 // one of columns 16 to 31: plus 8 without minimums, as it is with them. A row of scales is for a multiple of 32 inputs.
 extern const RoundedForm kInt4;
+// packed is that of kInt4. Four bits are E2M1, doubled: a sign, and 0, 1, 2, 3, 4, 6, 8 or 12. There are no minimums.
+extern const RoundedForm kFp4;
 
 }  // namespace speccompile

@@ -8,6 +8,7 @@
 //   parts(groups, scale_rows)  all inputs of a row are so many parts, each with the same scales
 //   tile<ROWS, LINES>(inputs, input_scales, groups, packed, parts, scale_rows, y, y_stride, ahead)
 //   number(k, column, packed, minimums)  of a block: what is multiplied with its scale
+//   kMinimums         whether scales may have minimums
 #pragma once
 
 #include "../base/kernels/ahead.h"
@@ -146,6 +147,7 @@ constexpr RoundedForm rounded_form() {
         const int64_t parts = rows > 0 ? Form::parts(groups, rows) : 0;
         return parts > 0 && parts % rows == 0;
       },
+      Form::kMinimums,
   };
 }
 

@@ -74,12 +74,15 @@ template Tensor rounded_expert_linear<int8_weight>(
     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
 template Tensor rounded_expert_linear<int4_weight>(
     const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
+template Tensor rounded_expert_linear<fp4_weight>(
+    const Tensor&, const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
 
 namespace {
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("int8_expert_linear", TORCH_BOX(&rounded_expert_linear<int8_weight>));
   m.impl("int4_expert_linear", TORCH_BOX(&rounded_expert_linear<int4_weight>));
+  m.impl("fp4_expert_linear", TORCH_BOX(&rounded_expert_linear<fp4_weight>));
 }
 
 }  // namespace

@@ -15,7 +15,7 @@ Scales scales_of(const RoundedWeight& form, const Tensor& packed, const Tensor& 
   // Of a float16 for each column, and numbers of rows that share it.
   const int64_t line = scales.size(-1), steps = in_steps ? line / kColumns - 2 : 1, rows = scales.size(1) * steps;
   STD_TORCH_CHECK(
-      form.kernel.fits(groups, rows) && packed.size(1) * 4 == groups * kGroup &&
+      form.kernel.fits(groups, rows) && (!minimums || form.kernel.minimums) && packed.size(1) * 4 == groups * kGroup &&
           packed.size(0) == scales.size(0) && packed.size(2) == form.numbers && (!minimums || scales.size(2) == 2) &&
           line == (in_steps ? (steps + 2) * kColumns : kColumns) && scales.is_contiguous(),
       "speccompile::", form.name, "_linear: the sizes do not fit");
@@ -75,7 +75,7 @@ std::vector<Tensor> linears_of(
 
 }  // namespace
 
-const RoundedWeight int8_weight{"int8", kInt8, 32}, int4_weight{"int4", kInt4, 16};
+const RoundedWeight int8_weight{"int8", kInt8, 32}, int4_weight{"int4", kInt4, 16}, fp4_weight{"fp4", kFp4, 16};
 
 template <const RoundedWeight& form>
 std::vector<Tensor> rounded_linears(
@@ -91,16 +91,17 @@ Tensor rounded_linear(
       form, x, {}, {packed}, {scales}, bias ? std::vector<Tensor>{*bias} : std::vector<Tensor>{}, {features})[0];
 }
 
-template Tensor rounded_linear<int8_weight>(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
-template Tensor rounded_linear<int4_weight>(
-    const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);
-template std::vector<Tensor> rounded_linears<int8_weight>(
-    const Tensor&, const Ends&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
-    const std::vector<int64_t>&);
-template std::vector<Tensor> rounded_linears<int4_weight>(
-    const Tensor&, const Ends&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,
-    const std::vector<int64_t>&);
+// What shims of a form call.
+#define ROUNDED_LINEARS(FORM)                                                                                          \
+  template Tensor rounded_linear<FORM##_weight>(                                                                       \
+      const Tensor&, const Tensor&, const Tensor&, const std::optional<Tensor>&, int64_t);                             \
+  template std::vector<Tensor> rounded_linears<FORM##_weight>(                                                         \
+      const Tensor&, const Ends&, const std::vector<Tensor>&, const std::vector<Tensor>&, const std::vector<Tensor>&,  \
+      const std::vector<int64_t>&);
+
+ROUNDED_LINEARS(int8)
+ROUNDED_LINEARS(int4)
+ROUNDED_LINEARS(fp4)
 
 namespace {
 
@@ -147,6 +148,10 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("fused_int4_linears", TORCH_BOX(&fused_linears<int4_weight>));
   m.impl("int4_linear", TORCH_BOX(&rounded_linear<int4_weight>));
   m.impl("int4_embedding", TORCH_BOX(&rounded_embedding<int4_weight>));
+  m.impl("fp4_linears", TORCH_BOX(&plain_linears<fp4_weight>));
+  m.impl("fused_fp4_linears", TORCH_BOX(&fused_linears<fp4_weight>));
+  m.impl("fp4_linear", TORCH_BOX(&rounded_linear<fp4_weight>));
+  m.impl("fp4_embedding", TORCH_BOX(&rounded_embedding<fp4_weight>));
 }
 
 }  // namespace

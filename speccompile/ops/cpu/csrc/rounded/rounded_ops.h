@@ -15,7 +15,7 @@ struct RoundedWeight {
   const RoundedForm& kernel;
   int64_t numbers;
 };
-extern const RoundedWeight int8_weight, int4_weight;
+extern const RoundedWeight int8_weight, int4_weight, fp4_weight;
 
 inline int64_t groups_of(int64_t depth) {
   return (depth + kGroup - 1) / kGroup;

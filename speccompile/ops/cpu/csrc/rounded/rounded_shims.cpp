@@ -91,5 +91,6 @@ AOTITorchError rounded_expert_linear_shim(
 
 ROUNDED_SHIMS(int8)
 ROUNDED_SHIMS(int4)
+ROUNDED_SHIMS(fp4)
 
 }  // namespace speccompile

@@ -1,19 +1,20 @@
 // A tile of products of four bits by eight, by AVX2.
 #pragma once
 
-#include "int4_sizes.h"
+#include "four_bits_sizes.h"
 
 #include <immintrin.h>
 
 #include <cstdint>
 #include <cstring>
 
-namespace speccompile::int4 {
+namespace speccompile::four_bits {
 namespace {
 
 constexpr int kRows = 4;
 
 // A group of a row. Weights have no sign: where one was taken off by `kOffset`, `offsets` are added to a part's sum.
+template <typename Numbers>
 struct Inputs {
   int8_t numbers[kGroup];
   int32_t offsets[kParts];
@@ -33,7 +34,7 @@ struct Inputs {
       for (int64_t i = 0; i < kPart; ++i) {
         sum += numbers[part * kPart + i];
       }
-      offsets[part] = -kOffset * sum;
+      offsets[part] = -Numbers::kOffset * sum;
     }
   }
 };
@@ -42,33 +43,55 @@ struct Inputs {
 template <int ROWS>
 using Sums = __m256[ROWS][2];
 
-// A part's products, of which all eight steps fit sixteen bits: 16 of at most 15 * 127. Not inlined: beside a tile's
-// other sums the compiler would keep these in memory.
-template <int ROWS, int LINES>
+template <typename Numbers>
+[[gnu::always_inline]] inline __m256i numbers_of(__m256i bits) {
+  if constexpr (Numbers::kCoded) {
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(Numbers::kTable));
+    return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(table), bits);
+  } else {
+    return bits;
+  }
+}
+
+// A part's products. Not inlined: beside a tile's other sums the compiler would keep these in memory.
+template <typename Numbers, int ROWS, int LINES>
 [[gnu::noinline]] void add_part(
-    const Inputs* inputs, int64_t groups, int64_t part, const uint8_t* packed, const ScaleRows& scales, int64_t column,
+    const Inputs<Numbers>* inputs, int64_t groups, int64_t part, const uint8_t* packed, const ScaleRows& scales, int64_t column,
     Ahead ahead, int64_t first_step, Sums<ROWS>& products) {
   const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const int32_t signs = scales.minimums() ? 0 : 1;
-  __m256i whole[ROWS][2];
-#pragma GCC unroll 4
-  for (int row = 0; row < ROWS; ++row) {
-    whole[row][0] = whole[row][1] = _mm256_setzero_si256();
-  }
-  for (int64_t step = 0; step < kPartSteps; ++step) {
-    const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + step * kStepBytes));
-    const __m256i low = _mm256_and_si256(both, low_half);
-    const __m256i high = _mm256_and_si256(_mm256_srli_epi16(both, 4), low_half);
-    ahead.fetch<LINES>(first_step + step);
+  // Steps whose products fit sixteen bits: each adds two of at most kMost * 127.
+  constexpr int64_t kRun = Numbers::kMost > 15 ? kPartSteps / 2 : kPartSteps;
+  static_assert(kRun * 2 * Numbers::kMost * 127 < 1 << 15);
+  __m256i whole[ROWS][2], wide[ROWS][2];
+  for (int64_t run = 0; run < kPartSteps; run += kRun) {
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
-      int32_t four;
-      std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
-      const __m256i own = _mm256_set1_epi32(four);
-      whole[row][0] = _mm256_add_epi16(whole[row][0], _mm256_maddubs_epi16(low, own));
-      whole[row][1] = _mm256_add_epi16(whole[row][1], _mm256_maddubs_epi16(high, own));
-      // Additions in another order would need more registers than there are.
-      asm("" : "+x"(whole[row][0]), "+x"(whole[row][1]));
+      whole[row][0] = whole[row][1] = _mm256_setzero_si256();
+    }
+    for (int64_t step = run; step < run + kRun; ++step) {
+      const __m256i both = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(packed + step * kStepBytes));
+      const __m256i low = numbers_of<Numbers>(_mm256_and_si256(both, low_half));
+      const __m256i high = numbers_of<Numbers>(_mm256_and_si256(_mm256_srli_epi16(both, 4), low_half));
+      ahead.fetch<LINES>(first_step + step);
+#pragma GCC unroll 4
+      for (int row = 0; row < ROWS; ++row) {
+        int32_t four;
+        std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
+        const __m256i own = _mm256_set1_epi32(four);
+        whole[row][0] = _mm256_add_epi16(whole[row][0], _mm256_maddubs_epi16(low, own));
+        whole[row][1] = _mm256_add_epi16(whole[row][1], _mm256_maddubs_epi16(high, own));
+        // Additions in another order would need more registers than there are.
+        asm("" : "+x"(whole[row][0]), "+x"(whole[row][1]));
+      }
+    }
+#pragma GCC unroll 4
+    for (int row = 0; row < ROWS; ++row) {
+#pragma GCC unroll 2
+      for (int i = 0; i < 2; ++i) {
+        const __m256i sum = _mm256_madd_epi16(whole[row][i], ones);
+        wide[row][i] = run == 0 ? sum : _mm256_add_epi32(wide[row][i], sum);
+      }
     }
   }
 #pragma GCC unroll 2
@@ -77,13 +100,14 @@ template <int ROWS, int LINES>
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       const __m256i offset = _mm256_set1_epi32(signs * inputs[row * groups].offsets[part]);
-      const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(_mm256_madd_epi16(whole[row][i], ones), offset));
+      const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(wide[row][i], offset));
       products[row][i] = _mm256_fmadd_ps(sum, scale, products[row][i]);
     }
   }
   if (scales.minimums()) {
     for (int row = 0; row < ROWS; ++row) {
-      const __m256 input = _mm256_set1_ps(static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset));
+      const float sum = static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / Numbers::kOffset);
+      const __m256 input = _mm256_set1_ps(sum);
       for (int i = 0; i < 2; ++i) {
         products[row][i] = _mm256_fnmadd_ps(input, scales.eight_minimums(column + 16 * i), products[row][i]);
       }
@@ -91,10 +115,10 @@ template <int ROWS, int LINES>
   }
 }
 
-template <int ROWS, int LINES>
+template <typename Numbers, int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
-    float* y, int64_t y_stride, Ahead ahead) {
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
   // What follows is fetched once.
   constexpr int kNone = 0;
   Sums<ROWS> sums[2] = {};
@@ -103,8 +127,8 @@ void tile(
     for (int64_t part = 0; part < kParts; ++part, scales.next()) {
       const uint8_t* const weights = packed + group * kGroupBytes + part * kPartBytes;
       const int64_t step = (group * kParts + part) * kPartSteps;
-      add_part<ROWS, LINES>(inputs + group, groups, part, weights, scales, 0, ahead, step, products[0]);
-      add_part<ROWS, kNone>(inputs + group, groups, part, weights + 32, scales, 8, ahead, step, products[1]);
+      add_part<Numbers, ROWS, LINES>(inputs + group, groups, part, weights, scales, 0, ahead, step, products[0]);
+      add_part<Numbers, ROWS, kNone>(inputs + group, groups, part, weights + 32, scales, 8, ahead, step, products[1]);
     }
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 4
@@ -127,4 +151,4 @@ void tile(
 }
 
 }  // namespace
-}  // namespace speccompile::int4
+}  // namespace speccompile::four_bits

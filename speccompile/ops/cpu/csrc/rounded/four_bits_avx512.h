@@ -1,7 +1,7 @@
 // A tile of products of four bits by eight, by AVX512-VNNI.
 #pragma once
 
-#include "int4_sizes.h"
+#include "four_bits_sizes.h"
 #include "scaled_avx512.h"
 
 #include <immintrin.h>
@@ -9,13 +9,14 @@
 #include <cstdint>
 #include <cstring>
 
-namespace speccompile::int4 {
+namespace speccompile::four_bits {
 namespace {
 
 // Few enough that all sums of a tile stay in registers: those of a part, of its group's parts before it, and of groups.
 constexpr int kRows = 4;
 
 // A group of a row. Weights have no sign: where one was taken off by `kOffset`, a part's sum begins at its offset.
+template <typename Numbers>
 struct Inputs {
   int8_t numbers[kGroup];
   int32_t offsets[kParts];
@@ -28,15 +29,25 @@ struct Inputs {
         _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + i), _mm512_cvtepi32_epi8(rounded));
         sum = _mm512_add_epi32(sum, rounded);
       }
-      offsets[part] = -kOffset * _mm512_reduce_add_epi32(sum);
+      offsets[part] = -Numbers::kOffset * _mm512_reduce_add_epi32(sum);
     }
   }
 };
 
+template <typename Numbers>
+[[gnu::always_inline]] inline __m512i numbers_of(__m512i bits) {
+  if constexpr (Numbers::kCoded) {
+    const __m128i table = _mm_load_si128(reinterpret_cast<const __m128i*>(Numbers::kTable));
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), bits);
+  } else {
+    return bits;
+  }
+}
+
 // A part's products.
-template <int ROWS, int LINES>
+template <typename Numbers, int ROWS, int LINES>
 [[gnu::always_inline]] inline void add_part(
-    const Inputs* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
     const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
   const __m512i low_half = _mm512_set1_epi8(15);
   __m512i whole[ROWS][2];
@@ -54,8 +65,8 @@ template <int ROWS, int LINES>
 #pragma GCC unroll 8
   for (int64_t step = 0; step < kPartSteps; ++step) {
     const __m512i both = _mm512_loadu_si512(packed + step * kStepBytes);
-    const __m512i low = _mm512_and_si512(both, low_half);
-    const __m512i high = _mm512_and_si512(_mm512_srli_epi16(both, 4), low_half);
+    const __m512i low = numbers_of<Numbers>(_mm512_and_si512(both, low_half));
+    const __m512i high = numbers_of<Numbers>(_mm512_and_si512(_mm512_srli_epi16(both, 4), low_half));
     ahead.fetch<LINES>(first_step + step);
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
@@ -67,22 +78,22 @@ template <int ROWS, int LINES>
     }
   }
   const auto input = [&](int row) {
-    return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / kOffset);
+    return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / Numbers::kOffset);
   };
   scaled.add(whole, scales, part == 0, part == kParts - 1, input, input_scales, groups);
 }
 
-template <int ROWS, int LINES>
+template <typename Numbers, int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
-    float* y, int64_t y_stride, Ahead ahead) {
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
   Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
 #pragma GCC unroll 2
     for (int64_t part = 0; part < kParts; ++part, scales.next()) {
       const uint8_t* const of_part = packed + group * kGroupBytes + part * kPartBytes;
       const int64_t first_step = (group * kParts + part) * kPartSteps;
-      add_part<ROWS, LINES>(
+      add_part<Numbers, ROWS, LINES>(
           inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
     }
   }
@@ -90,4 +101,4 @@ void tile(
 }
 
 }  // namespace
-}  // namespace speccompile::int4
+}  // namespace speccompile::four_bits

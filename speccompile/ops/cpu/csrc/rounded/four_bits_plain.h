@@ -1,18 +1,19 @@
 // A tile of products of four bits by eight, in plain C++.
 #pragma once
 
-#include "int4_sizes.h"
+#include "four_bits_sizes.h"
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 
-namespace speccompile::int4 {
+namespace speccompile::four_bits {
 namespace {
 
 constexpr int kRows = 1;
 
 // A group of a row.
+template <typename>
 struct Inputs {
   int8_t numbers[kGroup];
 
@@ -23,12 +24,12 @@ struct Inputs {
   }
 };
 
-template <int ROWS, int LINES>
+template <typename Numbers, int ROWS, int LINES>
 void tile(
-    const Inputs* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t, ScaleRows scales,
-    float* y, int64_t, Ahead) {
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    ScaleRows scales, float* y, int64_t, Ahead) {
   constexpr int64_t kHalf = kColumns / 2;
-  const int32_t offset = scales.minimums() ? 0 : kOffset;
+  const int32_t offset = scales.minimums() ? 0 : Numbers::kOffset;
   float sums[kColumns] = {};
   for (int64_t group = 0; group < groups; ++group) {
     float products[kColumns] = {};
@@ -42,8 +43,8 @@ void tile(
           own += number;
           for (int64_t column = 0; column < kHalf; ++column) {
             const int32_t both = weights[column * 4 + i];
-            whole[column] += number * ((both & 15) - offset);
-            whole[column + kHalf] += number * ((both >> 4) - offset);
+            whole[column] += number * (number_of<Numbers>(both & 15) - offset);
+            whole[column + kHalf] += number * (number_of<Numbers>(both >> 4) - offset);
           }
         }
       }
@@ -63,4 +64,4 @@ void tile(
 }
 
 }  // namespace
-}  // namespace speccompile::int4
+}  // namespace speccompile::four_bits
