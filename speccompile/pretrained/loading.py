@@ -201,7 +201,8 @@ def load_quantized(path: str | os.PathLike[str]) -> tuple[PreTrainedModel, Quant
     other tensors (norms, biases, embeddings that are not quantised) are float32. :func:`load` dequantises instead.
 
     Args:
-        path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors, torchao or MXFP4.
+        path: a GGUF file, or a folder with safetensors files of GPTQ, AWQ, compressed-tensors, torchao, MXFP4
+            or NVFP4.
 
     Returns:
         The model, in eval mode, and the quantised weights by the names of its parameters. Each is read from the file

@@ -1,4 +1,4 @@
-"""compressed-tensors checkpoints with integers: ``pack-quantized`` and ``int-quantized``, as llm-compressor writes.
+"""compressed-tensors checkpoints as llm-compressor writes them: integers, and floating point of four bits.
 
 Source: compressed-tensors, ``compressors/pack_quantized``, ``quantization/lifecycle/forward_helpers.py`` and
 ``utils/match.py``.
@@ -16,16 +16,22 @@ import torch
 from speccompile.quantized.affine import affine_weight
 from speccompile.quantized.bit_fields import unpack, words_for
 from speccompile.quantized.files import INTEGERS, SCALES, WORDS, TensorFiles
+from speccompile.quantized.fp4 import COMPRESSED, fp4_weight, powers_of_two
 from speccompile.quantized.source import TensorSource
 from speccompile.quantized.weight import GroupedWeight
 
 #: ``mixed-precision``: each group of modules has its own format. ``dense``: weights that are not quantised.
-FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense")
+FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision", "dense", *COMPRESSED)
+#: Dtypes of scales of floating point of four bits: powers of two, and FP8.
+FP4_SCALES = (torch.uint8, torch.float8_e4m3fn)
 #: The prefix of a target that is a regular expression.
 REGEX = "re:"
 #: Targets that are classes of modules with weights.
 CLASSES = ("Linear", "Embedding")
-TENSORS = ("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx")
+TENSORS = (
+    *("weight_packed", "weight_shape", "weight_scale", "weight_zero_point", "weight_g_idx"),
+    *("weight_global_scale", "input_global_scale"),
+)
 
 #: ``weights`` of the groups of a config that a module may belong to.
 Schemes = tuple[Mapping[str, Any], ...]
@@ -42,6 +48,9 @@ def readers(
     plain = sorted(scaled - set(packed))
     weights: dict[str, Callable[[], GroupedWeight]] = {}
     for module in packed:
+        if files.dtype(f"{module}.weight_packed") == "U8":
+            weights[f"{module}.weight"] = partial(_read_fp4, files, module, source.of(module))
+            continue
         schemes = _schemes(module, config)
         weights[f"{module}.weight"] = partial(_read_packed, files, module, schemes, source.of(module))
     for module in plain:
@@ -84,12 +93,13 @@ def _check_integers(config: Mapping[str, Any], source: TensorSource) -> None:
     }
     if unread := sorted(format for format in formats - {"None"} if format not in FORMATS):
         reason = f"its compressed-tensors format is {', '.join(unread)}, which has no integers with scales"
-        raise source.unsupported(f"{reason}; {', '.join(FORMATS[:2])} are read")
+        raise source.unsupported(f"{reason}; {', '.join((*FORMATS[:2], *COMPRESSED))} are read")
     for name, group in groups.items():
         weights, activations = group.get("weights") or {}, group.get("input_activations") or {}
-        if weights.get("type", "int") != "int":
+        kind = weights.get("type", "int")
+        if kind != "int" and (kind, weights.get("num_bits")) != ("float", 4):
             raise source.unsupported(
-                f"the weights of its {name} are of type {weights['type']}, and only integers are read"
+                f"the weights of its {name} are of type {kind}, and only integers and floats of 4 bits are read"
             )
         if weights.get("strategy") == "block":
             raise source.unsupported(f"the weights of its {name} have scales for blocks of outputs and inputs")
@@ -160,6 +170,14 @@ def _read_int8(files: TensorFiles, module: str, schemes: Schemes, source: Tensor
     if zeros is not None:
         zeros = _by_output(zeros, values.shape[0], source)
     return affine_weight(source, values, zeros, scales, 8, _group_of_input(files, module))
+
+
+def _read_fp4(files: TensorFiles, module: str, source: TensorSource) -> GroupedWeight:
+    packed, stored = files.get(f"{module}.weight_packed"), files.get(f"{module}.weight_scale", FP4_SCALES)
+    scales = powers_of_two(stored, source) if stored.dtype == torch.uint8 else stored.float()
+    # All scales of NVFP4 are divided by one number.
+    whole = files.get_if_any(f"{module}.weight_global_scale", SCALES)
+    return fp4_weight(packed, scales if whole is None else scales / whole.float(), source)
 
 
 def _zeros(files: TensorFiles, module: str, schemes: Schemes, source: TensorSource) -> torch.Tensor | None:

@@ -14,7 +14,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 from transformers.utils import GENERATION_CONFIG_NAME
 
 from speccompile.errors import error_line
-from speccompile.quantized import mxfp4
+from speccompile.quantized import fp4
 from speccompile.quantized.checkpoint import Checkpoint
 from speccompile.quantized.experts import joined_experts
 from speccompile.quantized.float8 import ROUNDING, open_float8
@@ -34,7 +34,7 @@ def load_dequantized(path: str | os.PathLike[str], dtype: torch.dtype | None = N
 
     Args:
         path: a path for :func:`speccompile.quantized.read`, whose errors this function also raises.
-        dtype: of the weights. None: float32, and for MXFP4, which bfloat16 holds exactly, the config's.
+        dtype: of the weights. None: float32, and for floating point of four bits the config's.
 
     Raises:
         UnsupportedCheckpoint: also if a weight is not a parameter of the model or, of an expert, a part of one, or if
@@ -42,7 +42,7 @@ def load_dequantized(path: str | os.PathLike[str], dtype: torch.dtype | None = N
     """
     checkpoint, skeleton = _opened(path)
     if dtype is None:
-        dtype = _dense_dtype(checkpoint.config) if checkpoint.weights.format == mxfp4.FORMAT else torch.float32
+        dtype = _dense_dtype(checkpoint.config) if checkpoint.weights.format in fp4.FORMATS else torch.float32
     weights = {}
     for name, grouped in checkpoint.weights.items():
         transposed = lie_transposed(skeleton.get_submodule(name.rpartition(".")[0]))

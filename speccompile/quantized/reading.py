@@ -12,7 +12,7 @@ from typing import Any
 from transformers import AutoConfig, PretrainedConfig
 
 from speccompile.errors import DamagedCheckpoint, PretrainedError, error_line
-from speccompile.quantized import awq, compressed_tensors, gptq, mxfp4, torchao
+from speccompile.quantized import awq, compressed_tensors, gptq, modelopt, mxfp4, torchao
 from speccompile.quantized.checkpoint import Checkpoint, OnLookup
 from speccompile.quantized.files import FLOATS, TensorFiles
 from speccompile.quantized.float8 import is_float8
@@ -28,6 +28,7 @@ READERS: dict[str, Callable[[TensorFiles, Mapping[str, Any], TensorSource], Any]
     "compressed-tensors": compressed_tensors.readers,
     "torchao": torchao.readers,
     "mxfp4": mxfp4.readers,
+    "modelopt": modelopt.readers,
 }
 
 
@@ -38,7 +39,7 @@ def read(path: str | os.PathLike[str]) -> QuantizedWeights:
 
     Args:
         path: a GGUF file, or a folder with ``config.json`` and safetensors files of GPTQ, AWQ, compressed-tensors,
-            torchao or MXFP4.
+            torchao, MXFP4 or NVFP4.
 
     Raises:
         UnsupportedCheckpoint: the weights cannot be read exactly; the error names the format, or the tensor and its
@@ -79,7 +80,10 @@ def is_read(folder: Path) -> bool:
 
 def has_reader(quantization: Mapping[str, Any]) -> bool:
     """Whether a declared scheme has integers that can be read."""
-    return str(quantization.get("quant_method")) in READERS and not is_float8(quantization)
+    method = quantization.get("quant_method")
+    if method == "modelopt":
+        return quantization.get("quant_algo") in modelopt.ALGORITHMS
+    return str(method) in READERS and not is_float8(quantization)
 
 
 def plain_config(folder: Path) -> PretrainedConfig:

@@ -41,7 +41,7 @@ _FOREIGN = {
     "exl3": "its values are codebook vectors",
 }
 #: Reasons why a ModelOpt scheme is not read, by ``quant_algo``.
-_MODELOPT = {"NVFP4": _FP4, "FP8_PB_WO": f"{_FP8}, with scales of blocks"}
+_MODELOPT = {"FP8_PB_WO": f"{_FP8}, with scales of blocks"}
 
 
 def refuse(quantization: Mapping[str, Any], read: tuple[str, ...], source: TensorSource) -> NoReturn:

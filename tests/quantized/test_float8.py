@@ -149,7 +149,7 @@ def test_a_scale_that_is_not_finite_is_damaged(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("quantization", "reason"),
     [
-        ({"quant_method": "modelopt", "quant_algo": "NVFP4"}, "'modelopt': NVFP4, .* 4 bits in blocks"),
+        ({"quant_method": "modelopt", "quant_algo": "NVFP4_AWQ"}, "'modelopt': NVFP4_AWQ, an unknown scheme"),
         ({"quant_method": "modelopt", "quant_algo": "W4A8_AWQ"}, "'modelopt': W4A8_AWQ, an unknown scheme"),
         ({"quant_method": "modelopt"}, "'modelopt': None, an unknown scheme"),
         ({"quant_method": "exl2", "bits": 4.0}, "'exl2': .* several widths"),
@@ -170,8 +170,8 @@ def test_schemes_without_a_reader_are_refused(quantization: dict[str, Any], reas
 
 def test_modelopts_own_file_is_refused_where_its_scheme_has_no_reader(tmp_path: Path) -> None:
     write_float8(tiny_llama(layers=1), tmp_path, "modelopt in its own file")
-    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4"}}))
-    assert "NVFP4" in refused(tmp_path)
+    (tmp_path / "hf_quant_config.json").write_text(json.dumps({"quantization": {"quant_algo": "NVFP4_AWQ"}}))
+    assert "NVFP4_AWQ" in refused(tmp_path)
     (tmp_path / "hf_quant_config.json").write_text("[]")
     assert "hf_quant_config.json must be a mapping" in refused(tmp_path, DamagedCheckpoint)
 

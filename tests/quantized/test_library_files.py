@@ -1,6 +1,8 @@
 """Linears that the formats' own libraries packed have the libraries' bits.
 
 The script that wrote the files, with its environment: ``git show 2d17e84:tests/support/make_quantized_golden.py``.
+Those of FP4 are of compressed-tensors 0.20.1: ``MXFP4PackedCompressor`` and ``NVFP4PackedCompressor``, and its
+``dequantize`` in float32. Zeros of their digests have no sign.
 """
 
 from __future__ import annotations
@@ -26,6 +28,8 @@ FORMS = {
     "compressed-int8-asym": (8, 64, True, False),
     "compressed-int8-channel": (8, 64, False, False),
     "compressed-int8-tensor": (8, 64, False, False),
+    "compressed-mxfp4": (6, 32, False, False),
+    "compressed-nvfp4": (6, 16, False, False),
     "compressed-pack3-sym": (4, 32, False, False),
     "compressed-pack4-asym": (4, 16, True, False),
     "compressed-pack4-sym": (4, 32, False, False),

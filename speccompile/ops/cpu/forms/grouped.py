@@ -25,7 +25,7 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     """The form that holds ``weight`` in the order of its values, and the tensors that stand for it.
 
     Four bits are held in ``int4``, except in groups of 16, and except with both a sign and minimums: its ops do not
-    have these. Numbers of MXFP4, which have six bits as integers, are held in ``fp4``. Scales have the first of three
+    have these. Numbers of MXFP4 and NVFP4, six bits as integers, are held in ``fp4``. Scales have the first of three
     kinds that holds all of them exactly. Without minimums: float16. In groups of 16 and 32: integers of eight bits
     times a shared float16, as in llama.cpp's K-quants. Otherwise: float32.
     """
@@ -39,7 +39,7 @@ def pack_grouped(weight: GroupedWeight) -> tuple[Form, tuple[torch.Tensor, ...]]
     name = "int8"
     if weight.bits == 4 and fits and (minimums is None or unsigned):
         name = "int4"
-    elif weight.bits == 6 and fits and minimums is None and is_fp4(values):
+    elif weight.bits == 6 and minimums is None and is_fp4(values):
         name = "fp4"
     form = FORMS[name]
     if name == "int4" and minimums is None and bool(values.max() >= OFFSET):

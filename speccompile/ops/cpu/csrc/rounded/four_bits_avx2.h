@@ -17,25 +17,27 @@ constexpr int kRows = 4;
 template <typename Numbers>
 struct Inputs {
   int8_t numbers[kGroup];
-  int32_t offsets[kParts];
+  int32_t offsets[kHalves + kQuarters];
 
   void set(const float* values, float factor) {
-    for (int64_t part = 0; part < kParts; ++part) {
-      const float* const from = values + part * kPart;
+    for (int64_t i = 0; i < kGroup; i += 32) {
       const auto eight = [&](int64_t at) {
-        return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(from + at), _mm256_set1_ps(factor)));
+        return _mm256_cvtps_epi32(_mm256_mul_ps(_mm256_loadu_ps(values + i + at), _mm256_set1_ps(factor)));
       };
       const __m256i first = _mm256_packs_epi32(eight(0), eight(8)), second = _mm256_packs_epi32(eight(16), eight(24));
       // Packs go on in each half of a register.
       const __m256i rounded = _mm256_permutevar8x32_epi32(
           _mm256_packs_epi16(first, second), _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + part * kPart), rounded);
-      int32_t sum = 0;
-      for (int64_t i = 0; i < kPart; ++i) {
-        sum += numbers[part * kPart + i];
-      }
-      offsets[part] = -Numbers::kOffset * sum;
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(numbers + i), rounded);
     }
+    for (int64_t part = 0; part < kQuarters; ++part) {
+      int32_t sum = 0;
+      for (int64_t i = 0; i < Parts<kQuarters>::kInputs; ++i) {
+        sum += numbers[part * Parts<kQuarters>::kInputs + i];
+      }
+      offsets[kHalves + part] = -Numbers::kOffset * sum;
+    }
+    add_up_quarters(offsets);
   }
 };
 
@@ -54,17 +56,18 @@ template <typename Numbers>
 }
 
 // A part's products. Not inlined: beside a tile's other sums the compiler would keep these in memory.
-template <typename Numbers, int ROWS, int LINES>
+template <typename Numbers, int PARTS, int ROWS, int LINES>
 [[gnu::noinline]] void add_part(
-    const Inputs<Numbers>* inputs, int64_t groups, int64_t part, const uint8_t* packed, const ScaleRows& scales, int64_t column,
-    Ahead ahead, int64_t first_step, Sums<ROWS>& products) {
+    const Inputs<Numbers>* inputs, int64_t groups, int64_t part, const uint8_t* packed, const ScaleRows& scales,
+    int64_t column, Ahead ahead, int64_t first_step, Sums<ROWS>& products) {
+  using Part = Parts<PARTS>;
   const __m256i low_half = _mm256_set1_epi8(15), ones = _mm256_set1_epi16(1);
   const int32_t signs = scales.minimums() ? 0 : 1;
   // Steps whose products fit sixteen bits: each adds two of at most kMost * 127.
-  constexpr int64_t kRun = Numbers::kMost > 15 ? kPartSteps / 2 : kPartSteps;
+  constexpr int64_t kRun = Numbers::kMost > 15 ? 4 : Part::kSteps;
   static_assert(kRun * 2 * Numbers::kMost * 127 < 1 << 15);
   __m256i whole[ROWS][2], wide[ROWS][2];
-  for (int64_t run = 0; run < kPartSteps; run += kRun) {
+  for (int64_t run = 0; run < Part::kSteps; run += kRun) {
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       whole[row][0] = whole[row][1] = _mm256_setzero_si256();
@@ -77,7 +80,7 @@ template <typename Numbers, int ROWS, int LINES>
 #pragma GCC unroll 4
       for (int row = 0; row < ROWS; ++row) {
         int32_t four;
-        std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
+        std::memcpy(&four, inputs[row * groups].numbers + part * Part::kInputs + step * 4, 4);
         const __m256i own = _mm256_set1_epi32(four);
         whole[row][0] = _mm256_add_epi16(whole[row][0], _mm256_maddubs_epi16(low, own));
         whole[row][1] = _mm256_add_epi16(whole[row][1], _mm256_maddubs_epi16(high, own));
@@ -99,15 +102,15 @@ template <typename Numbers, int ROWS, int LINES>
     const __m256 scale = scales.eight_scales(column + 16 * i);
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
-      const __m256i offset = _mm256_set1_epi32(signs * inputs[row * groups].offsets[part]);
+      const __m256i offset = _mm256_set1_epi32(signs * inputs[row * groups].offsets[Part::kFirst + part]);
       const __m256 sum = _mm256_cvtepi32_ps(_mm256_add_epi32(wide[row][i], offset));
       products[row][i] = _mm256_fmadd_ps(sum, scale, products[row][i]);
     }
   }
   if (scales.minimums()) {
     for (int row = 0; row < ROWS; ++row) {
-      const float sum = static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / Numbers::kOffset);
-      const __m256 input = _mm256_set1_ps(sum);
+      const float offset = static_cast<float>(inputs[row * groups].offsets[Part::kFirst + part]);
+      const __m256 input = _mm256_set1_ps(offset * (-1.0f / Numbers::kOffset));
       for (int i = 0; i < 2; ++i) {
         products[row][i] = _mm256_fnmadd_ps(input, scales.eight_minimums(column + 16 * i), products[row][i]);
       }
@@ -115,20 +118,21 @@ template <typename Numbers, int ROWS, int LINES>
   }
 }
 
-template <typename Numbers, int ROWS, int LINES>
+template <typename Numbers, int PARTS, int ROWS, int LINES>
 void tile(
-    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed,
     ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
   // What follows is fetched once.
   constexpr int kNone = 0;
   Sums<ROWS> sums[2] = {};
   for (int64_t group = 0; group < groups; ++group) {
     Sums<ROWS> products[2] = {};
-    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
-      const uint8_t* const weights = packed + group * kGroupBytes + part * kPartBytes;
-      const int64_t step = (group * kParts + part) * kPartSteps;
-      add_part<Numbers, ROWS, LINES>(inputs + group, groups, part, weights, scales, 0, ahead, step, products[0]);
-      add_part<Numbers, ROWS, kNone>(inputs + group, groups, part, weights + 32, scales, 8, ahead, step, products[1]);
+    for (int64_t part = 0; part < PARTS; ++part, scales.next()) {
+      const uint8_t* const weights = packed + group * kGroupBytes + part * Parts<PARTS>::kBytes;
+      const int64_t step = (group * PARTS + part) * Parts<PARTS>::kSteps;
+      add_part<Numbers, PARTS, ROWS, LINES>(inputs + group, groups, part, weights, scales, 0, ahead, step, products[0]);
+      add_part<Numbers, PARTS, ROWS, kNone>(
+          inputs + group, groups, part, weights + 32, scales, 8, ahead, step, products[1]);
     }
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 4

@@ -19,18 +19,16 @@ constexpr int kRows = 4;
 template <typename Numbers>
 struct Inputs {
   int8_t numbers[kGroup];
-  int32_t offsets[kParts];
+  int32_t offsets[kHalves + kQuarters];
 
   void set(const float* values, float factor) {
-    for (int64_t part = 0; part < kParts; ++part) {
-      __m512i sum = _mm512_setzero_si512();
-      for (int64_t i = part * kPart; i < (part + 1) * kPart; i += 16) {
-        const __m512i rounded = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + i), _mm512_set1_ps(factor)));
-        _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + i), _mm512_cvtepi32_epi8(rounded));
-        sum = _mm512_add_epi32(sum, rounded);
-      }
-      offsets[part] = -Numbers::kOffset * _mm512_reduce_add_epi32(sum);
+    for (int64_t part = 0; part < kQuarters; ++part) {
+      const __m512i rounded =
+          _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + part * 16), _mm512_set1_ps(factor)));
+      _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + part * 16), _mm512_cvtepi32_epi8(rounded));
+      offsets[kHalves + part] = -Numbers::kOffset * _mm512_reduce_add_epi32(rounded);
     }
+    add_up_quarters(offsets);
   }
 };
 
@@ -45,10 +43,11 @@ template <typename Numbers>
 }
 
 // A part's products.
-template <typename Numbers, int ROWS, int LINES>
+template <typename Numbers, int PARTS, int ROWS, int LINES>
 [[gnu::always_inline]] inline void add_part(
     const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, int64_t part, const uint8_t* packed,
     const ScaleRows& scales, Ahead ahead, int64_t first_step, Scaled<ROWS>& scaled) {
+  using Part = Parts<PARTS>;
   const __m512i low_half = _mm512_set1_epi8(15);
   __m512i whole[ROWS][2];
   if (scales.minimums()) {
@@ -59,11 +58,11 @@ template <typename Numbers, int ROWS, int LINES>
   } else {
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
-      whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[part]);
+      whole[row][0] = whole[row][1] = _mm512_set1_epi32(inputs[row * groups].offsets[Part::kFirst + part]);
     }
   }
 #pragma GCC unroll 8
-  for (int64_t step = 0; step < kPartSteps; ++step) {
+  for (int64_t step = 0; step < Part::kSteps; ++step) {
     const __m512i both = _mm512_loadu_si512(packed + step * kStepBytes);
     const __m512i low = numbers_of<Numbers>(_mm512_and_si512(both, low_half));
     const __m512i high = numbers_of<Numbers>(_mm512_and_si512(_mm512_srli_epi16(both, 4), low_half));
@@ -71,29 +70,29 @@ template <typename Numbers, int ROWS, int LINES>
 #pragma GCC unroll 4
     for (int row = 0; row < ROWS; ++row) {
       int32_t four;
-      std::memcpy(&four, inputs[row * groups].numbers + part * kPart + step * 4, 4);
+      std::memcpy(&four, inputs[row * groups].numbers + part * Part::kInputs + step * 4, 4);
       const __m512i own = _mm512_set1_epi32(four);
       whole[row][0] = _mm512_dpbusd_epi32(whole[row][0], low, own);
       whole[row][1] = _mm512_dpbusd_epi32(whole[row][1], high, own);
     }
   }
   const auto input = [&](int row) {
-    return static_cast<float>(inputs[row * groups].offsets[part]) * (-1.0f / Numbers::kOffset);
+    return static_cast<float>(inputs[row * groups].offsets[Part::kFirst + part]) * (-1.0f / Numbers::kOffset);
   };
-  scaled.add(whole, scales, part == 0, part == kParts - 1, input, input_scales, groups);
+  scaled.add(whole, scales, part == 0, part == PARTS - 1, input, input_scales, groups);
 }
 
-template <typename Numbers, int ROWS, int LINES>
+template <typename Numbers, int PARTS, int ROWS, int LINES>
 void tile(
-    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed,
     ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
   Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
 #pragma GCC unroll 2
-    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
-      const uint8_t* const of_part = packed + group * kGroupBytes + part * kPartBytes;
-      const int64_t first_step = (group * kParts + part) * kPartSteps;
-      add_part<Numbers, ROWS, LINES>(
+    for (int64_t part = 0; part < PARTS; ++part, scales.next()) {
+      const uint8_t* const of_part = packed + group * kGroupBytes + part * Parts<PARTS>::kBytes;
+      const int64_t first_step = (group * PARTS + part) * Parts<PARTS>::kSteps;
+      add_part<Numbers, PARTS, ROWS, LINES>(
           inputs + group, input_scales + group, groups, part, of_part, scales, ahead, first_step, scaled);
     }
   }

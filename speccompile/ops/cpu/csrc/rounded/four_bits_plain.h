@@ -24,20 +24,21 @@ struct Inputs {
   }
 };
 
-template <typename Numbers, int ROWS, int LINES>
+template <typename Numbers, int PARTS, int ROWS, int LINES>
 void tile(
-    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed, int64_t,
+    const Inputs<Numbers>* inputs, const float* input_scales, int64_t groups, const uint8_t* packed,
     ScaleRows scales, float* y, int64_t, Ahead) {
+  using Part = Parts<PARTS>;
   constexpr int64_t kHalf = kColumns / 2;
   const int32_t offset = scales.minimums() ? 0 : Numbers::kOffset;
   float sums[kColumns] = {};
   for (int64_t group = 0; group < groups; ++group) {
     float products[kColumns] = {};
-    for (int64_t part = 0; part < kParts; ++part, scales.next()) {
+    for (int64_t part = 0; part < PARTS; ++part, scales.next()) {
       int32_t whole[kColumns] = {}, own = 0;
-      for (int64_t step = 0; step < kPartSteps; ++step) {
-        const int8_t* four = inputs[group].numbers + part * kPart + step * 4;
-        const uint8_t* weights = packed + group * kGroupBytes + part * kPartBytes + step * kStepBytes;
+      for (int64_t step = 0; step < Part::kSteps; ++step) {
+        const int8_t* four = inputs[group].numbers + part * Part::kInputs + step * 4;
+        const uint8_t* weights = packed + group * kGroupBytes + part * Part::kBytes + step * kStepBytes;
         for (int64_t i = 0; i < 4; ++i) {
           const int32_t number = four[i];
           own += number;
