@@ -23,7 +23,8 @@ VERSION_TESTS := tests/utils/test_torch_private.py tests/utils/test_transformers
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 
 # As many processes as cores: with one more, two hyperthreads take 5 to 20 percent longer.
-PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $$(nproc) --maxprocesses 5 --dist worksteal \
+JOBS ?= $$(nproc)
+PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $(JOBS) --maxprocesses 5 --dist worksteal \
 	--durations=15
 
 # The suite skips parts of these without headless Chromium.

@@ -88,7 +88,7 @@ void tile(
     ScaleRows scales, float* y, int64_t y_stride, Ahead ahead) {
   Scaled<ROWS> scaled;
   for (int64_t group = 0; group < groups; ++group) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
     for (int64_t part = 0; part < PARTS; ++part, scales.next()) {
       const uint8_t* const of_part = packed + group * kGroupBytes + part * Parts<PARTS>::kBytes;
       const int64_t first_step = (group * PARTS + part) * Parts<PARTS>::kSteps;
