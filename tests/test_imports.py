@@ -167,7 +167,7 @@ def test_what_runs_over_other_versions_imports_no_extra() -> None:
     tests = ROOT.parent / "tests"
     listed = re.search(r"VERSION_TESTS := (.*?)\nPAIR", (ROOT.parent / "Makefile").read_text(), re.DOTALL)
     assert listed
-    paths = [ROOT.parent / name.partition("::")[0] for name in listed[1].split() if name != "\\"]
+    paths = [ROOT.parent / name.strip('"').partition("::")[0] for name in listed[1].split() if name != "\\"]
     files = [file for path in paths for file in (path.rglob("*.py") if path.is_dir() else [path])]
     assert files and all(path.exists() for path in paths)
     wrong = [
