@@ -132,7 +132,8 @@ def test_the_command_line_has_the_defaults_of_the_options() -> None:
 
 
 def test_forms_of_weights_are_those_of_the_kernels() -> None:
-    assert set(WEIGHT_FORMS) == set(FORMS)
+    # Nothing is rounded to fp4: it holds checkpoints.
+    assert {*WEIGHT_FORMS, "fp4"} == set(FORMS)
     for form in WEIGHT_FORMS:
         assert WrapOptions(weights=form).weights == form
         assert WrapOptions(weights={"lm_head": form}).weights == {"lm_head": form}

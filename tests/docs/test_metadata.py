@@ -50,7 +50,7 @@ def test_ci_runs_the_lowest_versions_that_are_required(project: dict[str, Any]) 
         for requirement in project["dependencies"]
         if requirement.startswith(f"{name}>=")
     }
-    pair = f'"TORCH={lowest["torch"]} TRANSFORMERS={lowest["transformers"]}"'
+    pair = f"TORCH={lowest['torch']} TRANSFORMERS={lowest['transformers']} "
     assert pair in (ROOT / ".ci" / "run").read_text()
 
 

@@ -19,14 +19,14 @@ from speccompile.passes.target.outline import OutlineLayers
 from speccompile.tools.families import find_families, tiny_model
 from support.errors import raises
 from support.graph_runs import outcome
-from support.tiny import known_capture, tiny_llama
+from support.tiny import captured, known_capture, tiny_llama
 
 aten = torch.ops.aten
 
 
 @pytest.fixture(scope="module")
 def three_layers() -> StepGraph:
-    return known_capture(tiny_llama(layers=3), 32).graph
+    return captured(tiny_llama(layers=3), 32).graph
 
 
 def outlined(graph: StepGraph, edit: Callable[[StepGraph], None] | None = None) -> StepGraph:
@@ -184,10 +184,10 @@ def test_the_same_change_in_two_layers_is_shared(three_layers: StepGraph) -> Non
 
 def test_keys_do_not_depend_on_names_and_do_on_constants(three_layers: StepGraph) -> None:
     (body,) = outlined(three_layers).bodies.values()
-    (other_weights,) = outlined(known_capture(tiny_llama(seed=5, layers=2), 32).graph).bodies.values()
+    (other_weights,) = outlined(captured(tiny_llama(seed=5, layers=2), 32).graph).bodies.values()
     assert body.key == other_weights.key
-    (other_epsilon,) = outlined(known_capture(tiny_llama(layers=2, rms_norm_eps=1e-5), 32).graph).bodies.values()
-    (other_sizes,) = outlined(known_capture(tiny_llama(layers=2, heads=2), 32).graph).bodies.values()
+    (other_epsilon,) = outlined(captured(tiny_llama(layers=2, rms_norm_eps=1e-5), 32).graph).bodies.values()
+    (other_sizes,) = outlined(captured(tiny_llama(layers=2, heads=2), 32).graph).bodies.values()
     assert len({body.key, other_epsilon.key, other_sizes.key}) == 3
 
 
