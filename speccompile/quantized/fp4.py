@@ -44,9 +44,9 @@ def fp4_weight(
         DamagedCheckpoint: shapes do not fit one another, or a scale is not finite.
         UnsupportedCheckpoint: kernels do not have the group size.
     """
-    inputs = packed.shape[-1] * 2
-    fits = packed.dim() == 2 and scales.dim() == 2 and len(packed) == len(scales) > 0
-    if not fits or scales.shape[1] == 0 or inputs % scales.shape[1]:
+    fits = packed.dim() == 2 and scales.dim() == 2 and len(packed) == len(scales) and scales.numel() > 0
+    inputs = packed.shape[1] * 2 if fits else 0
+    if not inputs or inputs % scales.shape[1]:
         shapes = f"values {list(packed.shape)}, scales {list(scales.shape)}"
         raise source.damaged(f"its shapes do not fit one another: {shapes}")
     if not bool(scales.isfinite().all()):

@@ -68,9 +68,11 @@ def test_steps_multiply_with_what_is_stored(folder: Path) -> None:
     [
         ("weight_scale_2", lambda scale: scale * torch.inf, DamagedCheckpoint, "a scale is not a finite number"),
         ("weight_scale", lambda scales: scales[:-1], DamagedCheckpoint, "its shapes do not fit one another"),
+        ("weight", lambda packed: packed[:, :0], DamagedCheckpoint, "its shapes do not fit one another"),
+        ("weight", lambda packed: packed[0, 0], DamagedCheckpoint, "its shapes do not fit one another"),
         ("weight_scale", lambda scales: scales.float(), UnsupportedCheckpoint, "only torch.float8_e4m3fn are read"),
     ],
-    ids=["infinite", "an output less", "other dtype"],
+    ids=["infinite", "an output less", "no inputs", "a number", "other dtype"],
 )
 def test_what_does_not_fit_is_refused(
     tensor: str, change: Any, error: type[Exception], reason: str, folder: Path, tmp_path: Path

@@ -47,8 +47,8 @@ extern const RoundedForm kInt8;
 // packed[ceil(features / 32), groups * 16, 16, 4] bytes. A byte's low half is a number of columns 0 to 15, its high half
 // one of columns 16 to 31: plus 8 without minimums, as it is with them. A row of scales is for a multiple of 32 inputs.
 extern const RoundedForm kInt4;
-// packed is that of kInt4. Four bits are E2M1, doubled: a sign, and 0, 1, 2, 3, 4, 6, 8 or 12. There are no minimums. A
-// row of scales is for 16 inputs, or for a multiple of 32.
+// packed has the layout of kInt4. Four bits are E2M1, doubled: 0, 1, 2, 3, 4, 6, 8 or 12, with a sign. There are no
+// minimums. A row of scales is for 16 inputs, or for a multiple of 32.
 extern const RoundedForm kFp4;
 
 }  // namespace speccompile
