@@ -139,7 +139,10 @@ def build_stages(
 def _allocated(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, observed: Observation) -> Arena:
     layout = plan_layout(info, config, observed)
     check_device_memory(model, info, config, layout)
-    return Arena(layout, info.device)
+    arena = Arena(layout, info.device)
+    if config.max_draft_len:
+        config.mode.start(arena)
+    return arena
 
 
 def check_weights_named(packs: WeightPacks) -> None:

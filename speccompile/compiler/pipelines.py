@@ -117,6 +117,7 @@ def step_pipeline(config: BuildConfig, form: StepForm) -> Pipeline:
         *_drafts(config, form),
         *_marks(config),
         *_inputs(config, form),
+        *_after_logits(config, form),
         *_choice(config, form),
         *_commit(config, form),
         *_after_commit(config, form),
@@ -223,6 +224,10 @@ def _inputs(config: BuildConfig, form: StepForm) -> list[Pass]:
     if form.prompt_rows:
         return [MixedInputs(form.drafts), *saves]
     return [VerifyInputs(form.drafts, config.width(form.drafts)), *recurrence, *saves]
+
+
+def _after_logits(config: BuildConfig, form: StepForm) -> list[Pass]:
+    return [] if form.kind == "inner" or not config.max_draft_len else config.mode.after_logits(form)
 
 
 def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:

@@ -34,6 +34,7 @@ from speccompile.errors.checkpoints import (
     UnsupportedCheckpoint,
 )
 from speccompile.errors.lowering import BackendFailed, CannotCapture, CapturedElsewhere, LoweringError, StaleGraph
+from speccompile.errors.memory import CorruptMemory, ForeignMemory, NoMemory
 from speccompile.errors.model import (
     AnchorError,
     CannotBeTiny,
@@ -119,6 +120,7 @@ __all__ = [
     "Closed",
     "ConsumeUnavailable",
     "CorruptCheckpoint",
+    "CorruptMemory",
     "CorruptPackage",
     "CorruptRecords",
     "CorruptTexts",
@@ -130,6 +132,7 @@ __all__ = [
     "DuplicateMode",
     "EmptyPrompt",
     "FollowerRank",
+    "ForeignMemory",
     "ForeignPackage",
     "ForkedSpeculator",
     "FreeOriginalsUnavailable",
@@ -155,6 +158,7 @@ __all__ = [
     "ModelInTraining",
     "ModelOnSeveralDevices",
     "NeedsCuda",
+    "NoMemory",
     "NoTexts",
     "NothingMatched",
     "OptionOfAnotherMode",

@@ -92,6 +92,20 @@ class StateSpec:
 
 
 @dataclass(frozen=True)
+class DrafterMemory:
+    """The state of a drafter that outlives requests: what it has learned from their texts.
+
+    Args:
+        tables: names of the tensors.
+        cursors: names of the per-slot tensors that refer to places in the tables. With zeros, a row begins its sequence
+            anew.
+    """
+
+    tables: tuple[str, ...] = ()
+    cursors: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class StateTensor:
     """A :class:`StateSpec` with its sizes filled in."""
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
+import torch
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import StateSpec
+from speccompile.graph.state import DrafterMemory, StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
@@ -180,6 +181,20 @@ class Mode(ABC):
         """Positions in the target whose hidden states the passes of :meth:`after_commit` read. The step names these
         hidden states ``tapped``, ``[B, T, taps * M]``."""
         return ()
+
+    @property
+    def memory(self) -> DrafterMemory:
+        """Its state that outlives requests, which ``Speculator.save_memory`` writes."""
+        return DrafterMemory()
+
+    def start(self, state: Mapping[str, torch.Tensor]) -> None:  # noqa: B027  most state begins with a constant
+        """Write initial values to its own tensors of ``state``, for what :class:`~speccompile.graph.state.StateSpec`
+        cannot state."""
+
+    def after_logits(self, form: StepForm) -> list[Pass]:
+        """Passes that read the target's logits, of every position that a step or the end of a prompt computes, before
+        tokens are chosen."""
+        return []
 
     def after_commit(self, form: StepForm) -> list[Pass]:
         """Passes that run after the commit, in every tier and in prompt chunks. They update the drafter's own state.

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
 
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import N, StateSpec
+from speccompile.graph.state import DrafterMemory, N, StateSpec
+from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.ops.draft_rows import form_of
 from speccompile.ops.proposals import store_rows_, take_passing
+from speccompile.passes.base import Pass
 from speccompile.passes.step.propose import ProposeFunction
 
 
@@ -164,6 +166,19 @@ class Composed(ReadyMode):
         source = StateSpec(DRAFT_SOURCE, (N,), torch.int64, high=2)
         own = [spec for drafter in self.drafters for spec in drafter.state(()) if spec.name not in known]
         return [*shared, source, *own]
+
+    @property
+    def memory(self) -> DrafterMemory:
+        parts = [drafter.memory for drafter in self.drafters]
+        tables = tuple(name for part in parts for name in part.tables)
+        return DrafterMemory(tables, tuple(name for part in parts for name in part.cursors))
+
+    def start(self, state: Mapping[str, torch.Tensor]) -> None:
+        for drafter in self.drafters:
+            drafter.start(state)
+
+    def after_logits(self, form: StepForm) -> list[Pass]:
+        return [item for drafter in self.drafters for item in drafter.after_logits(form)]
 
     @property
     def _choice(self) -> FirstPassing:

@@ -6,13 +6,14 @@ runs only if a row has no lookup that is good enough.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
+import torch
 from transformers import PreTrainedModel
 
-from speccompile.graph.state import StateSpec
+from speccompile.graph.state import DrafterMemory, StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
@@ -52,6 +53,13 @@ class LookupFirst(Mode):
     @property
     def devices(self) -> tuple[str, ...]:  # type: ignore[override]
         return tuple(device for device in self.network_mode.devices if device in self.lookups.devices)
+
+    @property
+    def memory(self) -> DrafterMemory:
+        return self.lookups.memory
+
+    def start(self, state: Mapping[str, torch.Tensor]) -> None:
+        self.lookups.start(state)
 
     @property
     def rounded_by(self) -> str:  # type: ignore[override]
@@ -111,6 +119,9 @@ class LookupFirst(Mode):
     @property
     def taps(self) -> tuple[Tap, ...]:
         return self.network_mode.taps
+
+    def after_logits(self, form: StepForm) -> list[Pass]:
+        return self.lookups.after_logits(form)
 
     def after_commit(self, form: StepForm) -> list[Pass]:
         return [*self.network_mode.after_commit(form), *self.lookups.after_commit(form)]

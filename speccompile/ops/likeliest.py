@@ -58,4 +58,4 @@ def _fake(scores, count, *rest):  # type: ignore[no-untyped-def]
     return scores.new_empty(sizes, dtype=torch.int64), scores.new_empty(sizes, dtype=torch.float32)
 
 
-define("likeliest" + SCHEMA, _fake, likeliest, cpp=BASE)
+define("likeliest" + SCHEMA, _fake, likeliest, cpp=BASE, recorded=True)

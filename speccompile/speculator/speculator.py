@@ -16,10 +16,12 @@ from speccompile.adapters.peft_source import read_adapter
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.compiler.save_weights import save_weights
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidOption, NoMemory
 from speccompile.graph.keys import DRAWING
+from speccompile.graph.state import DrafterMemory
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.collect import save_texts
+from speccompile.runtime.drafter_memory import read_memory, write_memory
 from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.policy_controller import Fixed, check_tier
 from speccompile.runtime.request_options import SaveOptions
@@ -33,6 +35,8 @@ from speccompile.utils.options import flag
 if TYPE_CHECKING:
     from peft import PeftModel
     from transformers import PreTrainedTokenizerBase
+
+    from speccompile.runtime.engine import Engine
 
 
 class Speculator(Generation, Inspection, ModelInterface):
@@ -261,6 +265,45 @@ class Speculator(Generation, Inspection, ModelInterface):
         check_savable(path, target.model, given)
         files = saved_files(target.model, self._build, self._config.backend, engine.table.built)
         write_package(path, make_manifest(target.model, given, engine.arena.layout.tensors, files), files)
+
+    def save_memory(self, path: str | os.PathLike[str]) -> None:
+        """Write what the drafter has learned from earlier requests to the file ``path``, completely or not at all:
+        the tables of mode ``recycle``, and the texts that ``suffix`` remembers. Requests may run.
+
+        The file holds parts of the texts of these requests.
+
+        Raises:
+            NoMemory: the mode keeps nothing of earlier requests.
+            UnsupportedSharded: the model is sharded over ranks.
+            InsideStep: the caller is a callback of a step.
+            OSError: ``path`` cannot be written.
+        """
+        engine, memory = self._memory("save")
+        write_memory(Path(path), memory, engine.arena, engine.loop)
+
+    def load_memory(self, path: str | os.PathLike[str]) -> None:
+        """Replace what the drafter has learned by what :meth:`save_memory` wrote. Requests may run.
+
+        Raises:
+            NoMemory: the mode keeps nothing of earlier requests.
+            CorruptMemory: the file is damaged.
+            ForeignMemory: it is of another mode, of other options, or of another vocabulary.
+            UnsupportedSharded: the model is sharded over ranks.
+            InsideStep: the caller is a callback of a step.
+            OSError: ``path`` cannot be read.
+        """
+        engine, memory = self._memory("load")
+        read_memory(Path(path), memory, engine.arena, engine.loop)
+
+    def _memory(self, verb: str) -> tuple[Engine, DrafterMemory]:
+        engine, _ = self._open()
+        self._refuse_sharded(f"{verb}_memory()", "all ranks draft from one memory, and a file would be of one rank")
+        engine.loop.refuse_callback(f"{verb}_memory()")
+        mode = self._config.mode
+        memory = mode.memory if self._config.max_draft_len else DrafterMemory()
+        if not memory.tables:
+            raise NoMemory(mode=mode.label, verb=verb)
+        return engine, memory
 
     def save_weights(
         self,

@@ -20,8 +20,9 @@ CLASSES = {
     "ngram": "speccompile.modes.ngram:NGram",
     "none": "speccompile.modes.none:NoSpeculation",
     "prediction": "speccompile.modes.prediction:Prediction",
+    "recycle": "speccompile.modes.recycle:Recycle",
     "save_hidden_states": "speccompile.modes.save_hidden_states:SaveHiddenStatesMode",
-    "suffix": "speccompile.modes.suffix.mode:Suffix",
+    "suffix": "speccompile.modes.suffix:Suffix",
     "user_provided": "speccompile.modes.user_provided:UserProvided",
 }
 

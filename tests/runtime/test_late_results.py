@@ -107,6 +107,7 @@ READY: dict[str, tuple[str | list[str], dict[str, Any], dict[str, Any]]] = {
     "none": ("none", {}, {}),
     "early exit": ("early_exit", {}, {}),
     "ngram": ("ngram", {}, SAMPLED),
+    "recycle": ("recycle", {"min_probability": 0.0}, {}),
     "composed": (["prediction", "suffix", "ngram"], {"max_depth": 6}, {}),
     "tree": ("ngram", {"tiers": (0, 3, TREE)}, FEW),
     "sampled tree": ("suffix", {"tiers": (0, TREE), "policy": "fixed:0", "max_depth": 6}, SAMPLED),

@@ -147,6 +147,14 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "RecordsNotWritten": {"folder": "records", "reason": "OSError: No space left on device"},
     "CorruptRecords": {"path": "data_000001.safetensors", "reason": "it is cut short"},
     "TextsNotWritten": {"folder": "texts", "reason": "OSError: [Errno 28] No space left on device"},
+    "CorruptMemory": {"path": "drafts.memory", "reason": "its contents have changed"},
+    "ForeignMemory": {
+        "path": "drafts.memory",
+        "what": "the size of the vocabulary",
+        "theirs": 32000,
+        "ours": 49152,
+    },
+    "NoMemory": {"mode": "ngram", "verb": "save"},
     "NoTexts": {"count": 256, "reasons": "3 duplicate, 253 long"},
     "CorruptTexts": {"path": "texts/texts_000001.npz", "reason": "BadZipFile: File is not a zip file"},
     "CorruptCheckpoint": {

@@ -69,7 +69,7 @@ ALONE: dict[str, Any] = {"do_sample": True, "temperature": 1.1, "top_k": 0}
 MODES: dict[str, dict[str, Any]] = {
     "early_exit": {"exit_layer": 1},
     "eagle3": {"draft": "eagle3"},
-    "suffix_and_head": {"mode": ["suffix", "eagle3_one_model"], "draft": "eagle3", "prefill_budget": None},
+    "suffix_and_head": {"mode": ["suffix", "recycle", "eagle3_one_model"], "draft": "eagle3", "prefill_budget": None},
     "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE), "max_batch": 1},
     "mtp": {"mode": ["prediction", "mtp"], "draft": "mtp", "tiers": (0, 2)},
     "dflash": {"draft": "dflash"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from speccompile import Tree
 from speccompile.heads import Eagle3Head
 from support.gpu_texts import NEW, PROMPTS, TIERS, assert_texts, own_texts, texts_at, wrapped
 from support.medusa import OneAfterAnother, fitted_heads
@@ -59,6 +60,16 @@ def test_a_function_on_the_host() -> None:
         assert texts_at(spec, 3) == wanted
         assert spec.stats.acceptance_length > 2
         assert_texts(spec, wanted)
+
+
+@pytest.mark.parametrize("tree", [None, Tree.dynamic(nodes=5, depth=3, branches=2)])
+def test_recycled_tokens(tree: Tree | None) -> None:
+    wanted = own_texts()
+    tiers = TIERS if tree is None else (0, tree)
+    with wrapped(tiny_llama().cuda(), "recycle", tiers=tiers, min_probability=0.0) as spec:
+        for tier in (*tiers, tiers[-1]):
+            assert texts_at(spec, tier) == wanted
+        assert spec.stats.accepted_tokens > NEW
 
 
 def test_a_lookup_before_a_head() -> None:

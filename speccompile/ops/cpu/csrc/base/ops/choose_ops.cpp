@@ -99,15 +99,22 @@ std::tuple<Tensor, Tensor> likeliest_op(
   Tensor tokens = new_integers({rows, width, count}), logprobs = new_floats({rows, width, count});
   auto* token = static_cast<int64_t*>(tokens.data_ptr());
   auto* logprob = static_cast<float*>(logprobs.data_ptr());
-  parallel_for(0, rows * width, 1, [&](int64_t first, int64_t last) {
-    for (int64_t at = first; at < last; ++at) {
-      std::optional<uint64_t> key;
-      if (heat && heat[at / width] > 0) {
-        key = key_of(seed_of[at / width], kTokenStream, position_of[at], std::nullopt);
-      }
-      likeliest(type, from + at * vocab * score_size, vocab, count, key, token + at * count, logprob + at * count);
-    }
-  });
+  const auto plain = [](const std::optional<Tensor>& tensor) {
+    return !tensor || tensor->is_contiguous();
+  };
+  run_kernel(
+      [=] {
+        parallel_for(0, rows * width, 1, [=](int64_t first, int64_t last) {
+          for (int64_t at = first; at < last; ++at) {
+            std::optional<uint64_t> key;
+            if (heat && heat[at / width] > 0) {
+              key = key_of(seed_of[at / width], kTokenStream, position_of[at], std::nullopt);
+            }
+            likeliest(type, from + at * vocab * score_size, vocab, count, key, token + at * count, logprob + at * count);
+          }
+        });
+      },
+      scores.is_contiguous() && plain(temperature) && plain(seed) && plain(positions));
   return {tokens, logprobs};
 }
 

@@ -16,10 +16,10 @@ import torch
 
 import speccompile.ops.suffix  # noqa: F401  registers the ops
 from speccompile.errors import InvalidOption
-from speccompile.graph.state import N, S, StateSpec
+from speccompile.graph.state import DrafterMemory, N, S, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
+from speccompile.modes.corpus import check_tokens, read_corpus
 from speccompile.modes.ready_mode import ReadyMode
-from speccompile.modes.suffix.corpus import read_corpus
 from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation
 from speccompile.passes.step.propose import ProposeFunction
 
@@ -179,9 +179,7 @@ class Suffix(ReadyMode):
                 refuse(
                     name, f"with max_depth={self.max_depth} its trie has more nodes than int32 holds; give fewer tokens"
                 )
-        for text, ids in enumerate(self._texts):
-            if wrong := [token for token in ids if not 0 <= token < info.vocab_size]:
-                refuse("corpus", f"tokens must be in 0 .. {info.vocab_size - 1}, got {wrong[0]} in text {text}")
+        check_tokens(self.name, self.corpus, self._texts, info.vocab_size)
         if info.device.type not in self.devices:
             where = f"it reads tries on the CPU, and the model is on {info.device.type}"
             reason = f"{where}; use mode='ngram', or move the model to the CPU (--device cpu on the command line)"
@@ -189,7 +187,7 @@ class Suffix(ReadyMode):
 
     @cached_property
     def _texts(self) -> list[list[int]]:
-        return read_corpus(self.corpus, self.tokenizer)
+        return read_corpus(self.name, self.corpus, self.tokenizer)
 
     @property
     def _search(self) -> Search:
@@ -233,6 +231,11 @@ class Suffix(ReadyMode):
                 spec("suffix_earlier_cursor", N, 1 + 2 * (depth + 1)),
             ]
         return [*super().state(tiers), *specs]
+
+    @property
+    def memory(self) -> DrafterMemory:
+        *tables, cursor = _EARLIER
+        return DrafterMemory(tuple(tables), (cursor,)) if self._search.capacity else DrafterMemory()
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int

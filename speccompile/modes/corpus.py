@@ -1,4 +1,4 @@
-"""The texts of the option ``corpus`` of suffix decoding, as token ids."""
+"""The texts of the option ``corpus`` of a drafter, as token ids."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import torch
 from speccompile.errors import InvalidOption
 
 
-def read_corpus(corpus: Any, tokenizer: Any) -> list[list[int]]:
-    """The token ids of each text.
+def read_corpus(mode: str, corpus: Any, tokenizer: Any) -> list[list[int]]:
+    """The token ids of each text of the option of ``mode``.
 
     Raises:
         InvalidOption: an entry is neither a str nor a list of ids, does not tokenise, or has no tokens.
     """
 
     def refuse(name: str, value: Any, reason: str) -> NoReturn:
-        raise InvalidOption(where="mode 'suffix'", name=name, value=value, reason=reason)
+        raise InvalidOption(where=f"mode {mode!r}", name=name, value=value, reason=reason)
 
     if isinstance(corpus, str) or not isinstance(corpus, Sequence):
         refuse("corpus", corpus, "it must be a list of texts, or of lists of token ids")
@@ -40,3 +40,15 @@ def read_corpus(corpus: Any, tokenizer: Any) -> list[list[int]]:
             refuse("corpus", corpus, f"entry {index} does not tokenise: it has no tokens")
         read.append(list(ids))
     return read
+
+
+def check_tokens(mode: str, corpus: Any, texts: Sequence[Sequence[int]], vocab_size: int) -> None:
+    """Refuse a corpus with ids outside of the target's vocabulary.
+
+    Raises:
+        InvalidOption: the message names the id and its text.
+    """
+    for text, ids in enumerate(texts):
+        if wrong := [token for token in ids if not 0 <= token < vocab_size]:
+            reason = f"tokens must be in 0 .. {vocab_size - 1}, got {wrong[0]} in text {text}"
+            raise InvalidOption(where=f"mode {mode!r}", name="corpus", value=corpus, reason=reason)
