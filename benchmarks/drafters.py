@@ -10,7 +10,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,7 @@ from rich.table import Table
 
 from benchmarks.drafter_rounds import Runs, keeps_up, median_runs
 from benchmarks.machine import describe
+from benchmarks.own_memory import OwnMemory
 from benchmarks.prompts import name_of
 from benchmarks.serving import fitting_prompts
 from speccompile import Speculator, Tree, wrap
@@ -51,6 +52,10 @@ class Way:
     spec: Speculator
     policy: AnyPolicy
     steps: Counter[int]
+    memory: OwnMemory = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.memory = OwnMemory(self.spec)
 
     @property
     def composed(self) -> bool:
@@ -66,9 +71,9 @@ class Way:
             options: dict[str, Any] = {"do_sample": False}
             if temperature:
                 options = {"do_sample": True, "temperature": temperature, "top_k": 0, "seed": int(ids.sum())}
-            result = self.spec.generate(
-                ids, torch.ones_like(ids), max_new_tokens=new_tokens, streamer=clock, num_return_sequences=1, **options
-            )
+            options |= {"max_new_tokens": new_tokens, "streamer": clock, "num_return_sequences": 1}
+            with self.memory.used(keep=new_tokens > WARM_UP_TOKENS):
+                result = self.spec.generate(ids, torch.ones_like(ids), **options)
             request = self.spec.stats.requests[0]
             clock.passes, clock.emitted = request.row_steps, request.emitted_tokens
             self.steps.update(self.spec.stats.tier_steps)
@@ -268,7 +273,11 @@ def main(
             warm_up(way, ids[0])
         variants = [way.variant(temperature) for way in contenders]
         with count_runs("Decoding, prompt by prompt", rounds * len(variants) * (len(ids) + 1)) as after_run:
-            measured = [measure(variants, ids, new_tokens, after_run) for _ in range(rounds)]
+            measured = []
+            for _ in range(rounds):
+                for way in contenders:
+                    way.memory.forget()
+                measured.append(measure(variants, ids, new_tokens, after_run))
         runs, categories = median_runs(measured), [prompt.category for prompt, _ in fitting]
         result = report(contenders, runs, categories)
         result["comparisons"] = comparisons(contenders, measured, categories) if rounds > 1 else []

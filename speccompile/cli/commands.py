@@ -208,6 +208,7 @@ def serve(
         list[str] | None, typer.Option(help="A LoRA adapter as NAME=FOLDER; requests name it as their model.")
     ] = None,
     max_lora_rank: Annotated[int, typer.Option(min=1, help="The largest rank of an adapter.")] = Adapters.max_rank,
+    memory: Annotated[Path | None, option_of(ServeOptions, "memory")] = ServeOptions.memory,
     option: ModeOptions = None,
 ) -> None:
     """Serve a model by the OpenAI API, with a page to chat with it at /."""
@@ -241,6 +242,7 @@ def serve(
             max_guide_megabytes=max_guide_megabytes,
             shutdown_seconds=shutdown_seconds,
             keep_alive_seconds=keep_alive_seconds,
+            memory=memory,
         )
         check_address(host, port)
         check_wrap(model, options, device)

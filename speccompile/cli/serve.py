@@ -53,7 +53,7 @@ def run(
         # The likeliest tokens are read from the logits of a step.
         options = replace(options, scores=True)
         if options.mode == Auto.name and not any(isinstance(tier, Tree) for tier in options.draft_lens):
-            # A combination of several drafters cannot draft trees.
+            # Not every combination of several drafters drafts trees.
             options = replace(options, mode_options={"predictions": True, **options.mode_options})
         # Check the options before the model is loaded, which is slow.
         modes.create(options.mode, dict(options.mode_options))

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+import speccompile.ops.merge_trees  # noqa: F401  registers the op
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import DrafterMemory, N, StateSpec
 from speccompile.graph.step_form import StepForm
@@ -26,12 +27,14 @@ class ComposedDrafter:
 
     Args:
         propose, whole: :attr:`~speccompile.modes.ready_mode.ReadyMode.proposer` and ``whole_proposer``.
+        tree: its ``tree_proposer``.
         count: the number of its state tensors.
         scored: it returns scores. A drafter without scores gets scores of 1; policies calibrate them.
     """
 
     propose: ProposeFunction
     whole: ProposeFunction | None
+    tree: ProposeFunction
     count: int
     scored: bool
 
@@ -96,6 +99,20 @@ class FirstPassing:
         ]
         return self._first(taken, source, slots, facts)
 
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, ...]:
+        """Propose the likeliest tokens of the trees of all drafters."""
+        slots, _, *tables = own_state
+        trees = []
+        for part, own in self._with_state(tables):
+            found, parents, count, *scores = part.tree(tokens, length, *([slots] if own else []), *own, nodes=nodes)
+            ones = torch.ones(found.shape, device=found.device)
+            trees.append((found, parents, count, *(scores or [ones])))
+        of_all = [list(values) for values in zip(*trees, strict=True)]
+        merged: tuple[torch.Tensor, ...] = torch.ops.speccompile.merge_trees(*of_all, nodes)
+        return merged
+
     def _with_state(self, tables: Sequence[torch.Tensor]) -> Iterator[tuple[ComposedDrafter, Sequence[torch.Tensor]]]:
         for part in self.parts:
             own, tables = tables[: part.count], tables[part.count :]
@@ -143,6 +160,13 @@ class Composed(ReadyMode):
 
     name: ClassVar[str] = "composed"
     scored: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = True
+    tree_devices: ClassVar[tuple[str, ...]] = ("cpu",)
+
+    @property
+    def drafts_chains_alone(self) -> str:
+        chains = [drafter.name for drafter in self.drafters if not drafter.drafts_trees]
+        return f"{' and '.join(chains)} drafts chains" if chains else ""
 
     @property
     def drafter_names(self) -> tuple[str, ...]:
@@ -183,7 +207,13 @@ class Composed(ReadyMode):
     @property
     def _choice(self) -> FirstPassing:
         parts = [
-            ComposedDrafter(drafter.proposer, drafter.whole_proposer, len(drafter.own_state), drafter.scored)
+            ComposedDrafter(
+                drafter.proposer,
+                drafter.whole_proposer,
+                drafter.tree_proposer,
+                len(drafter.own_state),
+                drafter.scored,
+            )
             for drafter in self.drafters
         ]
         return FirstPassing(tuple(parts), self.min_score, self.last_always)
@@ -195,6 +225,10 @@ class Composed(ReadyMode):
     @property
     def proposer(self) -> ProposeFunction:
         return self._choice.propose
+
+    @property
+    def tree_proposer(self) -> ProposeFunction:
+        return self._choice.propose_tree
 
     def propose(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int

@@ -124,7 +124,8 @@ class LookupFirst(Mode):
         return self.lookups.after_logits(form)
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        return [*self.network_mode.after_commit(form), *self.lookups.after_commit(form)]
+        # Trees are the network's: a lookup that passes is a tree of one branch.
+        return [*self.network_mode.after_commit(form), *self.lookups.after_commit(replace(form, trees=False))]
 
     def explain(self) -> str:
         return f"{self.lookups.explain()}; elsewhere {self.network_mode.explain()}"

@@ -27,6 +27,8 @@ class Prediction(ReadyMode):
 
     name: ClassVar[str] = "prediction"
     scored: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = True
+    scored_trees: ClassVar[bool] = True
     own_state: ClassVar[tuple[str, ...]] = ("prompt_length", "prediction", "prediction_length")
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
@@ -44,6 +46,13 @@ class Prediction(ReadyMode):
         slots, *tables = own_state
         drafts, lens, chances = torch.ops.speccompile.match_prediction(slots, tokens, length, *tables, draft_len)
         return drafts, lens, chances
+
+    def propose_tree(
+        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
+    ) -> tuple[torch.Tensor, ...]:
+        """The tree of one branch that :meth:`propose` proposes."""
+        drafts, lens, chances = self.propose(tokens, length, *own_state, draft_len=nodes)
+        return drafts, torch.arange(nodes, device=drafts.device).expand(drafts.shape), lens, chances
 
     def explain(self) -> str:
         return "continues the text that a request predicts, after the longest match of the newest tokens"

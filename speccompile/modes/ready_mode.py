@@ -45,6 +45,8 @@ class ReadyMode(Mode):
     own_state: ClassVar[tuple[str, ...]] = ()
     #: ``propose`` also returns the probabilities of its drafts.
     scored: ClassVar[bool] = False
+    #: ``propose_tree`` also returns the probabilities of its drafts.
+    scored_trees: ClassVar[bool] = False
 
     @abstractmethod
     def propose(
@@ -67,7 +69,7 @@ class ReadyMode(Mode):
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Propose a tree of draft tokens for every row, after :meth:`propose`. A mode that :attr:`drafts_trees` defines
         it.
 
@@ -78,7 +80,9 @@ class ReadyMode(Mode):
         Returns:
             Three tensors. Draft tokens, int64 ``[B, P]``: the likeliest first, and no token before its parent. Tiers of
                 any shape use the first tokens that fit. The parent of each token, int64 ``[B, P]``: 0 for the newest
-                committed token, else i + 1 for the draft token i. The number of valid tokens, int64 ``[B]``.
+                committed token, else i + 1 for the draft token i. The number of valid tokens, int64 ``[B]``. If
+                :attr:`scored_trees`, also float32 ``[B, P]``: for each token, the probability that it and all before
+                it on its path are right. Several drafters merge their trees by them.
         """
         raise NotImplementedError(f"mode {self.name!r} has drafts_trees = True: define its propose_tree")
 
@@ -114,5 +118,6 @@ class ReadyMode(Mode):
         return [ReadDrafts(form.drafts) if form.tree is None else ReadTree(form.tree)]
 
     def after_commit(self, form: StepForm) -> list[Pass]:
-        trees = [ProposeTree(self.tree_proposer, self.own_state)] if form.trees and self.drafts_trees else []
-        return [Propose(self.proposer, self.own_state, self.whole_proposer, scored=self.scored), *trees]
+        tree = ProposeTree(self.tree_proposer, self.own_state, self.scored_trees)
+        chain = Propose(self.proposer, self.own_state, self.whole_proposer, scored=self.scored)
+        return [chain, *[tree] * (form.trees and self.drafts_trees)]

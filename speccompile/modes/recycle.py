@@ -70,12 +70,12 @@ class Paths:
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *tables: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Propose the likeliest paths."""
-        found, parents, count, _ = torch.ops.speccompile.follow_successors(
+        found, parents, count, logs = torch.ops.speccompile.follow_successors(
             *tables, tokens, length, _own(slots), nodes, self.branches, -math.inf
         )
-        return found, parents, count
+        return found, parents, count, logs.exp()
 
 
 def _own(slots: torch.Tensor) -> torch.Tensor:
@@ -107,6 +107,7 @@ class Recycle(ReadyMode):
     name: ClassVar[str] = "recycle"
     scored: ClassVar[bool] = True
     drafts_trees: ClassVar[bool] = True
+    scored_trees: ClassVar[bool] = True
     own_state: ClassVar[tuple[str, ...]] = _TABLES
 
     def check(self, info: ModelInfo) -> None:

@@ -98,7 +98,7 @@ class Search:
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         """Propose a tree from the tries, which :meth:`propose` has updated. It is that of the trie with the largest
         expected number of accepted tokens."""
         slots, *tables = own_state
@@ -119,8 +119,7 @@ class Search:
                 torch.where(better if mine.ndim == 1 else better[:, None], theirs, mine)
                 for mine, theirs in zip(best, other, strict=True)
             )
-        found, parents, count, _ = best
-        return found, parents, count
+        return tuple(best)
 
 
 @dataclass(frozen=True)
@@ -155,6 +154,7 @@ class Suffix(ReadyMode):
     name: ClassVar[str] = "suffix"
     scored: ClassVar[bool] = True
     drafts_trees: ClassVar[bool] = True
+    scored_trees: ClassVar[bool] = True
     devices: ClassVar[tuple[str, ...]] = ("cpu",)
 
     def check(self, info: ModelInfo) -> None:
@@ -244,7 +244,7 @@ class Suffix(ReadyMode):
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    ) -> tuple[torch.Tensor, ...]:
         return self._search.propose_tree(tokens, length, *own_state, nodes=nodes)
 
     @property

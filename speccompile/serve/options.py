@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
@@ -45,6 +46,12 @@ def _origins(where: str, name: str, value: Any) -> tuple[str, ...]:
             reason = "write each as SCHEME://HOST or SCHEME://HOST:PORT, without a path, or *"
             raise InvalidOption(where=where, name=name, value=origin, reason=reason)
     return origins
+
+
+def _path_or_none(where: str, name: str, value: Any) -> Path | None:
+    if value is not None and not isinstance(value, str | Path):
+        raise InvalidOption(where=where, name=name, value=value, reason="it must be the path of a file, or None")
+    return None if value is None else Path(value)
 
 
 @dataclass(frozen=True)
@@ -106,6 +113,12 @@ class ServeOptions(Options):
     )
     keep_alive_seconds: int = field(
         default=75, metadata=option("How long a connection may be idle before the server closes it.", WholeNumber(1))
+    )
+    memory: Path | None = field(
+        default=None,
+        metadata=option(
+            "A file of what the drafter learns from requests: read at the start, written at the end.", _path_or_none
+        ),
     )
 
     @property

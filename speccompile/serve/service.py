@@ -23,6 +23,7 @@ from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
 from speccompile.serve.fields import GenerationFields, Message
 from speccompile.serve.guide_compiler import GuideCompiler
+from speccompile.serve.memory_file import close_memory, open_memory
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
 from speccompile.serve.request_log import current
@@ -79,6 +80,8 @@ class Service:
     options: ServeOptions
 
     def __post_init__(self) -> None:
+        if self.options.memory is not None:
+            open_memory(self.spec, self.options.memory)
         self.counts = Counts(self.labels)
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
@@ -123,6 +126,8 @@ class Service:
         self.ends = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.guides.close()
+        if self.options.memory is not None and not self.spec.closed:
+            close_memory(self.spec, self.options.memory)
         self.spec.close()
 
     @property

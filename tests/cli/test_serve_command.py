@@ -128,6 +128,25 @@ def test_drafters_and_trees(monkeypatch: pytest.MonkeyPatch, mode: str, tiers: s
     assert served == [(drafters, [200, 200])]
 
 
+def test_a_memory_is_read_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    path, learned = tmp_path / "memory", []
+
+    def ask(service: Service, host: str, port: int) -> None:
+        learned.append(int(service.spec.arena["recycle_keys"].count_nonzero()))
+        Client(service).post("/v1/completions", {"prompt": "ab", "max_tokens": 12})
+        service.close()
+
+    monkeypatch.setattr(server, "run_server", ask)
+    for _ in range(2):
+        result = CliRunner().invoke(app, [*START, "--mode", "recycle", "--memory", str(path)], catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    assert learned[0] == 0 < learned[1]
+    result = CliRunner().invoke(app, [*START, "--mode", "recycle", "--memory", str(tmp_path / "no" / "memory")])
+    assert result.exit_code == 2 and "memory=" in result.stderr and "cannot be opened" in result.stderr
+    result = CliRunner().invoke(app, [*START, "--mode", "ngram", "--memory", str(path)])
+    assert result.exit_code == 2 and "keeps nothing of earlier requests" in result.stderr
+
+
 def test_other_machines_reach_no_loopback_address() -> None:
     assert all(map(is_loopback, ("127.0.0.1", "127.1.2.3", "::1", "localhost")))
     assert not any(map(is_loopback, ("0.0.0.0", "::", "192.0.2.1", "example")))

@@ -12,8 +12,8 @@ import torch
 from transformers import LlamaForCausalLM
 
 import speccompile
-from speccompile import modes
-from speccompile.errors import InvalidOption, OptionOfAnotherMode, SpecCompileError, UnknownMode
+from speccompile import Tree, modes
+from speccompile.errors import InvalidOption, InvalidTiers, OptionOfAnotherMode, SpecCompileError, UnknownMode
 from speccompile.modes import ReadyMode, registry
 from speccompile.modes.composed import Composed
 from support.errors import raises
@@ -80,6 +80,33 @@ def test_the_text_is_that_of_transformers() -> None:
     prompt = random_prompt(9, 1, vocab=6)
     assert spec.generate(torch.tensor([prompt]), max_new_tokens=40)[0, 9:].tolist() == greedy(model, prompt, 40)
     assert "suffix follows" in spec.explain() and "ngram continues" in spec.explain()
+
+
+TREE = Tree.dynamic(nodes=6, depth=4, branches=3)
+
+
+def test_trees_of_several_drafters() -> None:
+    """The text is the same, and tokens of both drafters are in it."""
+    model: LlamaForCausalLM = tiny_llama()
+    prompts = [random_prompt(12, 1, vocab=6), random_prompt(7, 3)]
+    options = {"tiers": (0, 3, TREE), "max_batch": 2, "max_len": 96, "backend": "eager", "policy": "fixed:0"}
+    options |= {"min_probability": 0.0, "min_score": 0.0, "max_depth": 8}
+    with speccompile.wrap(model, ["prediction", "suffix", "recycle"], **options) as spec:
+        expected = [greedy(model, prompt, 40) for prompt in prompts]
+        spec.set_tier(TREE)
+        for predictions in ((None, None), (expected[0], None)):
+            requests = [
+                spec.engine.submit(prompt, max_new_tokens=40, prediction=prediction)
+                for prompt, prediction in zip(prompts, predictions, strict=True)
+            ]
+            assert [request.result().token_ids for request in requests] == expected
+        assert requests[0].result().stats.acceptance_length > 3
+        assert spec.check(prompts, max_new_tokens=20)
+
+
+def test_a_drafter_of_chains_has_no_trees_beside_others() -> None:
+    with raises(InvalidTiers, reason=re.compile("drafts of mode 'composed' are chains: says drafts chains")):
+        speccompile.wrap(tiny_llama(), ["says", "suffix"], tiers=(0, TREE), max_len=64, backend="eager")
 
 
 @pytest.mark.parametrize(

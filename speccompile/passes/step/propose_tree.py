@@ -22,10 +22,12 @@ class ProposeTree(Pass):
     Args:
         propose: see :meth:`speccompile.modes.ready_mode.ReadyMode.propose_tree`.
         state: names of the mode's own state tensors, which it receives whole after the rows' slots ``[B]``.
+        scored: it also returns the drafts' probabilities, float32 ``[B, P]``, which the step does not keep.
     """
 
     propose: ProposeFunction
     state: tuple[str, ...] = ()
+    scored: bool = False
 
     name: ClassVar[str] = "propose_tree"
     looks_for: ClassVar[str] = "committed tokens"
@@ -37,7 +39,8 @@ class ProposeTree(Pass):
         text = [graph.state(name) for name in ("tokens", "length", *PROPOSAL)]
         own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         longest = graph.layout.max_draft_len
-        options: dict[str, Any] = {"propose": self.propose, "longest": longest, "stateful": bool(self.state)}
+        options: dict[str, Any] = {"propose": self.propose, "longest": longest, "scored": self.scored}
+        options["stateful"] = bool(self.state)
         with tracing(self.propose):
             graph.insert(propose_and_store, *text, graph.values["slots"], *own, **options)
         return Changes(1, f"up to {longest} draft tokens for the next step")
@@ -58,14 +61,17 @@ def propose_and_store(
     propose: ProposeFunction,
     longest: int,
     stateful: bool,
+    scored: bool,
 ) -> None:
     """Keep in ``tree_tokens``, ``tree_parents`` ``[N, P]`` and ``tree_count`` ``[N]`` what ``propose`` returns for the
-    rows ``slots`` ``[B]``; ``stateful``: it receives the slots before its ``own`` state."""
+    rows ``slots`` ``[B]``; ``stateful``: it receives the slots before its ``own`` state, ``scored``: it returns
+    scores."""
     state = (slots, *own) if stateful else own
     rows = slots.shape[0]
     parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
     parts.append(Part("counts", (rows,), torch.int64))
-    found, parents, count = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
+    parts += [Part("scores", (rows, longest), torch.float32)] * scored
+    found, parents, count, *_ = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
     proposed = found, parents, count.clamp(min=0, max=longest)
     for kept, value in zip((tree_tokens, tree_parents, tree_count), proposed, strict=True):
         kept.index_put_((slots,), value)

@@ -13,6 +13,14 @@ class PathTree {
   void begin() {
     parent_ = 0;
   }
+  // A path that continues after a node of the tree, 0 for the root.
+  void go_to(int64_t node) {
+    parent_ = node;
+  }
+  // The node that was added last.
+  int64_t here() const {
+    return parent_;
+  }
   void add(int64_t token, double chance);
   // Writes the likeliest tokens, their parents and, unless it is null, their probabilities; returns how many there are.
   int64_t finish(int64_t most, int64_t* tokens, int64_t* parents, float* scores) const;

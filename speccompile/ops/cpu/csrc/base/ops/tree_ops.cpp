@@ -91,10 +91,47 @@ void move_path_op(
   }
 }
 
+std::tuple<Tensor, Tensor, Tensor> merge_trees_op(
+    const std::vector<Tensor>& tokens, const std::vector<Tensor>& parents, const std::vector<Tensor>& counts,
+    const std::vector<Tensor>& scores, int64_t nodes) {
+  const size_t trees = tokens.size();
+  STD_TORCH_CHECK(
+      trees > 0 && parents.size() == trees && counts.size() == trees && scores.size() == trees,
+      "speccompile::merge_trees: each tree has tokens, parents, a count and scores");
+  const int64_t rows = tokens[0].size(0);
+  Tensor found = new_integers({rows, nodes}), above = new_integers({rows, nodes}), count = new_integers({rows});
+  std::fill_n(numbers(found), rows * nodes, 0);
+  std::fill_n(numbers(above), rows * nodes, 0);
+  for (int64_t row = 0; row < rows; ++row) {
+    PathTree all;
+    for (size_t tree = 0; tree < trees; ++tree) {
+      const Tensor own_scores = side_by_side(scores[tree]), own_tokens = side_by_side(tokens[tree]),
+                   own_parents = side_by_side(parents[tree]), own_counts = side_by_side(counts[tree]);
+      const int64_t width = own_tokens.size(1);
+      STD_TORCH_CHECK(
+          own_scores.scalar_type() == ScalarType::Float && own_scores.numel() == rows * width &&
+              own_parents.numel() == rows * width,
+          "speccompile::merge_trees: scores are float32, and the sizes are those of the tokens");
+      const int64_t *token = numbers(own_tokens) + row * width, *parent = numbers(own_parents) + row * width;
+      const auto* score = static_cast<const float*>(own_scores.data_ptr()) + row * width;
+      std::vector<int64_t> node_of{0};
+      for (int64_t i = 0; i < numbers(own_counts)[row]; ++i) {
+        STD_TORCH_CHECK(parent[i] >= 0 && parent[i] <= i, "speccompile::merge_trees: a parent comes before its child");
+        all.go_to(node_of[parent[i]]);
+        all.add(token[i], score[i]);
+        node_of.push_back(all.here());
+      }
+    }
+    numbers(count)[row] = all.finish(nodes, numbers(found) + row * nodes, numbers(above) + row * nodes, nullptr);
+  }
+  return {found, above, count};
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("fit_tree", TORCH_BOX(&fit_tree_op));
   m.impl("walk_tree", TORCH_BOX(&walk_tree_op));
   m.impl("move_path_", TORCH_BOX(&move_path_op));
+  m.impl("merge_trees", TORCH_BOX(&merge_trees_op));
 }
 
 }  // namespace
