@@ -17,7 +17,7 @@ from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.utils.whole_files import write_whole
 
 _VERSION = "speccompile.memory"
-_DIGEST, _VOCABULARY = "digest", "vocabulary"
+_DIGEST, _VOCABULARY, _CURSORS = "digest", "vocabulary", "cursors"
 
 
 def write_memory(path: Path, memory: DrafterMemory, arena: Arena, loop: EngineLoop) -> None:
@@ -29,7 +29,12 @@ def write_memory(path: Path, memory: DrafterMemory, arena: Arena, loop: EngineLo
     """
     with loop.exclusive():
         tables = {name: arena[name].to("cpu", copy=True) for name in memory.tables}
-    metadata = {_VERSION: "1", _VOCABULARY: str(arena.layout.vocab_size), _DIGEST: _digest(tables)}
+    metadata = {
+        _VERSION: "1",
+        _VOCABULARY: str(arena.layout.vocab_size),
+        _CURSORS: _cursor_sizes(memory, arena),
+        _DIGEST: _digest(tables),
+    }
     write_whole(path, save(tables, metadata))
 
 
@@ -67,10 +72,17 @@ def _read(path: Path, memory: DrafterMemory, arena: Arena) -> dict[str, torch.Te
 
     refuse("the drafter's state", ", ".join(sorted(tables)), ", ".join(sorted(memory.tables)))
     refuse("the size of the vocabulary", int(metadata[_VOCABULARY]), arena.layout.vocab_size)
+    # Tables of other depths may have equal shapes.
+    refuse("the size of a row's cursors", metadata.get(_CURSORS), _cursor_sizes(memory, arena))
     for name, table in tables.items():
         refuse(f"the shape of {name}", list(table.shape), list(arena[name].shape))
         refuse(f"the dtype of {name}", table.dtype, arena[name].dtype)
     return tables
+
+
+def _cursor_sizes(memory: DrafterMemory, arena: Arena) -> str:
+    """The sizes of one slot's cursors. The number of slots may differ."""
+    return str([list(arena[name].shape[1:]) for name in memory.cursors])
 
 
 def _digest(tables: Mapping[str, torch.Tensor]) -> str:

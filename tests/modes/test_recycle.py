@@ -19,7 +19,7 @@ from speccompile.errors import CorruptMemory, ForeignMemory, InvalidOption, NoMe
 from speccompile.heads import Eagle3Head
 from speccompile.ops.successors import place_of
 from support.errors import raises
-from support.tiny import greedy, random_prompt
+from support.tiny import greedy, random_prompt, tiny_llama
 
 PROMPT = random_prompt(9)
 #: Tokens of a random model are all unlikely.
@@ -31,6 +31,8 @@ OPTIONS: dict[str, Any] = {
     "tiers": (0, 3),
     "min_probability": 0.0,
 }
+#: Of mode ``suffix``.
+SUFFIX = {name: value for name, value in OPTIONS.items() if name != "min_probability"} | {"min_probability": 0.1}
 VOCAB, PAIRS = 128, 16384
 
 
@@ -195,6 +197,32 @@ def test_a_memory_of_others_is_refused(spec: Speculator, model: LlamaForCausalLM
     with speccompile.wrap(model, "suffix", remember=400, **OPTIONS) as other, raises(ForeignMemory):
         other.load_memory(path)
     assert set(load_file(path)) == {"recycle_keys", "recycle_logprobs", "recycle_successors"}
+
+
+def test_a_memory_of_another_depth_with_tables_of_equal_shapes_is_refused(
+    model: LlamaForCausalLM, tmp_path: Path
+) -> None:
+    path = tmp_path / "memory"
+    with speccompile.wrap(model, "suffix", remember=400, max_depth=24, **SUFFIX) as spec:
+        spec.save_memory(path)
+    refused = raises(ForeignMemory, what="the size of a row's cursors")
+    with speccompile.wrap(model, "suffix", remember=800, max_depth=12, **SUFFIX) as other, refused:
+        other.load_memory(path)
+
+
+@pytest.mark.parametrize("pairs", [0, PAIRS])
+def test_outputs_of_the_lm_head_after_the_vocabulary_are_no_successors(pairs: int) -> None:
+    wide = tiny_llama()
+    wide.lm_head = torch.nn.Linear(64, 2 * VOCAB, bias=False)
+    with torch.no_grad():
+        wide.lm_head.weight.copy_(tiny_llama(vocab=2 * VOCAB).lm_head.weight)
+    with speccompile.wrap(wide, "recycle", pairs=pairs, **OPTIONS) as spec:
+        request = spec.engine.submit(PROMPT, max_new_tokens=12)
+        for _ in range(8):
+            spec.engine.step()
+        request.cancel()
+        assert spec.arena["recycle_successors"].any()
+        assert spec.arena["recycle_successors"].max() <= VOCAB
 
 
 @pytest.mark.parametrize("mode", ["ngram", "none", "suffix"])

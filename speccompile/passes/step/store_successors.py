@@ -52,7 +52,11 @@ def store_successors(
     logits: torch.Tensor,
     parents: torch.Tensor | None = None,
 ) -> None:
-    """See :func:`speccompile.ops.successors.store`; ``logits`` is ``[B, 1 + K, V]``."""
+    """See :func:`speccompile.ops.successors.store`; ``logits`` is ``[B, 1 + K, outputs]``."""
+    vocab = successors.shape[0] - keys.shape[0]
+    if logits.shape[-1] > vocab:
+        # Outputs of the lm_head after the vocabulary are not tokens.
+        logits = logits[..., :vocab]
     best = torch.ops.speccompile.likeliest(logits, successors.shape[1])
     torch.ops.speccompile.store_successors_(
         successors, logprobs, keys, tokens, alive, slots, positions, read, drafts, parents, *best
