@@ -1,4 +1,4 @@
-"""What a drafter has learned from earlier requests, for each of the ways that share its wrap."""
+"""A drafter's memory of earlier requests for each of the ways that share a wrap."""
 
 from __future__ import annotations
 

@@ -23,9 +23,9 @@ class ForeignMemory(UserError):
 
 
 class NoMemory(UserError):
-    """The mode keeps nothing of earlier requests."""
+    """The mode learns nothing from earlier requests."""
 
     template = (
-        "mode {mode!r} keeps nothing of earlier requests, so there is no memory to {verb}. Use mode='recycle', or "
+        "cannot {verb} a memory: mode {mode!r} learns nothing from earlier requests. Use mode='recycle', or "
         "mode='suffix' with remember=100_000."
     )

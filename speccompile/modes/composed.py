@@ -15,6 +15,7 @@ from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import DRAFT_SOURCE
 from speccompile.modes.ready_mode import ReadyMode
+from speccompile.modes.search_mode import SearchMode
 from speccompile.ops.draft_rows import form_of
 from speccompile.ops.proposals import store_rows_, take_passing
 from speccompile.passes.base import Pass
@@ -142,7 +143,7 @@ class FirstPassing:
 
 
 @dataclass(frozen=True)
-class Composed(ReadyMode):
+class Composed(SearchMode):
     """Several drafters, such as ``mode=["suffix", "ngram"]``.
 
     A draft with scores passes if at least ``min_score`` of its tokens are expected to be accepted: the sum of its
@@ -205,7 +206,7 @@ class Composed(ReadyMode):
         return [item for drafter in self.drafters for item in drafter.after_logits(form)]
 
     @property
-    def _choice(self) -> FirstPassing:
+    def search(self) -> FirstPassing:
         parts = [
             ComposedDrafter(
                 drafter.proposer,
@@ -217,23 +218,6 @@ class Composed(ReadyMode):
             for drafter in self.drafters
         ]
         return FirstPassing(tuple(parts), self.min_score, self.last_always)
-
-    @property
-    def whole_proposer(self) -> ProposeFunction | None:
-        return self._choice.propose_whole
-
-    @property
-    def proposer(self) -> ProposeFunction:
-        return self._choice.propose
-
-    @property
-    def tree_proposer(self) -> ProposeFunction:
-        return self._choice.propose_tree
-
-    def propose(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, ...]:
-        return self._choice.propose(tokens, length, *own_state, draft_len=draft_len)
 
     def explain(self) -> str:
         parts = "; else ".join(f"{drafter.name} {drafter.explain()}" for drafter in self.drafters)

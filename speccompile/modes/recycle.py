@@ -21,10 +21,9 @@ from speccompile.graph.state import DrafterMemory, StateSpec, V
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.corpus import check_tokens, read_corpus
-from speccompile.modes.ready_mode import ReadyMode
+from speccompile.modes.search_mode import SearchMode
 from speccompile.modes.successor_counts import write_counts
 from speccompile.passes.base import Pass
-from speccompile.passes.step.propose import ProposeFunction
 from speccompile.passes.step.store_successors import StoreSuccessors
 
 _TABLES = ("recycle_successors", "recycle_logprobs", "recycle_keys")
@@ -84,7 +83,7 @@ def _own(slots: torch.Tensor) -> torch.Tensor:
 
 
 @dataclass(frozen=True)
-class Recycle(ReadyMode):
+class Recycle(SearchMode):
     """Drafts from tables of the target's likeliest successors, which all requests share. They know no prompt: lookups
     before this mode draft from it (``mode=["suffix", "recycle"]``).
 
@@ -146,26 +145,8 @@ class Recycle(ReadyMode):
         return [] if form.chunk else [StoreSuccessors(_TABLES)]
 
     @property
-    def _paths(self) -> Paths:
+    def search(self) -> Paths:
         return Paths(self.successors, math.log(self.min_probability) if self.min_probability else -math.inf)
-
-    def propose(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._paths.propose(tokens, length, *own_state, draft_len=draft_len)
-
-    @property
-    def proposer(self) -> ProposeFunction:
-        # Not self.propose: steps do not depend on the corpus, so it must not be part of the key of stored steps.
-        return self._paths.propose
-
-    @property
-    def whole_proposer(self) -> ProposeFunction | None:
-        return self._paths.propose_whole
-
-    @property
-    def tree_proposer(self) -> ProposeFunction:
-        return self._paths.propose_tree
 
     def explain(self) -> str:
         after = f"a token or one of {self.pairs} pairs" if self.pairs else "a token"

@@ -19,9 +19,8 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.state import DrafterMemory, N, S, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.corpus import check_tokens, read_corpus
-from speccompile.modes.ready_mode import ReadyMode
+from speccompile.modes.search_mode import SearchMode
 from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation
-from speccompile.passes.step.propose import ProposeFunction
 
 _OWN = ("suffix_used", "suffix_active", "suffix_nodes", "suffix_index")
 _GIVEN = tuple(f"suffix_given_{name}" for name in ("text", "used", "nodes", "index", "cursor"))
@@ -123,7 +122,7 @@ class Search:
 
 
 @dataclass(frozen=True)
-class Suffix(ReadyMode):
+class Suffix(SearchMode):
     """Drafts from a trie of the request's own prompt and output, and optionally from tries of other texts.
 
     All state is in the arena, and has a fixed size: ``28 * max_depth`` bytes for each token of ``max_len`` in each
@@ -190,16 +189,16 @@ class Suffix(ReadyMode):
         return read_corpus(self.name, self.corpus, self.tokenizer)
 
     @property
-    def _search(self) -> Search:
+    def search(self) -> Search:
         speculation = Speculation(self.max_depth, self.factor, self.offset, self.min_probability)
         return Search(speculation, bool(self._texts), self.remember // 2)
 
     @property
     def own_state(self) -> tuple[str, ...]:  # type: ignore[override]
-        return self._search.state
+        return self.search.state
 
     def state(self, tiers: Sequence[int]) -> list[StateSpec]:
-        depth, search = self.max_depth, self._search
+        depth, search = self.max_depth, self.search
 
         # Bounds for printed examples: only zeros, since a search in random numbers that are not a trie might not end.
         def spec(name: str, *shape: Any, initial: tuple[int, ...] = ()) -> StateSpec:
@@ -235,30 +234,7 @@ class Suffix(ReadyMode):
     @property
     def memory(self) -> DrafterMemory:
         *tables, cursor = _EARLIER
-        return DrafterMemory(tuple(tables), (cursor,)) if self._search.capacity else DrafterMemory()
-
-    def propose(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, draft_len: int
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        return self._search.propose(tokens, length, *own_state, draft_len=draft_len)
-
-    def propose_tree(
-        self, tokens: torch.Tensor, length: torch.Tensor, *own_state: torch.Tensor, nodes: int
-    ) -> tuple[torch.Tensor, ...]:
-        return self._search.propose_tree(tokens, length, *own_state, nodes=nodes)
-
-    @property
-    def tree_proposer(self) -> ProposeFunction:
-        return self._search.propose_tree
-
-    @property
-    def whole_proposer(self) -> ProposeFunction | None:
-        return self._search.propose_whole
-
-    @property
-    def proposer(self) -> ProposeFunction:
-        # Not self.propose: steps do not depend on the corpus, so it must not be part of the key of stored steps.
-        return self._search.propose
+        return DrafterMemory(tuple(tables), (cursor,)) if self.search.capacity else DrafterMemory()
 
     def explain(self) -> str:
         texts = "the text itself"

@@ -55,7 +55,8 @@ def store(
     best_logprobs: torch.Tensor,
 ) -> None:
     """Write the likeliest tokens of each position of a step as the successors of the token there, and of the pair of
-    that token and the one before it. Rows that are not alive and positions without a draft write nothing.
+    that token and the one before it. Rows that are not alive, positions without a draft or without a likeliest
+    token, and ids outside of the vocabulary write nothing.
 
     A position counts as right if its draft and all before it are the likeliest tokens after their parents. The others
     are read after tokens that will not be in the sequence, so they only write where nothing is. Of several right
@@ -86,7 +87,8 @@ def store(
     pairs = torch.where(first >= 0, first * vocab + own + 1, 0)
     place = torch.where((first >= 0) & (places > 0), place_of(first.clamp(min=0), own, max(places, 1)), places)
 
-    valid, is_right = drafted & alive[slots, None], torch.stack(right, 1)
+    valid, is_right = drafted & alive[slots, None] & (own < vocab) & (best[..., 0] >= 0), torch.stack(right, 1)
+    own, place = own.clamp(max=vocab - 1), torch.where(first < vocab, place, places)
     values, nothing = (best + 1).to(torch.int32), vocab + places
     for row, absent in ((own, successors[own, 0] == 0), (vocab + place, keys[place] == 0)):
         # Indices without an effect are those of the last row. Of equal indices the last one is written.
@@ -113,7 +115,7 @@ def follow(
     """Draft the tokens of largest probability after the newest one, by the product of stored probabilities.
 
     The successors of a token on a path are those of the pair of it and the token before it, if that pair is in the
-    table, else its own.
+    table, else its own. An id outside of the vocabulary has none.
 
     Args:
         tokens: int64 ``[X, S]``; length: int64 ``[X]``, the committed tokens.
@@ -141,8 +143,9 @@ def follow(
     for _ in range(count):
         at = place_of(first.clamp(min=0), token, max(pairs, 1))
         in_table = (first >= 0) & (pairs > 0) & (keys[at.clamp(max=pairs)] == first * vocab + token + 1)
-        row = torch.where(in_table, vocab + at, token)
-        after = successors[row, :branches].long() - 1
+        known_token = token < vocab
+        row = torch.where(in_table & known_token, vocab + at, token.clamp(max=vocab - 1))
+        after = torch.where(known_token[:, None], successors[row, :branches].long() - 1, -1)
         known.append(after)
         chances.append(torch.where(after >= 0, total[:, None] + logprobs[row, :branches], worst[:, None]))
         candidates = torch.cat(chances, 1)

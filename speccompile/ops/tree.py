@@ -32,7 +32,8 @@ def merged(paths: Iterable[tuple[Sequence[int], Sequence[float]]], nodes: int) -
                 tokens.append(token)
                 parents.append(node)
                 chances.append(0.0)
-            chances[known] = max(chances[known], chance)
+            # Scores are rounded, and no child is likelier than its parent.
+            chances[known] = max(chances[known], min(chance, chances[node - 1]) if node else chance)
             node = known + 1
     # Stable, and no child is likelier than its parent: so no token is before its parent.
     order = sorted(range(len(tokens)), key=lambda i: -chances[i])[:nodes]

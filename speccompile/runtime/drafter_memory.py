@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -18,6 +19,8 @@ from speccompile.utils.whole_files import write_whole
 
 _VERSION = "speccompile.memory"
 _DIGEST, _VOCABULARY, _CURSORS = "digest", "vocabulary", "cursors"
+
+_writing = threading.Lock()
 
 
 def write_memory(path: Path, memory: DrafterMemory, arena: Arena, loop: EngineLoop) -> None:
@@ -35,7 +38,9 @@ def write_memory(path: Path, memory: DrafterMemory, arena: Arena, loop: EngineLo
         _CURSORS: _cursor_sizes(memory, arena),
         _DIGEST: _digest(tables),
     }
-    write_whole(path, save(tables, metadata))
+    # Two writers of one path would share the file that is written before it is renamed.
+    with _writing:
+        write_whole(path, save(tables, metadata))
 
 
 def read_memory(path: Path, memory: DrafterMemory, arena: Arena, loop: EngineLoop) -> None:
@@ -58,7 +63,7 @@ def _read(path: Path, memory: DrafterMemory, arena: Arena) -> dict[str, torch.Te
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tables = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  it is no mapping
+            tables = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise CorruptMemory(path=path, reason=str(error)) from error
     if metadata.get(_VERSION) != "1":

@@ -12,7 +12,7 @@ log = logging.getLogger("speccompile.serve")
 
 
 def open_memory(spec: Speculator, path: Path) -> None:
-    """Load the memory; where there is no file, write an empty one: a path that cannot be written is found before
+    """Load the memory. If the file does not exist, write one: a path that cannot be written is then an error before
     requests are served.
 
     Raises:

@@ -126,9 +126,11 @@ class Service:
         self.ends = True
         self._threads.shutdown(wait=False, cancel_futures=True)
         self.guides.close()
-        if self.options.memory is not None and not self.spec.closed:
-            close_memory(self.spec, self.options.memory)
-        self.spec.close()
+        try:
+            if self.options.memory is not None and not self.spec.closed:
+                close_memory(self.spec, self.options.memory)
+        finally:
+            self.spec.close()
 
     @property
     def models(self) -> tuple[str, ...]:

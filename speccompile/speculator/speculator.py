@@ -273,7 +273,7 @@ class Speculator(Generation, Inspection, ModelInterface):
         The file holds parts of the texts of these requests.
 
         Raises:
-            NoMemory: the mode keeps nothing of earlier requests.
+            NoMemory: the mode learns nothing from earlier requests.
             UnsupportedSharded: the model is sharded over ranks.
             InsideStep: the caller is a callback of a step.
             OSError: ``path`` cannot be written.
@@ -285,7 +285,7 @@ class Speculator(Generation, Inspection, ModelInterface):
         """Replace what the drafter has learned by what :meth:`save_memory` wrote. Requests may run.
 
         Raises:
-            NoMemory: the mode keeps nothing of earlier requests.
+            NoMemory: the mode learns nothing from earlier requests.
             CorruptMemory: the file is damaged.
             ForeignMemory: it is of another mode, of other options, or of another vocabulary.
             UnsupportedSharded: the model is sharded over ranks.

@@ -144,7 +144,7 @@ def test_a_memory_is_read_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
     result = CliRunner().invoke(app, [*START, "--mode", "recycle", "--memory", str(tmp_path / "no" / "memory")])
     assert result.exit_code == 2 and "memory=" in result.stderr and "cannot be opened" in result.stderr
     result = CliRunner().invoke(app, [*START, "--mode", "ngram", "--memory", str(path)])
-    assert result.exit_code == 2 and "keeps nothing of earlier requests" in result.stderr
+    assert result.exit_code == 2 and "learns nothing from earlier requests" in result.stderr
 
 
 def test_other_machines_reach_no_loopback_address() -> None:

@@ -29,10 +29,13 @@ int64_t Successors::place_of(int64_t first, int64_t second) const {
 
 void Successors::store(
     int64_t first, int64_t token, const int64_t* best, const float* best_logprobs, bool fills) const {
+  if (token < 0 || token >= vocab) {
+    return;
+  }
   if (!fills || tokens[token * width] == 0) {
     write(*this, token, best, best_logprobs);
   }
-  if (pairs == 0 || first < 0) {
+  if (pairs == 0 || first < 0 || first >= vocab) {
     return;
   }
   const int64_t place = place_of(first, token);
@@ -64,9 +67,10 @@ int64_t follow(
   float total = 0.0f;
   int64_t found = 0;
   for (; found < to.count; ++found) {
-    const int64_t row = table.row_of(first, token) * table.width;
+    const bool known = token >= 0 && token < table.vocab;
+    const int64_t row = known ? table.row_of(first, token) * table.width : 0;
     for (int64_t i = 0; i < branches; ++i) {
-      const int64_t after = static_cast<int64_t>(table.tokens[row + i]) - 1;
+      const int64_t after = known ? static_cast<int64_t>(table.tokens[row + i]) - 1 : -1;
       tokens.push_back(after);
       logprobs.push_back(after >= 0 ? total + table.logprobs[row + i] : kNever);
     }

@@ -13,8 +13,8 @@ struct Successors {
   int64_t vocab, pairs, width;
 
   int64_t place_of(int64_t first, int64_t second) const;
-  // Writes the likeliest tokens after `token`, and after it where `first` is before it; -1 is no token. `fills`: only
-  // where nothing is.
+  // Writes the likeliest tokens after `token` to its row, and to the row of the pair `first`, `token` unless `first` is
+  // -1. `fills`: only to rows that are empty. An id outside of the vocabulary writes nothing.
   void store(int64_t first, int64_t token, const int64_t* best, const float* best_logprobs, bool fills) const;
   // The row that drafts follow.
   int64_t row_of(int64_t first, int64_t token) const;

@@ -29,7 +29,9 @@ void PathTree::add(int64_t token, double chance) {
   if (at == nodes_.size()) {
     nodes_.push_back({token, parent_, 0.0});
   }
-  nodes_[at].chance = std::max(nodes_[at].chance, chance);
+  // Scores are rounded, and no child is likelier than its parent.
+  const double most = parent_ == 0 ? chance : std::min(chance, nodes_[parent_ - 1].chance);
+  nodes_[at].chance = std::max(nodes_[at].chance, most);
   parent_ = static_cast<int64_t>(at) + 1;
 }
 

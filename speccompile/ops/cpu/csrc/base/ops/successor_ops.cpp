@@ -65,7 +65,8 @@ void store_successors(
               right[start + i] =
                   i == 0 || (right[start + parent] && likeliest[(start + parent) * table.width] == own[i]);
               const bool drafted = i == 0 || draft_of[row * (width - 1) + i - 1] >= 0;
-              if (!drafted || bool(right[start + i]) == fills) {
+              const bool known = likeliest[(start + i) * table.width] >= 0;
+              if (!drafted || !known || bool(right[start + i]) == fills) {
                 continue;
               }
               const int64_t before =
