@@ -37,7 +37,8 @@ void store_successors(
   STD_TORCH_CHECK(
       best.size(0) == rows && best.size(2) == table.width && best_logprobs.numel() == best.numel() &&
           best_logprobs.scalar_type() == ScalarType::Float && drafts.size(1) == width - 1 && row_read >= width &&
-          read.size(0) >= rows && positions.sizes() == read.sizes() && (!parents || parents->size(1) == width),
+          positions.size(0) == read.size(0) && positions.size(1) == row_read && read.size(0) >= rows &&
+              (!parents || parents->size(1) == width),
       "speccompile::store_successors_: the sizes do not fit");
   const Tensor own_slots = side_by_side(slots), own_positions = side_by_side(positions), own_read = side_by_side(read),
                own_drafts = side_by_side(drafts), own_parents = side_by_side(parents.value_or(drafts)),
