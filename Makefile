@@ -20,7 +20,8 @@ VERSION_TESTS := tests/utils/test_torch_private.py tests/utils/test_transformers
 	tests/ops/test_in_cpp.py tests/ops/test_attention_op.py tests/ops/test_expert_linear.py \
 	tests/ops/packed_weights/test_rounded_experts.py tests/ops/test_recurrences.py tests/ops/triton/test_triton_sm90.py \
 	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[gemma2]" \
-	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[mixtral]"
+	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[mixtral]" \
+	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[qwen3_next]"
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 
 # As many processes as cores: with one more, two hyperthreads take 5 to 20 percent longer.
@@ -71,7 +72,7 @@ test-wheel:
 	$(WHEEL)/bin/pip $(INSTALL) -q -c constraints.txt "$$(echo $(WHEEL)/dist/*.whl)[demo]"
 	cd $(WHEEL) && bin/speccompile demo --tiers 0,3 --new-tokens 8 $(ARGS)
 
-# What versions differ in: names of arguments and modules, C++, two families compiled, kernels. ARGS replaces these.
+# What versions differ in: names of arguments and modules, C++, three families compiled, kernels. ARGS replaces these.
 test-versions: $(PAIR)/.stamp
 	$(call PYTEST,$(PAIR)/bin) $(or $(ARGS),$(VERSION_TESTS))
 

@@ -1,4 +1,8 @@
-"""``python -m benchmarks.gpu``: tests and measurements on a GPU, what matters most first, a process for each group."""
+"""``python -m benchmarks.gpu``: tests and measurements on a GPU, what matters most first.
+
+Each file of tests and each model that is measured has a process: an illegal access makes the context of its process
+useless for good.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +17,10 @@ from typing import Annotated
 import torch
 import typer
 
+from benchmarks.gpu.gpu_tests import GpuTests, gpu_tests
 from benchmarks.gpu.jobs import Job, run_jobs
 from benchmarks.gpu.plan import GROUPS, Group
 
-_GRAPHS = "tests/lowering/cuda/test_cuda_graphs.py"
-_SEQUENCES = "tests/end_to_end/on_gpu"
-#: The tests that need a GPU: kernels against their references, sequences, graphs by mode, and sequences of every mode.
-#: Files, and which of their tests.
-TESTS: dict[str, tuple[Sequence[str], str]] = {
-    "test kernels": (["tests/ops/triton/on_gpu"], ""),
-    "test sequences": ([f"{_SEQUENCES}/test_gpu_texts.py", f"{_SEQUENCES}/test_gpu_recurrent_texts.py"], ""),
-    "test graphs, none": ([_GRAPHS], "none"),
-    "test graphs, ngram": ([_GRAPHS], "ngram"),
-    "test graphs, other": ([_GRAPHS], "not none and not ngram"),
-    "test modes": ([_SEQUENCES], "not gpu_texts and not gpu_recurrent_texts"),
-}
-_PROCESSES = 8
 _HANG_SECONDS = 90
 
 
@@ -37,7 +29,7 @@ def main(
         "build/gpu-check"
     ),
     seconds: Annotated[float, typer.Option(help="For all together.")] = 525.0,
-    only: Annotated[str, typer.Option(help="Names of jobs, separated by semicolons; empty is all.")] = "",
+    only: Annotated[str, typer.Option(help="Names of jobs or of kinds, separated by semicolons.")] = "",
     rehearse: Annotated[
         bool, typer.Option("--rehearse", help="A tiny model on the CPU: whether all of it runs.")
     ] = False,
@@ -52,20 +44,26 @@ def main(
     output.mkdir(parents=True, exist_ok=True)
     jobs = all_jobs(output, rehearse)
     wanted = [name.strip() for name in only.split(";") if name.strip()]
-    unknown = set(wanted) - {job.name for job in jobs}
+    unknown = [name for name in wanted if not any(is_chosen(job, [name]) for job in jobs)]
     if unknown:
-        names = ", ".join(job.name for job in jobs)
-        raise typer.BadParameter(f"unknown jobs {sorted(unknown)}; choose from: {names}", param_hint="--only")
-    chosen = [job for job in jobs if not wanted or job.name in wanted]
-    if not run_jobs(chosen, output, time.time() + seconds, typer.echo):
+        names = "; ".join(job.name for job in jobs)
+        raise typer.BadParameter(f"unknown jobs {unknown}; choose from: {names}", param_hint="--only")
+    chosen = [job for job in jobs if is_chosen(job, wanted)]
+    if not run_jobs(chosen, output, time.time() + seconds, typer.echo, os.cpu_count() or 1):
         raise typer.Exit(1)
 
 
 def all_jobs(output: Path, rehearse: bool) -> list[Job]:
     """In the order of their worth: first whether sequences are right and how fast K=0 is, then all tests side by side,
     then the rest."""
-    first, texts, *others = [_measurement(group, output, rehearse) for group in GROUPS]
-    return [first, texts, *[_tests(name, *given) for name, given in TESTS.items()], *others]
+    measurements = [_measurement(group, output, rehearse) for group in GROUPS]
+    first = [job for job in measurements if job.name == "first" or not job.timed]
+    return [*first, *map(_test, gpu_tests()), *(job for job in measurements if job not in first)]
+
+
+def is_chosen(job: Job, wanted: Sequence[str]) -> bool:
+    """Whether ``wanted`` has the job, or those of its kind: ``rounded`` for ``rounded, int8``."""
+    return not wanted or any(f"{job.name}, ".startswith(f"{name}, ") for name in wanted)
 
 
 def _measurement(group: Group, output: Path, rehearse: bool) -> Job:
@@ -76,17 +74,10 @@ def _measurement(group: Group, output: Path, rehearse: bool) -> Job:
     return Job(group.name, command, group.least, group.most, group.timed)
 
 
-def _tests(name: str, paths: Sequence[str], selected: str) -> Job:
-    """A process for each file: an illegal access makes the context of its process useless for good."""
-
-    def command(until: float) -> Sequence[str]:
-        files = sum(len(list(Path(path).glob("test_*.py"))) or 1 for path in paths)
-        processes = min(files, _PROCESSES, os.cpu_count() or 1)
-        options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-n", str(processes), "--dist", "loadfile"]
-        options += ["-o", f"faulthandler_timeout={_HANG_SECONDS}", *(["-k", selected] if selected else [])]
-        return [sys.executable, "-m", "pytest", *options, *paths]
-
-    return Job(name, command, 20, 180, timed=False)
+def _test(tests: GpuTests) -> Job:
+    options = ["-v", "-m", "gpu", "-p", "no:cacheprovider", "-o", f"faulthandler_timeout={_HANG_SECONDS}"]
+    options += ["-k", tests.selected] if tests.selected else []
+    return Job(tests.name, lambda until: [sys.executable, "-m", "pytest", *options, tests.path], 20, 180, timed=False)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import re
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,15 @@ class Job:
     timed: bool = True
 
 
-def run_jobs(jobs: Sequence[Job], output: Path, until: float, tell: Callable[[str], None]) -> bool:
+def run_jobs(jobs: Sequence[Job], output: Path, until: float, tell: Callable[[str], None], side_by_side: int) -> bool:
     """Run ``jobs`` in order, until ``until`` seconds since 1970. Returns whether all ended well.
 
     A job prints to its own file in ``output`` (:func:`log_of`), which is passed to ``tell`` when it has ended. Its
-    outcome is added to the results.
+    outcome is added to the results then. Of jobs that are not timed, at most ``side_by_side`` run at once.
     """
     results, well = Results(output), True
     for together in _steps(jobs):
-        for job, outcome in _run(together, output, until):
+        for job, outcome in _run(together, output, until, side_by_side):
             results.add("jobs", {job.name: outcome})
             well = well and outcome["outcome"] == "ended"
             log = log_of(job.name, output)
@@ -72,30 +72,22 @@ def _steps(jobs: Sequence[Job]) -> list[list[Job]]:
     return steps
 
 
-def _run(jobs: Sequence[Job], output: Path, until: float) -> list[tuple[Job, dict[str, Any]]]:
-    """The outcome of each of ``jobs``, which run side by side."""
-    found: list[tuple[Job, dict[str, Any]]] = []
+def _run(jobs: Sequence[Job], output: Path, until: float, side_by_side: int) -> Iterator[tuple[Job, dict[str, Any]]]:
+    """Each of ``jobs`` and its outcome, as soon as it is over."""
+    waiting, running = list(jobs), dict[Job, _Running]()
     with contextlib.ExitStack() as stack:
-        running = []
-        for job in jobs:
-            left = until - time.time()
-            if left < job.least:
-                reason = f"not begun: {left:.0f} s were left, and it needs {job.least:.0f} s"
-                found.append((job, {"outcome": reason}))
-            else:
-                running.append((job, stack.enter_context(_Running(job, output, min(left, job.most)))))
-        wait_for([process for _, process in running])
-        # All at once: each has seconds to print what it has.
-        for _, process in running:
-            process.interrupt()
-        found += [(job, process.outcome()) for job, process in running]
-    return found
-
-
-def wait_for(processes: Sequence[_Running]) -> None:
-    """Wait until each process has ended, or its time is over."""
-    while not all([process.is_over() for process in processes]):
-        time.sleep(_POLL_SECONDS)
+        while waiting or running:
+            while waiting and len(running) < side_by_side:
+                job = waiting.pop(0)
+                left = until - time.time()
+                if left < job.least:
+                    reason = f"not begun: {left:.0f} s were left, and it needs {job.least:.0f} s"
+                    yield job, {"outcome": reason}
+                else:
+                    running[job] = stack.enter_context(_Running(job, output, min(left, job.most)))
+            for job in [job for job, process in running.items() if process.is_over()]:
+                yield job, running.pop(job).outcome()
+            time.sleep(_POLL_SECONDS)
 
 
 class _Running:
@@ -103,7 +95,7 @@ class _Running:
 
     def __init__(self, job: Job, output: Path, seconds: float) -> None:
         self._seconds, self._started, self._cut = seconds, time.monotonic(), False
-        self._ended: float | None = None
+        self._taken: float | None = None
         with log_of(job.name, output).open("wb") as log:
             self._process = subprocess.Popen(
                 job.command(time.time() + seconds),
@@ -121,25 +113,24 @@ class _Running:
         self._signal(signal.SIGKILL)
 
     def is_over(self) -> bool:
-        """Whether it has ended, or its time is over."""
-        if self._ended is None and self._process.poll() is not None:
-            self._ended = time.monotonic()
-        self._cut = self._ended is None and time.monotonic() >= self._started + self._seconds
-        return self._cut or self._ended is not None
-
-    def interrupt(self) -> None:
-        """Ask it to end if its time is over."""
-        if self._cut:
+        """Whether it has ended. One whose time is over is interrupted, and killed if it does not end."""
+        taken = time.monotonic() - self._started
+        if self._process.poll() is None and taken >= self._seconds and not self._cut:
+            self._cut = True
             self._signal(signal.SIGINT)
+        if self._process.poll() is None and taken >= self._seconds + _GRACE_SECONDS:
+            self._signal(signal.SIGKILL)
+            self._process.wait()
+        if self._taken is None and self._process.poll() is not None:
+            self._taken = taken
+        return self._taken is not None
 
     def outcome(self) -> dict[str, Any]:
         """The way in which it ended, and its seconds."""
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(_GRACE_SECONDS)
         outcome = "ended" if self._process.poll() == 0 else f"failed with exit code {self._process.poll()}"
         if self._cut:
             outcome = f"cut short after {self._seconds:.0f} s"
-        return {"outcome": outcome, "seconds": (self._ended or time.monotonic()) - self._started}
+        return {"outcome": outcome, "seconds": self._taken}
 
     def _signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):

@@ -25,8 +25,10 @@ from benchmarks.gpu.wrapped import FromModel, WrappedModel
 from speccompile.heads import Eagle3Head
 
 _FEW_TOKENS = 64
+_NOT_ROUNDED = "bfloat16"
+_SMALL, _LARGE = "small", "large"
 
-#: The parts of a group, which share models.
+#: The parts of a group, which share a model.
 Parts = Callable[[Settings, torch.device], list[Part]]
 
 
@@ -72,37 +74,31 @@ def _first(settings: Settings, device: torch.device) -> list[Part]:
     ]
 
 
-def _texts_of_modes(settings: Settings, device: torch.device) -> list[Part]:
+def _texts_of_mode(mode: str, settings: Settings, device: torch.device) -> list[Part]:
     """In float32 sequences must be equal. The vocabulary is small, so that lookups draft."""
-    parts = []
     shape = replace(settings.small, vocab=_FEW_TOKENS)
-    for mode in ("none", "ngram", "early_exit"):
-        lens = (0,) if mode == "none" else tuple(length for length in settings.draft_lens if length <= 7)
-        small = WrappedModel(shape, settings, device, dtype=torch.float32, mode=mode, tiers=lens, sampling=True)
-        parts += _named(
-            small, ("wrap", 10, 80, small.wrap), ("texts", 5, 40, partial(_texts, small, True)), kind=f"float32, {mode}"
-        )
-    return parts
+    lens = (0,) if mode == "none" else tuple(length for length in settings.draft_lens if length <= 7)
+    small = WrappedModel(shape, settings, device, dtype=torch.float32, mode=mode, tiers=lens, sampling=True)
+    return _named(
+        small, ("wrap", 10, 80, small.wrap), ("texts", 5, 40, partial(_texts, small, True)), kind=f"float32, {mode}"
+    )
 
 
-def _rounded(settings: Settings, device: torch.device) -> list[Part]:
+def _rounded(form: str, settings: Settings, device: torch.device) -> list[Part]:
     """Few layers: rounding all of them would take the time of everything else."""
-    parts: list[Part] = []
     shape = replace(settings.large, layers=settings.shallow_layers)
-    for form in (None, "int8", "int4"):
-        options = {} if form is None else {"weights": form}
-        # A rehearsal needs the compiled C++ ops.
-        backend = "inductor" if form is not None and device.type == "cpu" else settings.backend
-        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, backend=backend, **options)
-        kind = f"{settings.shallow_layers} layers, {form or 'not rounded'}"
-        parts += _named(
-            model,
-            ("wrap", 10, 60, model.wrap),
-            ("steps", 2, 20, partial(_steps, model, (1,))),
-            ("kernels", 2, 20, partial(_kernels, model)),
-            kind=kind,
-        )
-    return parts
+    is_rounded = form != _NOT_ROUNDED
+    # A rehearsal needs the compiled C++ ops.
+    backend = "inductor" if is_rounded and device.type == "cpu" else settings.backend
+    options = {"weights": form} if is_rounded else {}
+    model = WrappedModel(shape, settings, device, tiers=settings.few_lens, backend=backend, **options)
+    return _named(
+        model,
+        ("wrap", 10, 60, model.wrap),
+        ("steps", 2, 20, partial(_steps, model, (1,))),
+        ("kernels", 2, 20, partial(_kernels, model)),
+        kind=f"{settings.shallow_layers} layers, {form}",
+    )
 
 
 def _head(settings: Settings, device: torch.device) -> list[Part]:
@@ -136,24 +132,30 @@ def _small(settings: Settings, device: torch.device) -> list[Part]:
     return [*parts, *_named(small, ("memory", 10, 100, memory), kind="all tiers")]
 
 
-def _loops(settings: Settings, device: torch.device) -> list[Part]:
+def _loops(which: str, settings: Settings, device: torch.device) -> list[Part]:
     """Whole loops beside ours, by hand and by transformers."""
-    parts: list[Part] = []
-    for shape in dict.fromkeys((settings.small, settings.large)):
-        model = WrappedModel(shape, settings, device, tiers=settings.few_lens, acceptance=AtRate())
-        parts += _named(model, ("wrap", 10, 60, model.wrap), ("loops", 20, 120, partial(_beside, model)), kind="loops")
-    return parts
+    shape = {_SMALL: settings.small, _LARGE: settings.large}[which]
+    model = WrappedModel(shape, settings, device, tiers=settings.few_lens, acceptance=AtRate())
+    return _named(
+        model,
+        ("wrap", 10, 60, model.wrap),
+        ("loops", 20, 120, partial(_beside, model)),
+        kind=f"loops, {which}" if settings.small == settings.large else "loops",
+    )
 
 
 #: In the order of their worth.
 GROUPS = (
     Group("first", 20, 240, _first),
-    Group("texts", 20, 150, _texts_of_modes, timed=False),
-    Group("rounded", 20, 120, _rounded),
+    *(
+        Group(f"texts, {mode}", 20, 150, partial(_texts_of_mode, mode), timed=False)
+        for mode in ("none", "ngram", "early_exit")
+    ),
+    *(Group(f"rounded, {form}", 15, 60, partial(_rounded, form)) for form in (_NOT_ROUNDED, "int8", "int4")),
     Group("head", 20, 120, _head),
     Group("small", 20, 150, _small),
     Group("rows", 30, 240, _rows),
-    Group("loops", 30, 240, _loops),
+    *(Group(f"loops, {which}", 30, 150, partial(_loops, which)) for which in (_SMALL, _LARGE)),
 )
 
 

@@ -14,9 +14,10 @@ import typer
 from rich.console import Console
 from typer.testing import CliRunner
 
-from benchmarks.gpu.__main__ import TESTS, all_jobs, main
+from benchmarks.gpu.__main__ import all_jobs, is_chosen, main
 from benchmarks.gpu.budget import Budget, Figures, Part, measure
 from benchmarks.gpu.by_hand import ByHand
+from benchmarks.gpu.gpu_tests import gpu_tests
 from benchmarks.gpu.group import main as measure_group
 from benchmarks.gpu.jobs import Job, log_of, run_jobs
 from benchmarks.gpu.plan import GROUPS
@@ -29,10 +30,10 @@ from support.cuda_standin import StandIn
 
 ROOT = Path(__file__).parents[2]
 #: Its weights are rounded by compiled C++ ops, which takes half a minute; ``make gpu-check`` rehearses it.
-COMPILED = "rounded"
+COMPILED = ("rounded, int8", "rounded, int4")
 
 
-@pytest.mark.parametrize("group", [group.name for group in GROUPS if group.name != COMPILED])
+@pytest.mark.parametrize("group", [group.name for group in GROUPS if group.name not in COMPILED])
 def test_every_part_runs_on_a_tiny_model_over_graphs_of_the_stand_in(
     group: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,11 +52,13 @@ def test_every_part_runs_on_a_tiny_model_over_graphs_of_the_stand_in(
         assert all(case["equal"] == "2 of 2" for case in found["parts"]["tiny: texts"]["cases"])
         assert found["parts"]["tiny: swaps"]["same_addresses"] is True
         assert "of the floor's speed" in out and "tokens/s" in out
-    if group == "texts":
+    if group.startswith("texts"):
         cases = [case for figures in found["parts"].values() for case in figures.get("cases", [])]
-        assert len(cases) == 11 and all(case["equal"] == "2 of 2" and case["steps"] for case in cases)
-    if group == "loops":
-        assert len(found["parts"]["tiny, loops: loops"]["loops"]) == 5
+        assert len(cases) == {"none": 1, "ngram": 5, "early_exit": 5}[group.removeprefix("texts, ")] and all(
+            case["equal"] == "2 of 2" and case["steps"] for case in cases
+        )
+    if group.startswith("loops"):
+        assert len(found["parts"][f"tiny, {group}: loops"]["loops"]) == 5
         assert "compiled loop by hand" in out
 
 
@@ -77,15 +80,25 @@ def test_without_a_gpu_it_is_a_rehearsal(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert unknown.exit_code == 2 and "frist" in unknown.output
 
 
-def test_the_first_job_is_the_first_group_and_all_tests_exist(tmp_path: Path) -> None:
+def test_the_first_job_is_the_first_group_and_all_tests_are_run(tmp_path: Path) -> None:
     names = [job.name for job in all_jobs(tmp_path, rehearse=True)]
-    assert names[0] == "first" and set(names) == {group.name for group in GROUPS} | set(TESTS)
-    assert all((ROOT / path).exists() for paths, _ in TESTS.values() for path in paths)
+    assert names[0] == "first" and len(set(names)) == len(names)
+    assert set(names) == {group.name for group in GROUPS} | {tests.name for tests in gpu_tests()}
     marked = {path for path in (ROOT / "tests").rglob("test_*.py") if "pytest.mark.gpu" in path.read_text()}
-    run = {
-        path for paths, _ in TESTS.values() for name in paths for path in marked if (ROOT / name) in (path, path.parent)
-    }
+    run = {Path(tests.path) for tests in gpu_tests()}
     assert marked - run == {Path(__file__)}, "a test for a GPU is in none of the jobs"
+
+
+def test_a_name_chooses_a_job_or_all_of_its_kind(tmp_path: Path) -> None:
+    jobs = all_jobs(tmp_path, rehearse=True)
+    assert [job.name for job in jobs if is_chosen(job, ["rounded", "loops, small"])] == [
+        "rounded, bfloat16",
+        "rounded, int8",
+        "rounded, int4",
+        "loops, small",
+    ]
+    assert [job for job in jobs if is_chosen(job, [])] == jobs
+    assert not any(is_chosen(job, ["round"]) for job in jobs)
 
 
 def python(code: str) -> list[str]:
@@ -102,7 +115,7 @@ def test_what_a_killed_job_had_is_kept_and_the_next_one_runs(tmp_path: Path) -> 
         Job("fine", lambda until: python(f"{add}('parts', {{'b': {{'value': 2}}}})"), 0, 20),
     ]
     told: list[str] = []
-    assert not run_jobs(jobs, tmp_path, time.time() + 100, told.append)
+    assert not run_jobs(jobs, tmp_path, time.time() + 100, told.append, 1)
     found = Results(tmp_path).read()
     assert found["parts"] == {"a": {"value": 1}, "b": {"value": 2}}
     outcomes = {name: job["outcome"] for name, job in found["jobs"].items()}
@@ -123,7 +136,7 @@ def test_jobs_that_measure_no_times_run_side_by_side(tmp_path: Path) -> None:
             f"while not (folder / {other!r}).exists(): time.sleep(0.01)"
         )
         jobs.append(Job(own, lambda until, code=code: python(code), 0, 60, timed=False))  # type: ignore[misc]
-    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None)
+    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None, 2)
 
 
 def test_each_of_them_has_its_own_seconds(tmp_path: Path) -> None:
@@ -131,9 +144,25 @@ def test_each_of_them_has_its_own_seconds(tmp_path: Path) -> None:
         Job("short", lambda until: python("pass"), 0, 60, timed=False),
         Job("long", lambda until: python("import time; time.sleep(4)"), 0, 60, timed=False),
     ]
-    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None)
+    assert run_jobs(jobs, tmp_path, time.time() + 100, lambda text: None, 2)
     seconds = {name: job["seconds"] for name, job in Results(tmp_path).read()["jobs"].items()}
     assert seconds["short"] + 2 < seconds["long"]
+
+
+def test_at_most_so_many_run_at_once_and_each_is_told_when_it_ends(tmp_path: Path) -> None:
+    """The second begins when the first is cut short."""
+    stubborn = (
+        "import signal, time; signal.signal(signal.SIGINT, signal.SIG_IGN); print('begun', flush=True); time.sleep(60)"
+    )
+    jobs = [
+        Job("stubborn", lambda until: python(stubborn), 0, 2, timed=False),
+        Job("next", lambda until: python("pass"), 0, 20, timed=False),
+    ]
+    told: list[str] = []
+    assert not run_jobs(jobs, tmp_path, time.time() + 100, told.append, 1)
+    assert [text.partition(":")[0] for text in told if ": " in text] == ["stubborn", "next"]
+    found = Results(tmp_path).read()["jobs"]
+    assert found["stubborn"]["outcome"] == "cut short after 2 s" and found["next"]["outcome"] == "ended"
 
 
 def test_the_loop_by_hand_is_the_models_own_text() -> None:

@@ -11,6 +11,7 @@ from speccompile.guides.guide import COMPLETE
 VOCAB = 70
 #: Slots with automata, and the most states and classes of tokens of each.
 SLOTS, STATES, WIDTH = 5, 4, 3
+WORD_TOKENS = 4
 #: ``(below, *shape)`` to int64 in ``[0, below)``.
 Numbers = Callable[..., torch.Tensor]
 
@@ -44,6 +45,26 @@ STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
     "presence_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
     "frequency_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
     "no_repeat_ngram": lambda integers, rows: [integers(4, rows)],
+}
+
+
+def words(integers: Numbers, rows: int) -> list[torch.Tensor]:
+    """Eight words of at most ``WORD_TOKENS`` tokens each, of the four tokens that texts have."""
+    found, sizes = integers(4, rows, 8, WORD_TOKENS), integers(WORD_TOKENS + 1, rows, 8, 1)
+    return [torch.where(torch.arange(WORD_TOKENS - 1, -1, -1) < sizes, found, -1)]
+
+
+def biased_words(integers: Numbers, rows: int) -> list[torch.Tensor]:
+    """Those that are none stand after the others; several of these end with one token."""
+    found, biases = words(integers, rows)[0], (integers(90, rows, 8) - 45) * 0.1
+    order = (found[..., -1] < 0).int().argsort(stable=True, dim=1)
+    return [found.gather(1, order[..., None].expand_as(found)), biases]
+
+
+#: Of processors that read words of at most ``WORD_TOKENS`` tokens, to which tests set the constant of this name.
+STATE_OF_WORDS: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
+    "bad_words": words,
+    "sequence_bias": biased_words,
 }
 
 

@@ -16,7 +16,16 @@ from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PROCESSORS, WATERMARK
 from support import triton_interpreter  # noqa: F401
-from support.processor_cases import SLOTS, STATE, VOCAB, Numbers, automata_from, integers_from
+from support.processor_cases import (
+    SLOTS,
+    STATE,
+    STATE_OF_WORDS,
+    VOCAB,
+    WORD_TOKENS,
+    Numbers,
+    automata_from,
+    integers_from,
+)
 
 CAPACITY = 40
 
@@ -31,12 +40,6 @@ def small_blocks() -> Any:
         for module in (cutoffs, normalization):
             patch.setattr(module, "BLOCK", 32)
         yield
-
-
-def words(integers: Numbers, rows: int) -> list[torch.Tensor]:
-    """Of the four tokens that texts have."""
-    found, sizes = integers(4, rows, 8, 4), integers(5, rows, 8, 1)
-    return [torch.where(torch.arange(3, -1, -1) < sizes, found, -1)]
 
 
 def check(
@@ -76,26 +79,14 @@ def test_processors(name: str, rows: int, width: int, seed: int) -> None:
     check(IMPLEMENTATIONS[f"{name}_"], rows, width, 0, STATE[name](integers, rows), integers)
 
 
+@pytest.mark.parametrize("name", STATE_OF_WORDS)
 @generated
 @given(**SIZES)
-def test_bad_words(rows: int, width: int, seed: int) -> None:
+def test_processors_of_words(name: str, rows: int, width: int, seed: int) -> None:
     integers = integers_from(seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", 4)
-        check(IMPLEMENTATIONS["bad_words_"], rows, width, 0, words(integers, rows), integers)
-
-
-@generated
-@given(**SIZES)
-def test_sequence_bias(rows: int, width: int, seed: int) -> None:
-    integers = integers_from(seed)
-    found, biases = words(integers, rows)[0], (integers(90, rows, 8) - 45) * 0.1
-    # Those that are none stand after the others; several of these end with one token.
-    order = (found[..., -1] < 0).int().argsort(stable=True, dim=1)
-    biased = found.gather(1, order[..., None].expand_as(found))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", 4)
-        check(IMPLEMENTATIONS["sequence_bias_"], rows, width, 0, [biased, biases], integers)
+        patch.setattr("speccompile.sampling.sequences.WORD_TOKENS", WORD_TOKENS)
+        check(IMPLEMENTATIONS[f"{name}_"], rows, width, 0, STATE_OF_WORDS[name](integers, rows), integers)
 
 
 @pytest.mark.parametrize("name", ["remove_invalid_values_", "renormalize_logits_"])
