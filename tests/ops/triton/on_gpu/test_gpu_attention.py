@@ -35,7 +35,9 @@ def test_attention(dtype: torch.dtype, width: int, options: dict[str, Any]) -> N
 @pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
 @pytest.mark.parametrize("dim", [80, 96, 128, 256])
 @pytest.mark.parametrize(
-    "options", [{"chunk": 100}, {"alibi": True}, {"sinks": True}, {"tree": True}], ids=["chunk", "alibi", "sinks", "tree"]
+    "options",
+    [{"chunk": 100}, {"alibi": True}, {"sinks": True}, {"tree": True}],
+    ids=["chunk", "alibi", "sinks", "tree"],
 )
 def test_attention_of_other_models(dtype: torch.dtype, dim: int, options: dict[str, Any]) -> None:
     generator = torch.Generator().manual_seed(dim)

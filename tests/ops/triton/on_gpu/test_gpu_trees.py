@@ -32,7 +32,8 @@ def test_trees(tree: Tree) -> None:
     path, accepted = tree_op.walk_tree(target, *wanted[:2], tree.depth)
     for one, other in zip(ops.walk_tree(*on_gpu(target, *wanted[:2]), tree.depth), (path, accepted), strict=True):
         assert torch.equal(one.cpu(), other)
-    kv = [torch.randn((rows, 64, 3, 600), generator=generator), torch.randn((rows, 64, 2, 64), generator=generator).bfloat16()]
+    kv = [torch.randn((rows, 64, *sizes), generator=generator) for sizes in ((3, 600), (2, 64))]
+    kv[1] = kv[1].bfloat16()
     moved = list(on_gpu(*kv))
     where = torch.randperm(rows, generator=generator), torch.randint(0, 50, (rows,), generator=generator)
     tree_op.move_path_(kv, *where, path, accepted)
