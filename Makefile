@@ -43,13 +43,18 @@ WHEEL := build/wheel
 
 RAY := build/ray
 
-.PHONY: demo test test-browser test-clients test-ray test-versions test-wheel lint docs bench gpu-check clean
+.PHONY: demo test test-deep test-browser test-clients test-ray test-versions test-wheel lint docs bench gpu-check clean
 
 demo: $(STAMP)
 	$(BIN)/speccompile demo $(if $(HEAD),--head $(HEAD)) $(ARGS)
 
+# All tests but those marked deep.
 test: $(STAMP)
-	$(call PYTEST,$(BIN)) $(ARGS)
+	$(call PYTEST,$(BIN)) -m "not deep" $(ARGS)
+
+# More combinations of what other tests have, and what takes minutes; the list is in tests/conftest.py.
+test-deep: $(STAMP)
+	$(call PYTEST,$(BIN)) -m deep $(ARGS)
 
 # Needs the programs chromium and chromedriver (Debian: chromium, chromium-driver).
 test-browser: $(STAMP)

@@ -43,7 +43,7 @@ LONGEST = (
 
 
 #: More combinations of what other tests have, minutes of processes, or run by ``make test-versions``, too: marked
-#: ``deep``. On a slow machine CI leaves them out.
+#: ``deep``, which ``make test-deep`` runs. On a slow machine CI leaves them out.
 DEEP = (
     "tests/adapters/test_adapter_texts.py::test_sixteen_adapters_in_eight_places_that_come_and_go",
     "tests/benchmarks/",
