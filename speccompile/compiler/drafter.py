@@ -77,7 +77,9 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         CaptureError, PassError.
         InvalidTiers: a tier is a tree, and the network's attention does not support trees.
     """
-    if config.trees and network.route != "attention":
+    # One forward drafts a tree without reading its nodes.
+    reads_nodes = bool(config.trees) and not config.mode.one_forward
+    if reads_nodes and network.route != "attention":
         raise InvalidTiers(tiers=config.tiers, reason="there are trees, and the drafter runs its own attention")
     layout = network.layout(target)
     with task("capture the drafter"):
@@ -89,6 +91,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     # One shape of all tiers keeps the target's bits. The text does not depend on a drafter's bits.
     own = replace(
         config,
+        tiers=config.tiers if reads_nodes else config.chains,
         route=network.route,
         experts=has_experts(named),
         weights=weights,
@@ -101,7 +104,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     outlined, stages = model_pipeline(own, packs).run(named, first)
     prefix_bodies(outlined, PREFIX)
     if network.windows_stay:
-        if config.trees and has_windows(outlined):
+        if reads_nodes and has_windows(outlined):
             reason = "sliding windows of the drafter grow with each token of a chain"
             raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
         add_wider_bodies(outlined, config.max_draft_len)

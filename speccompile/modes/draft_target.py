@@ -13,12 +13,14 @@ from typing import Any, ClassVar
 from transformers import PreTrainedModel
 
 from speccompile.graph.step_form import StepForm
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
 from speccompile.graph_capture.rotary import check_rotary
 from speccompile.modes.network.draft_at_once import DraftByMasks
 from speccompile.modes.network.draft_model import DraftModel
 from speccompile.modes.network.draft_models import check_same_vocabulary, draft_config, load_draft
 from speccompile.modes.network.model_mode import DraftModelMode
+from speccompile.modes.network.tree_at_once import DraftTreeAtOnce
 from speccompile.passes.base import Pass
 
 SELF_INT8 = "self:int8"
@@ -105,13 +107,15 @@ class DraftTarget(DraftModelMode):
         mask = self.mask_token_id
         return super().chain(form) if mask is None else DraftByMasks(*form.chain, mask_token_id=mask)
 
+    def tree(self, tree: Tree, form: StepForm) -> Pass:
+        mask = self.mask_token_id
+        if mask is None:
+            return super().tree(tree, form)
+        return DraftTreeAtOnce(tree, DraftByMasks(tree.depth, form.draws, mask_token_id=mask))
+
     @property
     def one_forward(self) -> bool:  # type: ignore[override]
         return self.mask_token_id is not None
-
-    @property
-    def drafts_chains_alone(self) -> str:
-        return "its drafter drafts all tokens at once" if self.one_forward else ""
 
     def explain(self) -> str:
         who = "the target with weights rounded to int8" if self.draft == SELF_INT8 else _shown(self.draft)

@@ -104,6 +104,10 @@ class LookupFirst(Mode):
         return self.network_mode.drafts_trees
 
     @property
+    def one_forward(self) -> bool:  # type: ignore[override]
+        return self.network_mode.one_forward
+
+    @property
     def drafts_chains_alone(self) -> str:
         return self.network_mode.drafts_chains_alone
 

@@ -19,6 +19,7 @@ from speccompile.modes.dflash.network import DFlashNetwork
 from speccompile.modes.dflash.passes import DraftBlock, KeepContext
 from speccompile.modes.network.head_mode import HeadMode
 from speccompile.modes.network.network_mode import SplitMode
+from speccompile.modes.network.tree_at_once import DraftTreeAtOnce
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
 
@@ -43,6 +44,7 @@ class DFlash(HeadMode, SplitMode):
 
     name: ClassVar[str] = "dflash"
     one_forward: ClassVar[bool] = True
+    drafts_trees: ClassVar[bool] = True
 
     def check(self, info: ModelInfo) -> None:
         if not isinstance(self.draft, DFlashHead | str | Path) or self.draft == "":
@@ -74,8 +76,11 @@ class DFlash(HeadMode, SplitMode):
         return DFlashNetwork(self.draft.for_texts(longest), info, longest, self.draft_form)
 
     def drafting(self, form: StepForm) -> list[Pass]:
-        config = self.draft.config
-        return [DraftBlock(*form.chain, block_size=config.block_size, mask_token_id=config.mask_token_id)]
+        config, tree = self.draft.config, form.tree
+        sizes = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
+        if tree is not None:
+            return [DraftTreeAtOnce(tree, DraftBlock(tree.depth, form.draws, **sizes))]
+        return [DraftBlock(*form.chain, **sizes)]
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph.step_form import StepForm
+from speccompile.graph.tree import Tree
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.network.catch_up import CatchUpModel, read_state
 from speccompile.modes.network.draft_tree import DraftTreeByNetwork
@@ -45,8 +46,12 @@ class DraftModelMode(SplitMode):
         """The pass that drafts a whole chain."""
         return DraftByNetwork(*form.chain)
 
+    def tree(self, tree: Tree, form: StepForm) -> Pass:
+        """The pass that drafts a tree."""
+        return DraftTreeByNetwork(tree, form.draws)
+
     def drafting(self, form: StepForm) -> list[Pass]:
-        drafts = self.chain(form) if form.tree is None else DraftTreeByNetwork(form.tree, form.draws)
+        drafts = self.chain(form) if form.tree is None else self.tree(form.tree, form)
         return [*[CatchUpModel(form.deepest + 1)] * (self.catches_up and not form.reads_prompts), drafts]
 
     def catching_up(self, form: StepForm) -> list[Pass]:

@@ -74,11 +74,18 @@ def static_form(
 ) -> tuple[torch.Tensor, ...]:
     """A static tree of all proposed ``tokens`` (-1: none) and their ``chances``, ``[B, n]``, in the form of
     :func:`speccompile.ops.tree.fit_tree`. Of more nodes than ``limit`` ``[B]`` the likeliest stay."""
+    index = numbers(places_of_nodes(tree), tokens.device).expand(tokens.shape[0], -1)
+    return kept_nodes(tree, tokens.gather(1, index), chances.gather(1, index), limit)
+
+
+def kept_nodes(
+    tree: Tree, drafts: torch.Tensor, chances: torch.Tensor, limit: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """A static tree of its nodes' ``drafts`` (-1: none) and their ``chances``, ``[B, nodes]``: see
+    :func:`static_form`."""
     assert tree.parents is not None
-    device, rows = tokens.device, tokens.shape[0]
-    index = numbers(places_of_nodes(tree), device).expand(rows, -1)
-    drafts, own = tokens.gather(1, index), chances.gather(1, index)
-    own = torch.where(drafts >= 0, own, -inf)
+    device, rows = drafts.device, drafts.shape[0]
+    own = torch.where(drafts >= 0, chances, -inf)
     order = own.sort(dim=1, descending=True, stable=True).indices
     place = torch.zeros_like(order).scatter(1, order, torch.arange(int(tree), device=device).expand(order.shape))
     drafts = torch.where(place < limit[:, None], drafts, -1)

@@ -14,7 +14,7 @@ from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, Tree, wrap
 from speccompile.errors import InvalidTiers
-from speccompile.heads import MedusaHeads, MtpHead
+from speccompile.heads import DFlashHead, MedusaHeads, MtpHead
 from speccompile.passes.step.ranked_tree import of_independent
 from support.drafters import PENALTIES, ragged, random_drafter
 from support.engines import read_all
@@ -42,18 +42,21 @@ def itself(model: LlamaForCausalLM) -> Iterator[Speculator]:
         yield made
 
 
-@pytest.fixture(scope="module", params=["itself", "mtp", "medusa"])
+@pytest.fixture(scope="module", params=["itself", "mtp", "medusa", "dflash", "pard"])
 def spec(request: pytest.FixtureRequest, model: LlamaForCausalLM) -> Iterator[Speculator]:
-    """The target's drafts are right on one branch, those of a random module never, those of Medusa heads mostly."""
+    """The target's drafts are right on one branch, those of random networks never, those of Medusa heads mostly."""
     if request.param == "itself":
         yield request.getfixturevalue("itself")
         return
     mode, draft = {
         "mtp": lambda: ("mtp_eagle_one_model", MtpHead.random(model, 1)),
         "medusa": lambda: ("medusa", fitted_heads(model, written(model), 3)),
+        "dflash": lambda: ("dflash", DFlashHead.random(model, 3, block_size=5, num_hidden_layers=2, taps=(0, 1))),
+        "pard": lambda: ("draft_target", random_drafter()),
     }[request.param]()
+    own = {"mask_token_id": 9} if request.param == "pard" else {}
     # The rows of a batch are those of ``itself``.
-    with wrap(model, mode, draft=draft, **SIZES | {"max_batch": 1}) as made:
+    with wrap(model, mode, draft=draft, **own, **SIZES | {"max_batch": 1}) as made:
         yield made
 
 
@@ -176,11 +179,6 @@ def test_rows_at_the_end_of_what_the_drafter_reads(model: LlamaForCausalLM, fuse
             spec.set_tier(shape)
             texts.append(spec.engine.submit(list(range(30)), max_new_tokens=32).result().token_ids)
         assert texts[0] == texts[1] and spec.stats.accepted_tokens > 4
-
-
-def test_a_drafter_that_drafts_all_tokens_at_once_drafts_chains(model: LlamaForCausalLM) -> None:
-    with raises(InvalidTiers, reason=re.compile("at once")):
-        wrap(model, "draft_target", draft=random_drafter(), mask_token_id=5, **SIZES)
 
 
 def test_medusa_trees_are_no_deeper_than_its_heads(model: LlamaForCausalLM) -> None:
