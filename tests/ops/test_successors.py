@@ -107,7 +107,7 @@ def searched(
 @given(
     st.sampled_from([0, 1, 7]),
     st.integers(0, 10**6),
-    # A wide lm_head may choose ids that are no tokens.
+    # A wide lm_head can choose ids outside of the vocabulary.
     st.lists(st.lists(st.integers(0, VOCAB + 1), min_size=1, max_size=4), min_size=1, max_size=3),
     st.integers(1, 6),
     st.integers(1, WIDTH),
