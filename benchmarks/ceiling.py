@@ -27,6 +27,8 @@ from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.progress import count_runs
 from speccompile.cli.session import parse_options, session
+from speccompile.errors import InvalidOption
+from speccompile.graph.step_form import StepForm
 from speccompile.heads import load_eagle3
 from speccompile.sampling.draft_vocab import target_ids
 
@@ -62,6 +64,17 @@ def first_that_drafts(found: Sequence[tuple[int, int]]) -> tuple[int, int]:
 
 def best(found: Sequence[tuple[int, int]]) -> tuple[int, int]:
     return max(found, key=lambda own: own[1])
+
+
+def check_knows_the_text_alone(spec: Speculator) -> None:
+    """Refuse a drafter that keeps logits of its drafts: those of right ones tell it the text before a run would.
+
+    Raises:
+        InvalidOption: it is such a drafter.
+    """
+    if spec.mode.after_logits(StepForm(spec.engine.draft_lens[-1])):
+        reason = "it keeps what the target answers to right drafts, which are not accepted here"
+        raise InvalidOption(where="the command line", name="--mode", value=spec.mode.name, reason=reason)
 
 
 def watch_text(spec: Speculator, ids: Sequence[int], new_tokens: int, draft_len: int) -> tuple[list[int], Drafted]:
@@ -118,7 +131,7 @@ def outside_of(draft_vocab: set[int], texts: Sequence[Sequence[int]]) -> float:
 def main(
     head: Annotated[Path | None, typer.Option(help="An EAGLE-3 head: a folder.")] = None,
     mode: Annotated[
-        list[str] | None, typer.Option(help="A mode; may repeat. ngram, suffix, recycle and the head, if none.")
+        list[str] | None, typer.Option(help="A mode; may repeat. ngram, suffix and the head, if none.")
     ] = None,
     model: Annotated[str, typer.Option(help="smollm2, tiny, a local folder or a hub id.")] = "smollm2",
     prompts: Annotated[Path | None, typer.Option(help="Spec-Bench's or HumanEval's JSON lines, also .gz.")] = None,
@@ -133,7 +146,7 @@ def main(
     """Compare drafters, the first of them that drafts, and the best of them at each step, by tokens a step."""
     with session():
         lens = sorted(set(draft_len or (3, 7)))
-        modes = mode or ["ngram", "suffix", "recycle", *(["eagle3_one_model"] if head else [])]
+        modes = mode or ["ngram", "suffix", *(["eagle3_one_model"] if head else [])]
         target, tokenizer = load(model)
         fitting = fitting_prompts(tokenizer, prompts, count, max_len - new_tokens - lens[-1])
         shared: dict[str, Any] = {"max_len": max_len, "backend": backend, "prefix_reuse": False, "max_batch": 1}
@@ -147,6 +160,7 @@ def main(
             for text in modes:
                 own = {"draft": str(head)} if "eagle3" in text else {}
                 with wrap(target, text, **own, **shared) as spec:
+                    check_knows_the_text_alone(spec)
                     found = []
                     for _, ids in fitting:
                         found.append(watch_text(spec, ids, new_tokens, lens[-1]))

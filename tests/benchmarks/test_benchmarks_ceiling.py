@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import typer
 
 import speccompile
 from benchmarks import ceiling
@@ -45,6 +46,12 @@ def test_the_steps_are_those_of_a_run(mode: str) -> None:
     assert max(drafted.right) > 0 or mode != "ngram"
 
 
+def test_a_drafter_that_learns_from_its_drafts_is_refused() -> None:
+    """Its counts of right drafts were half as large again as in a run."""
+    with pytest.raises(typer.Exit):
+        ceiling.main(mode=["recycle"], model="tiny", count=1, new_tokens=6, max_len=256, backend="eager")
+
+
 def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save_eagle3(Eagle3Head.random(tiny_model(), taps=(0, 1, 1), draft_vocab_size=64), tmp_path)
     file = tmp_path / "out.json"
@@ -54,7 +61,7 @@ def test_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "the best at each step" in shown and "outside of the draft vocabulary" in shown
     rows = {row["category"]: row for row in json.loads(file.read_text())["categories"]}
     found = {row["drafter"]: row for row in rows["all"]["drafters"]}
-    assert list(found) == ["ngram", "suffix", "recycle", "head", ceiling.FIRST, ceiling.BEST]
+    assert list(found) == ["ngram", "suffix", "head", ceiling.FIRST, ceiling.BEST]
     lengths = {name: row["acceptance_length"]["2"] for name, row in found.items()}
     assert lengths[ceiling.BEST] >= max(lengths.values()) and min(lengths.values()) >= 1
     assert 0 < rows["all"]["outside_draft_vocab"] < 1
