@@ -1,4 +1,4 @@
-"""What drafters could reach on given prompts, whatever they cost: ``python -m benchmarks.ceiling --head FOLDER``.
+"""The most that drafters could reach on given prompts, whatever they cost: ``python -m benchmarks.ceiling --head FOLDER``.
 
 Each drafter drafts after every prefix of the target's greedy text (:mod:`benchmarks.watched_drafts`). From the counts
 of right drafts follow the steps of any choice among drafters and draft lengths, also of the best choice at each step.
@@ -37,7 +37,7 @@ FIRST, BEST = "the first that drafts", "the best at each step"
 
 @dataclass(frozen=True)
 class Drafted:
-    """What a drafter drafted in one text: an entry for each token that was committed by a step."""
+    """The drafts of one drafter in one text: an entry for each token that was committed by a step."""
 
     offered: tuple[int, ...]
     right: tuple[int, ...]
@@ -92,7 +92,7 @@ def watch_text(spec: Speculator, ids: Sequence[int], new_tokens: int, draft_len:
 
 
 def figures(group: Group, drafted: dict[str, list[Drafted]], draft_lens: Sequence[int]) -> list[dict[str, Any]]:
-    """Of each drafter: the share of tokens after which it drafts, the share of them after which its first i drafts are
+    """Figures of each drafter: the share of tokens after which it drafts, the shares after which its first i drafts are
     right, and the tokens of a step."""
     rows = []
     for name, texts in drafted.items():

@@ -1,8 +1,8 @@
 """Drafting of a tree from the logits of one forward, which do not depend on one another.
 
 Every token of a level may follow every token of the level before, so the likeliest tree consists of the paths whose
-product of probabilities is the greatest. Source: DDTree (2026, arXiv 2604.12989), which builds it of
-DFlash's margins.
+product of probabilities is the greatest. Source: DDTree (2026, arXiv 2604.12989), whose trees come from the margins of
+DFlash.
 """
 
 from __future__ import annotations
