@@ -1,4 +1,4 @@
-"""The most that drafters could reach on given prompts, whatever they cost: ``python -m benchmarks.ceiling --head FOLDER``.
+"""The most that drafters could reach, whatever they cost: ``python -m benchmarks.ceiling --head FOLDER``.
 
 Each drafter drafts after every prefix of the target's greedy text (:mod:`benchmarks.watched_drafts`). From the counts
 of right drafts follow the steps of any choice among drafters and draft lengths, also of the best choice at each step.
