@@ -12,19 +12,21 @@ def random_schema(rng: random.Random, depth: int = 2) -> dict[str, Any]:
     kinds = ["integer", "boolean", "string", "enum", "pattern"] + ["object", "array"] * bool(depth)
     kind = rng.choice(kinds) if depth < 2 else "object"
     if kind == "integer":
-        return {"type": "integer", "maxDigits": rng.randint(1, 3)}
+        bound = 10 ** rng.randint(1, 3) - 1
+        return {"type": "integer", "minimum": -bound, "maximum": bound}
     if kind == "string":
         return {"type": "string", "maxLength": rng.randint(0, 4)}
     if kind == "enum":
         return {"enum": rng.sample(["a", "b", 1, None, True, 2.5], k=rng.randint(1, 3))}
     if kind == "pattern":
-        return {"type": "string", "pattern": rng.choice(["[ab]{2}", "x|yz", "[0-9]{1,3}"])}
+        return {"type": "string", "pattern": rng.choice(["^[ab]{2}$", "^(x|yz)$", "^[0-9]{1,3}$"])}
     if kind == "array":
         return {"type": "array", "items": random_schema(rng, depth - 1), "maxItems": 2}
     if kind == "object":
         names = rng.sample(["a", "b", "cd", "é"], k=rng.randint(1, 3))
         properties = {name: random_schema(rng, depth - 1) for name in names}
-        return {"type": "object", "properties": properties, "required": names[: rng.randint(0, len(names))]}
+        required = names[: rng.randint(0, len(names))]
+        return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
     return {"type": kind}
 
 
@@ -34,7 +36,7 @@ def is_valid(value: Any, schema: dict[str, Any]) -> bool:
         return any(type(value) is type(item) and value == item for item in schema["enum"])
     kind = schema["type"]
     if kind == "integer":
-        return type(value) is int and len(str(abs(value))) <= schema["maxDigits"]
+        return type(value) is int and schema["minimum"] <= value <= schema["maximum"]
     if kind == "boolean":
         return isinstance(value, bool)
     if kind == "string":

@@ -45,7 +45,12 @@ GONE = {
     "speccompile.modes.Mode.splits": "nothing reads it: split is a property",
     "speccompile.modes.Mode.weights_from": "nothing read it",
     "speccompile.modes.ReadyMode.goals": "as of Mode",
+    "speccompile.sampling.Processor.whole": "no processor has state that is too large to be gathered",
     "speccompile.acceptance.Rule.tree_passes": "Rule.passes(form) has the tree as form.tree",
+    **{
+        f"speccompile.guides.Guide.{name}": "a guide is a grammar that llguidance follows, and no automaton"
+        for name in ("classes", "final", "moves", "of_transitions", "states", "table_size", "tables")
+    },
     **{
         f"speccompile.modes.{name}": _PASS_LISTS
         for name in (

@@ -134,7 +134,6 @@ def _sampling() -> Iterator[Case]:
             )
     for processor in of.processors():
         yield Case(processor.name, "V=128256", lambda processor=processor: of.processed(processor), True)
-    yield Case("guides", "V=128256", of.guides, True)
     for dtype in (F32, BF16):
         yield Case("is_within_top", f"V=128256 {_name(dtype)}", lambda dtype=dtype: [of.within_top(dtype)], True)
 

@@ -15,7 +15,6 @@ from speccompile.ops.triton.accept_commit import accept_commit_launch
 from speccompile.ops.triton.attention import attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_plan import plan_attention, workspace_size
-from speccompile.ops.triton.automata import advance_guide, truncate_drafts
 from speccompile.ops.triton.causal_conv import causal_conv_launches
 from speccompile.ops.triton.choose import choose_launches, splits_of
 from speccompile.ops.triton.draw import Filters, draw, filter_logits
@@ -132,20 +131,10 @@ def processed(processor: Processor) -> Sequence[Launch]:
     """A processor of the sampling pipeline."""
     specs = {spec.name: spec for spec in [*core_state(_SIZES[V]), *sampling_state()]}
     tensors = [meta(*specs[name].resolve(_SIZES).shape, dtype=specs[name].dtype) for name in state_of(processor)]
-    own = [meta(4), *tensors] if processor.whole else [tensor[:4] for tensor in tensors]
+    own = [tensor[:4] for tensor in tensors]
     scores, kernel = meta(4, 8, _SIZES[V], dtype=F32), cuda_kernel(processor.op)
     assert kernel is not None
     return launches_of(lambda: kernel(scores, meta(4, _SIZES[S]), meta(4), 0, own))
-
-
-def guides() -> Sequence[Launch]:
-    """A guide's state after a commit, and the drafts that it forbids."""
-    text, slots, states = meta(SLOTS, 2056), meta(4), meta(SLOTS)
-    tables = [meta(SLOTS), meta(SLOTS, 128256, dtype=I32), meta(SLOTS, 2**18, dtype=torch.int16)]
-    return [
-        *launches_of(lambda: advance_guide(states, slots, text, meta(SLOTS), meta(SLOTS), 8, tables)),
-        *launches_of(lambda: truncate_drafts(meta(SLOTS), slots, meta(SLOTS, 7), states, tables)),
-    ]
 
 
 def within_top(dtype: torch.dtype) -> Launch:

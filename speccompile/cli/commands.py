@@ -197,7 +197,6 @@ def serve(
     max_head_seconds: Annotated[int, option_of(ServeOptions, "max_head_seconds")] = ServeOptions.max_head_seconds,
     max_body_seconds: Annotated[int, option_of(ServeOptions, "max_body_seconds")] = ServeOptions.max_body_seconds,
     max_depth: Annotated[int, option_of(ServeOptions, "max_depth")] = ServeOptions.max_depth,
-    max_guide_states: Annotated[int, option_of(ServeOptions, "max_guide_states")] = ServeOptions.max_guide_states,
     max_guide_seconds: Annotated[int, option_of(ServeOptions, "max_guide_seconds")] = ServeOptions.max_guide_seconds,
     max_guide_megabytes: Annotated[
         int, option_of(ServeOptions, "max_guide_megabytes")
@@ -237,7 +236,6 @@ def serve(
             max_head_seconds=max_head_seconds,
             max_body_seconds=max_body_seconds,
             max_depth=max_depth,
-            max_guide_states=max_guide_states,
             max_guide_seconds=max_guide_seconds,
             max_guide_megabytes=max_guide_megabytes,
             shutdown_seconds=shutdown_seconds,

@@ -200,8 +200,8 @@ class BuildConfig:
         return frozenset().union(*(item.provides for item in passes))
 
     @property
-    def truncates_drafts(self) -> bool:
-        """Whether drafts that a guide forbids are removed after a step: proposals are state of the next step."""
+    def guides_drafts(self) -> bool:
+        """Whether a guide adds and removes drafts after a step: proposals are state of the next step."""
         return "proposed" in self.kept_facts and not self.rule.fills_drafts
 
     @property

@@ -21,11 +21,11 @@ from speccompile.passes.ranks.broadcast_choice import BroadcastChoice
 from speccompile.passes.ranks.broadcast_drafts import BroadcastDrafts
 from speccompile.passes.ranks.broadcast_proposals import BroadcastProposals
 from speccompile.passes.ranks.choose_from_shards import ChooseFromShards
-from speccompile.passes.step.advance_guide import AdvanceGuide, TruncateDrafts, TruncateTree
 from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.drop_target import DropTarget
+from speccompile.passes.step.guide_drafts import GuideDrafts, TruncateTree
 from speccompile.passes.step.hand_over import StoreDrafts, read_stored
 from speccompile.passes.step.join_inputs import JoinInputs
 from speccompile.passes.step.judge_chain import JudgeChain
@@ -283,7 +283,7 @@ def _after_commit(config: BuildConfig, form: StepForm) -> list[Pass]:
         passes.append(BroadcastProposals(config.ranks.name, config.ranks.size))
     passes += config.rule.commit_passes() if form.kind != "inner" else []
     if form.kind not in WITHOUT_GUIDES:
-        passes += [AdvanceGuide(), *[TruncateDrafts()] * config.truncates_drafts]
+        passes += [GuideDrafts()] * config.guides_drafts
         passes += [TruncateTree()] * config.truncates_trees
     return passes
 
@@ -299,8 +299,7 @@ def _goals(config: BuildConfig, form: StepForm) -> Facts:
     goals.update(["hidden_saved"] * (config.saved is not None))
     goals.update(["recurrence_bound"] * config.recurrent)
     if form.kind not in WITHOUT_GUIDES:
-        goals.add("guide_advanced")
-        goals.update(["drafts_truncated"] * config.truncates_drafts)
+        goals.update(["drafts_guided"] * config.guides_drafts)
         goals.update(["tree_truncated"] * config.truncates_trees)
     if form.step_kind == "scored":
         goals.add("logprobs_recorded")

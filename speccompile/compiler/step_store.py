@@ -130,7 +130,7 @@ class StepMaker:
     def model_key(self) -> str:
         """Digest of the code, and of everything in the outlined model and the drafter that passes can read."""
         drafter = [] if self._outlined.drafter is None else _seen(self._outlined.drafter)
-        processors = [(item.name, state_of(item), item.whole) for item in all_processors(self._outlined.layout.tensors)]
+        processors = [(item.name, state_of(item)) for item in all_processors(self._outlined.layout.tensors)]
         versions = [sources(), torch.__version__, transformers.__version__]
         parts = [*versions, repr(processors), *_seen(self._outlined), *drafter]
         return digest("\n".join(parts))

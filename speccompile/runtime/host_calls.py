@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import torch
+
 from speccompile.graph.arena import Arena
 from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.request import Request
@@ -28,11 +30,21 @@ class HostCalls:
             return
         if sampling.host_call is not None:
             self._arena.write("host_call", request.slot, sampling.host_call.number)
-        if sampling.asks is None:
+        follower = None if sampling.follows_in_steps else sampling.follower
+        if sampling.asks is None and follower is None:
             return
         try:
             sequence, layout = request.prompt + request.new_tokens, self._arena.layout
-            allowed = ask(sampling.asks, sampling.row, sequence, layout.num_logits)
+            allowed = torch.ones(layout.vocab_size, dtype=torch.bool)
+            if sampling.asks is not None:
+                allowed[: layout.num_logits] = ask(sampling.asks, sampling.row, sequence, layout.num_logits)
+            if follower is not None:
+                (mask,) = follower.masks(torch.tensor(sequence), ())
+                allowed &= mask
+                self._arena.write("asks_host", request.slot, True)
+                if follower.is_complete(mask):
+                    # The text ends, whatever min_new_tokens is.
+                    self._arena.write("eos_from", request.slot, 0)
             self._arena.write("allowed_tokens", request.slot, allowed)
         except BaseException as error:
             self._retirement.fail_all([request], error)

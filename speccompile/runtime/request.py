@@ -232,9 +232,10 @@ class Request:
 
     @property
     def host_error(self) -> BaseException | None:
-        """The error that one of its processors on the host raised."""
-        call = None if self.params.sampling is None else self.params.sampling.host_call
-        return None if call is None else call.error
+        """The error that its guide or one of its processors on the host raised."""
+        sampling = self.params.sampling
+        called = () if sampling is None else (sampling.host_call, sampling.follower)
+        return next((call.error for call in called if call is not None and call.error is not None), None)
 
     def admit(self, slot: int, cached: int, known: int = 0) -> None:
         """Assign ``slot``, which holds the KV of its first ``cached`` tokens. ``known`` tokens had KV in some slot."""

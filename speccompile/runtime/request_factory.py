@@ -147,10 +147,12 @@ class RequestFactory:
         """
         self._target.check_prompt(prompt)
         layout = self._arena.layout
-        if params.sampling is not None and params.sampling.on_host:
-            # The host is called before each of its tokens, so it has no drafts.
-            sampling = params.sampling.of_request(shown, len(prompt), layout.num_logits, self._arena.device)
-            params = replace(params, sampling=sampling, num_draft_tokens=0)
+        if params.sampling is not None:
+            calls_host = self._target.calls_host
+            sampling = params.sampling.of_request(shown, len(prompt), params.eos, self._arena, calls_host=calls_host)
+            # A row for which the host is called before each step has no drafts.
+            drafts = 0 if sampling.on_host else params.num_draft_tokens
+            params = replace(params, sampling=sampling, num_draft_tokens=drafts)
         drawn = params.sampling is not None and params.sampling.draws_with(self._drawn_options)
         params = replace(params, drawn=drawn)
         prepare(params.kind, not params.patient)

@@ -70,7 +70,7 @@ class Target:
         self._guard = ModelGuard(model)
         self.processors = processors
         self._rule = rule
-        self._calls_host = calls_host
+        self.calls_host = calls_host
         self._layout = layout
         holders = tensor_holders(model)
         self._weights = [(path, *holders[path], weight, weight.data_ptr()) for path, weight in weights.items()]
@@ -220,7 +220,7 @@ class Target:
             reason = f"the acceptance rule {self._rule.name!r} accepts tokens that it forbids; wrap with another"
             raise InvalidOption(where=where, name=guided[0], value=values[guided[0]], reason=reason)
         called = [name for name in CALLED_ON_HOST if name in values]
-        if called and not self._calls_host:
+        if called and not self.calls_host:
             reason = (
                 "it is called on the host in the middle of a step, which a CUDA graph and the ranks of a sharded model "
                 'cannot do; wrap with backend="inductor" and one rank, or give processors that are tensor operations '

@@ -88,9 +88,6 @@ class Processor(ABC):
     state: ClassVar[tuple[StateSpec, ...]]
     #: Core state (of :func:`speccompile.graph.state.core_state`) that it also reads.
     reads: ClassVar[tuple[str, ...]] = ()
-    #: Whether its state is too large to be gathered in every step. The op then receives the rows' slots ``[B]`` and the
-    #: whole state.
-    whole: ClassVar[bool] = False
 
     @abstractmethod
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:

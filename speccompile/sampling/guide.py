@@ -1,57 +1,154 @@
-"""Guided decoding: only tokens with a transition in the request's automaton can be chosen."""
+"""Guided decoding: only tokens that the request's grammar allows can be chosen.
+
+llguidance follows the grammar on the host. Where a step may call the host, its masks are computed in the middle of the
+step, for all positions. Elsewhere the engine computes the mask of the next token before each step, and the row has no
+drafts (:mod:`speccompile.runtime.host_calls`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import itertools
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
-from speccompile.graph.state import N, StateSpec, V
-from speccompile.guides.guide import COMPLETE, DEAD, Guide
-from speccompile.sampling.automata import Automata, no_row_is_guided
+from speccompile.errors import InvalidGuide
+from speccompile.graph.state import N, StateSpec
+from speccompile.guides.guide import Guide, first_line
 from speccompile.sampling.base import Option, Processor
+from speccompile.utils.devices import traits_of
 
-TABLE_CAPACITY = 2**18
+_followers: weakref.WeakValueDictionary[int, GuideFollower] = weakref.WeakValueDictionary()
+_numbers = itertools.count(1)
+
+
+class GuideFollower:
+    """Follows the text of one request by its guide.
+
+    Args:
+        eos: the request's EOS ids. They are allowed where the text is complete, and are never part of it.
+        prompt_length: tokens of the prompt, which are not part of the text.
+
+    Attributes:
+        number: the value of ``guide_number`` in the state of the request's slot.
+        error: the exception that ends the request.
+    """
+
+    def __init__(self, guide: Guide, eos: Sequence[int], vocab_size: int, prompt_length: int) -> None:
+        self._guide, self._vocab_size = guide, vocab_size
+        self._eos, self._prompt_length = sorted(eos), prompt_length
+        self._matcher = guide.matcher()
+        # Committed tokens that the matcher has read.
+        self._read = 0
+        self.error: InvalidGuide | None = None
+        self.number = next(_numbers)
+        _followers[self.number] = self
+
+    def masks(self, text: torch.Tensor, drafts: Sequence[int], skip: int = 0) -> Iterator[torch.Tensor]:
+        """The allowed tokens after each of the first drafts, bool ``[V]``: after ``skip`` drafts, after ``skip + 1``,
+        ..., up to the first draft that is not allowed or ends the text.
+
+        Args:
+            text: int64 ``[length]``, committed tokens with the prompt.
+            drafts: tokens after them.
+        """
+        self._catch_up(text)
+        matcher, taken = self._matcher, 0
+        try:
+            for index in range(len(drafts) + 1):
+                if index >= skip:
+                    yield self._mask()
+                if index == len(drafts) or not self._takes(drafts[index]):
+                    return
+                taken += 1
+        finally:
+            matcher.rollback(taken)
+
+    def allowed(self, text: torch.Tensor, drafts: Sequence[int]) -> int:
+        """The number of the first ``drafts`` after ``text`` ``[length]`` that are allowed. An EOS token after a
+        complete text is allowed."""
+        self._catch_up(text)
+        count = 0
+        for token in drafts:
+            if not self._takes(token):
+                break
+            count += 1
+        ends = count < len(drafts) and drafts[count] in self._eos and self._matcher.is_accepting()
+        self._matcher.rollback(count)
+        return count + ends
+
+    def forced(self, text: torch.Tensor) -> list[int]:
+        """The tokens that must come after ``text`` ``[length]``, as the tokenizer splits them. Empty if there is a
+        choice."""
+        self._catch_up(text)
+        forced: list[int] = self._matcher.compute_ff_tokens()
+        return list(itertools.takewhile(lambda token: token not in self._eos, forced))
+
+    def is_complete(self, mask: torch.Tensor) -> bool:
+        """Whether ``mask`` ``[V]`` only allows EOS tokens."""
+        return int(mask.sum()) == int(mask[self._eos].sum()) > 0
+
+    def _catch_up(self, text: torch.Tensor) -> None:
+        if self.error is not None:
+            # A step whose drafts were judged after the error is run again without drafts.
+            raise self.error
+        new = text[self._prompt_length + self._read :].tolist()
+        # After an EOS token the request has ended.
+        new = list(itertools.takewhile(lambda token: token not in self._eos, new))
+        self._read += len(new)
+        if new and not self._matcher.consume_tokens(new):
+            raise self._failed()
+
+    def _takes(self, token: int) -> bool:
+        known = 0 <= token < self._guide.tokens.vocab_size and token not in self._eos
+        return known and bool(self._matcher.try_consume_tokens([token]))
+
+    def _mask(self) -> torch.Tensor:
+        matcher = self._matcher
+        mask = torch.zeros(self._vocab_size, dtype=torch.bool)
+        if not matcher.is_stopped():
+            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+            size = self._guide.tokens.vocab_size
+            mask[:size] = torch.from_numpy(bits[:size].view(np.bool_))
+        if matcher.is_error():
+            raise self._failed()
+        mask[self._eos] = bool(matcher.is_accepting())
+        if not mask.any():
+            raise self._failed("only an EOS token can come next, within the text")
+        return mask
+
+    def _failed(self, reason: str = "the text has left it") -> InvalidGuide:
+        reason = first_line(self._matcher.get_error()) or reason
+        self.error = InvalidGuide(what=self._guide.text, reason=reason)
+        return self.error
 
 
 def _problem(value: Any, vocab: int) -> str | None:
     if not isinstance(value, Guide):
         return "it must be a Guide: speccompile.guides.json_schema_guide(schema, tokenizer), or regex_guide"
-    if len(value.classes) > vocab:
-        return f"its tokenizer has {len(value.classes)} tokens, and the model {vocab}"
-    if value.table_size > TABLE_CAPACITY:
-        return f"its table has {value.table_size} entries, and a slot holds at most {TABLE_CAPACITY}; simplify it"
+    if value.tokens.vocab_size > vocab:
+        return f"its tokenizer has {value.tokens.vocab_size} tokens, and the model {vocab}"
     return None
 
 
 class FollowGuide(Processor):
-    """Set the scores of tokens without a transition in the slot's automaton to -inf, at each position of the step.
+    """Set the scores of tokens that the slot's guide forbids to -inf, at each position of the step.
 
-    ``guide_state`` is the state after the committed tokens; the op ``advance_guide_`` updates it. The states of later
-    positions follow the drafts before them. Nothing is forbidden after a draft that is not allowed, since it is never
-    accepted. A sequence that is complete ends, even if an earlier processor forbids EOS tokens, as ``min_new_tokens``
-    does.
+    Nothing is forbidden after a draft that is not allowed, since it is never accepted. A sequence that is complete
+    ends, even if an earlier processor forbids EOS tokens, as ``min_new_tokens`` does.
     """
 
     name = "guide"
     options: ClassVar = (Option("guide", _problem, forbids=True),)
-    state: ClassVar = (
-        StateSpec("guide_state", (N,), torch.int64, fill=DEAD, low=DEAD, high=2),
-        StateSpec("guide_width", (N,), torch.int64, fill=1, low=1, high=3),
-        StateSpec("guide_classes", (N, V), torch.int32, high=2),
-        StateSpec("guide_moves", (N, TABLE_CAPACITY), torch.int16, fill=DEAD, low=COMPLETE, high=2),
-    )
-    whole: ClassVar = True
+    #: The number of the request's :class:`GuideFollower`, 0 for none.
+    state: ClassVar = (StateSpec("guide_number", (N,), torch.int64),)
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
-        classes, moves = values["guide"]
-        return {
-            "guide_state": 0,
-            "guide_width": moves.shape[1],
-            "guide_classes": classes,
-            "guide_moves": moves.flatten(),
-        }
+        # Each request has its own follower, whose number Sampling.place writes.
+        return {}
 
     def call(
         self,
@@ -61,17 +158,33 @@ class FollowGuide(Processor):
         drafted: int,
         state: Sequence[torch.Tensor],
     ) -> None:
-        slots, guide_state, *tables = state
-        if no_row_is_guided(guide_state, slots):
+        # A CUDA graph cannot call the host.
+        if not traits_of(scores.device).host_memory:
             return
-        automata, now = Automata(slots, *tables), guide_state[slots]
-        for step in range(-drafted, scores.shape[1]):
-            if step >= 0:
-                allowed, here = automata.tokens(now), scores[:, step]
-                here.masked_fill_(~allowed, float("-inf"))
-                here.masked_fill_(allowed & automata.are_complete(now)[:, None] & here.isneginf(), 0.0)
-            place = (length + step).clamp(max=context.shape[1] - 1)
-            now = automata.move(now, context.gather(1, place[:, None])[:, 0])
+        for row, follower in followers(state[0]):
+            committed = int(length[row]) - drafted
+            drafts = context[row, committed : committed + drafted + scores.shape[1] - 1].tolist()
+            try:
+                for index, mask in enumerate(follower.masks(context[row, :committed], drafts, drafted)):
+                    keep(scores[row, index], mask, complete=follower.is_complete(mask))
+            except InvalidGuide:
+                # The engine ends the request with its error after the step.
+                scores[row] = float("nan")
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         self.call(scores, context, length, 0, state)
+
+
+def keep(scores: torch.Tensor, mask: torch.Tensor, *, complete: bool) -> None:
+    """Set the scores ``[V]`` of tokens outside of ``mask`` ``[V]`` to -inf. Where the text is ``complete``,
+    earlier processors cannot forbid all tokens that end it."""
+    scores.masked_fill_(~mask, float("-inf"))
+    if complete and bool(scores.isneginf().all()):
+        scores.masked_fill_(mask & scores.isneginf(), 0.0)
+
+
+def followers(numbers: torch.Tensor) -> Iterator[tuple[int, GuideFollower]]:
+    """The rows that follow a guide, by ``guide_number`` ``[B]`` of each row, and their followers."""
+    for row, number in enumerate(numbers.tolist()):
+        if number and (follower := _followers.get(number)) is not None:
+            yield row, follower

@@ -72,7 +72,6 @@ _KERNELS: dict[str, Kernel] = {
     "no_repeat_ngram": _of_context("sequences.forbid_repeated"),
     "sequence_bias": _of_context("sequences.add_sequence_bias"),
     "bad_words": _of_context("sequences.forbid_bad_words"),
-    "guide": in_triton("automata.follow_guide"),
 }
 for _name, _kernel in _KERNELS.items():
     register_on_cuda(_library, f"{_name}_", _kernel)

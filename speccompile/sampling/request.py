@@ -15,6 +15,7 @@ from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
 from speccompile.sampling.allowed import AllowedTokensFunction
 from speccompile.sampling.base import Option, equals
+from speccompile.sampling.guide import GuideFollower
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
 from speccompile.sampling.replaced import replace_built_in
@@ -30,17 +31,23 @@ class Sampling:
 
     A request without such options has None instead, and runs the greedy executables, which have no processors. If the
     wrap has processors of the user's, all executables have processors, and the request has a ``Sampling`` without
-    values. ``host_call`` is the Python code that the host calls in each step of a submitted request.
+    values. A submitted request has the Python code that the host calls in each of its steps (``host_call``), and what
+    follows its guide (``follower``). With ``follows_in_steps`` steps call the follower; otherwise the host calls it
+    before each of them.
     """
 
     values: Mapping[str, Any]
     seed: int = 0
     row: int = 0
     host_call: HostCall | None = None
+    follower: GuideFollower | None = None
+    follows_in_steps: bool = True
 
     def place(self, arena: Arena, slot: int, prompt_length: int) -> None:
         """Write the options into the state of ``slot``, which must be in its initial state."""
         arena.write("seed", slot, self.seed)
+        if self.follower is not None and self.follows_in_steps:
+            arena.write("guide_number", slot, self.follower.number)
         for processor in all_processors(arena.layout.tensors):
             values = {
                 option.name: self.values[option.name] for option in processor.options if option.name in self.values
@@ -62,7 +69,8 @@ class Sampling:
     @property
     def on_host(self) -> bool:
         """Whether the host restricts each of its tokens, so its row has no drafts."""
-        return self.asks is not None or any(name in self.values for name in CALLED_ON_HOST)
+        before_steps = self.asks is not None or (self.follower is not None and not self.follows_in_steps)
+        return before_steps or any(name in self.values for name in CALLED_ON_HOST)
 
     def of_row(self, row: int, rows: int) -> Sampling:
         """The options of one of the rows of a batch, with its own seed and, for several rows, its own copies of the
@@ -77,9 +85,22 @@ class Sampling:
             values = {**values, "logits_processor": own}
         return Sampling(values, (self.seed + row) % SEEDS, row)
 
-    def of_request(self, shown: torch.Tensor, prompt_length: int, num_logits: int, device: torch.device) -> Sampling:
-        """These options with the :attr:`host_call` of a request, whose prompt ``shown`` ``[1, P]`` may have padding."""
-        return replace(self, host_call=host_call(self.values, shown, prompt_length, num_logits, device))
+    def of_request(
+        self, shown: torch.Tensor, prompt_length: int, eos: tuple[int, ...], arena: Arena, *, calls_host: bool
+    ) -> Sampling:
+        """These options with the :attr:`host_call` and the :attr:`follower` of a request.
+
+        Args:
+            shown: ``[1, P]``, the prompt, which may have padding.
+            calls_host: whether steps may call the host.
+        """
+        guide = self.values.get("guide")
+        return replace(
+            self,
+            host_call=host_call(self.values, shown, prompt_length, arena.layout.num_logits, arena.device),
+            follower=None if guide is None else GuideFollower(guide, eos, arena.layout.vocab_size, prompt_length),
+            follows_in_steps=calls_host,
+        )
 
 
 #: The fields of a generation_config that transformers reads.
@@ -146,11 +167,9 @@ def read_sampling(
         values = replace_built_in(
             where, values, [option.name for item in in_order(PENALTIES) for option in item.options]
         )
-    if "guide" in values:
-        if not eos:
-            reason = "a sequence with a guide ends with an EOS token, and neither the model nor the request has one"
-            raise InvalidOption(where=where, name="guide", value=values["guide"], reason=reason)
-        values["guide"] = values["guide"].tables(tuple(eos), vocab_size)
+    if "guide" in values and not eos:
+        reason = "a sequence with a guide ends with an EOS token, and neither the model nor the request has one"
+        raise InvalidOption(where=where, name="guide", value=values["guide"], reason=reason)
     if not values:
         return None
     if seed is None:

@@ -7,7 +7,8 @@ import logging
 from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass
 
-from speccompile.errors import RequestFailed
+from speccompile.errors import InvalidGuide, RequestFailed
+from speccompile.errors.base import clipped
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, closed_error
 from speccompile.serve.logprobs import TokenLogprob
@@ -97,6 +98,10 @@ async def _steps(request: Request) -> AsyncGenerator[list[int], None]:
                 yield tokens
                 tokens = []
     except RequestFailed as error:
+        if isinstance(cause := error.__cause__, InvalidGuide):
+            # For instance a pattern that exceeds the limits of the library that follows it.
+            message = f"the structure of the text cannot be followed further: {clipped(str(cause.fields['reason']))}"
+            raise ApiError(message, code="invalid_guide") from None
         log.error("a request failed", exc_info=error)
         raise ApiError("the engine failed; the server's log has the reason", status=500, code="engine_failed") from None
     if tokens:

@@ -49,18 +49,34 @@ class JsonSchema(Fields):
     strict: bool | None = None
 
 
-class ResponseFormat(Fields):
-    """A format: ``json_schema``, ``json_object``, ``text``, or ``grammar`` with the fields of the API's custom
-    tools."""
+class TaggedStructure(Fields):
+    """A structure of vLLM's ``structural_tag``: JSON of a schema between two texts."""
 
-    type: Literal["text", "json_object", "json_schema", "grammar"]
+    begin: str = Field(min_length=1)
+    schema_: dict[str, Any] = Field(alias="schema")
+    end: str
+
+
+class ResponseFormat(Fields):
+    """A format: ``json_schema``, ``json_object``, ``text``, ``grammar`` with the fields of the API's custom tools, or
+    vLLM's ``structural_tag``."""
+
+    type: Literal["text", "json_object", "json_schema", "grammar", "structural_tag"]
+    structures: list[TaggedStructure] | None = Field(default=None, min_length=1, max_length=128)
+    triggers: list[Annotated[str, Field(min_length=1)]] | None = Field(default=None, min_length=1, max_length=128)
     json_schema: JsonSchema | None = None
-    syntax: Literal["regex"] | None = None
+    syntax: Literal["regex", "lark"] | None = None
     definition: str | None = Field(default=None, min_length=1)
 
     @model_validator(mode="after")
     def _fits_type(self) -> ResponseFormat:
-        for name, kind in (("json_schema", "json_schema"), ("syntax", "grammar"), ("definition", "grammar")):
+        for name, kind in (
+            ("json_schema", "json_schema"),
+            ("syntax", "grammar"),
+            ("definition", "grammar"),
+            ("structures", "structural_tag"),
+            ("triggers", "structural_tag"),
+        ):
             if (self.type == kind) != (getattr(self, name) is not None):
                 raise wrong(name, f"it must be given with type {kind}, and with no other")
         return self

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+import logging
 import multiprocessing
 import pickle
+import signal
 import threading
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -12,15 +15,21 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide, QueueFull, SpecCompileError
+from speccompile.errors.base import clipped
 from speccompile.guides import Guide
 from speccompile.serve import guide_process
-from speccompile.serve.guide_process import READY, GuideSource
+from speccompile.serve.guide_process import READY, compile_guide
+from speccompile.serve.guide_source import GuideSource
 from speccompile.serve.options import ServeOptions
 
-_KEPT_GUIDES = 64
+log = logging.getLogger("speccompile.serve")
+
+_KEPT_GUIDES = 256
 #: Largest number of guides that wait while another one is compiled.
 _MOST_WAITING = 16
 _START_SECONDS = 120
+#: Longest wait for an answer, in limits of CPU time: the process may compete with others.
+_WALL_TIME = 20
 #: Explanation for Python's fork server, which imports the main script of the server into the process.
 _NOT_STARTED = (
     "the process that compiles it does not start; a script that builds a server must do so under "
@@ -31,8 +40,8 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class GuideCompiler:
-    """Compiles one guide at a time, in a thread that waits for a separate process. Known guides are returned at once. A
-    spare process is ready to replace the first one.
+    """Compiles one guide at a time: in a separate process that limits end, then in a thread of this process. Known
+    guides and failures are returned at once. A spare process is ready to replace the first one.
 
     Args:
         options: the limits.
@@ -44,7 +53,7 @@ class GuideCompiler:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="speccompile-guides")
         self._waiting: set[Future[Guide]] = set()
         self._lock = threading.Lock()
-        self._kept: OrderedDict[GuideSource, Guide] = OrderedDict()
+        self._kept: OrderedDict[GuideSource, Guide | SpecCompileError] = OrderedDict()
         self._running: _Process | None = None
         # Replaces the process that a limit or a crash has ended. Then no request waits for a start.
         self._spare: _Process | None = None
@@ -58,10 +67,13 @@ class GuideCompiler:
         Raises:
             QueueFull: too many guides wait.
         """
-        guide = self._known(source)
-        if guide is not None:
+        found = self._known(source)
+        if found is not None:
             known: Future[Guide] = Future()
-            known.set_result(guide)
+            if isinstance(found, Guide):
+                known.set_result(found)
+            else:
+                known.set_exception(copy.copy(found))
             return known
         with self._lock:
             if len(self._waiting) > _MOST_WAITING:
@@ -90,7 +102,7 @@ class GuideCompiler:
         with self._lock:
             self._waiting.discard(future)
 
-    def _known(self, source: GuideSource) -> Guide | None:
+    def _known(self, source: GuideSource) -> Guide | SpecCompileError | None:
         with self._lock:
             if source in self._kept:
                 self._kept.move_to_end(source)
@@ -98,32 +110,42 @@ class GuideCompiler:
 
     def _compile_once(self, source: GuideSource) -> Guide:
         # An earlier source in the queue may have been equal.
-        guide = self._known(source)
-        if guide is None:
-            guide = self._compile(source)
-            with self._lock:
-                self._kept[source] = guide
-                if len(self._kept) > _KEPT_GUIDES:
-                    self._kept.popitem(last=False)
-        return guide
+        found = self._known(source) or self._compile(source, self._ready_process())
+        with self._lock:
+            self._kept[source] = found
+            if len(self._kept) > _KEPT_GUIDES:
+                self._kept.popitem(last=False)
+        if isinstance(found, SpecCompileError):
+            # An exception that is raised keeps the frames of those that raised it.
+            raise copy.copy(found)
+        return found
 
-    def _compile(self, source: GuideSource) -> Guide:
-        process, seconds = self._ready_process(), self._options.max_guide_seconds
+    def _compile(self, source: GuideSource, process: _Process) -> Guide | SpecCompileError:
+        """Return the guide, or the error that the source has each time.
+
+        Raises:
+            InvalidGuide: the process has ended, and may compile the source another time.
+        """
+        seconds = self._options.max_guide_seconds
         try:
             process.connection.send_bytes(pickle.dumps(source))
-            if not process.connection.poll(seconds):
-                self._replace()
-                reason = f"it is not compiled within {seconds} s; simplify it"
-                raise InvalidGuide(what=source.text, reason=reason)
-            answer: Guide | SpecCompileError = pickle.loads(process.connection.recv_bytes())
+            if not process.connection.poll(_WALL_TIME * seconds):
+                raise EOFError
+            error: SpecCompileError | None = pickle.loads(process.connection.recv_bytes())
         except (EOFError, ConnectionError):
-            # outlines-core aborts its process when memory is exhausted.
             self._replace()
-            reason = f"compiling it needs more than {self._options.max_guide_megabytes} MiB; simplify it"
-            raise InvalidGuide(what=source.text, reason=reason) from None
-        if isinstance(answer, SpecCompileError):
-            raise answer
-        return answer
+            limits = f"{seconds} s of CPU time or {self._options.max_guide_megabytes} MiB"
+            ended = InvalidGuide(what=source.text, reason=f"compiling it needs more than {limits}; simplify it")
+            if process.process.exitcode == -signal.SIGPROF:
+                return ended
+            raise ended from None
+        if error is not None:
+            return error
+        # A compiled guide cannot be sent between processes. The limits held there.
+        guide = compile_guide(source, self._tokenizer)
+        for part in guide.loosened:
+            log.warning("%s: not followed, since the tool is not strict", clipped(part))
+        return guide
 
     def _ready_process(self) -> _Process:
         """Return the running process. Starts it, and the spare one, if necessary."""
@@ -142,7 +164,7 @@ class GuideCompiler:
         self._spare = self._start()
 
     def _start(self) -> _Process:
-        limits = (self._options.max_guide_states, self._options.max_guide_megabytes)
+        limits = (self._options.max_guide_seconds, self._options.max_guide_megabytes)
         return _Process(self._tokenizer, *limits)
 
 

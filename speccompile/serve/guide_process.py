@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import pickle
 import resource
 import signal
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Literal
 
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide, SpecCompileError, error_line
-from speccompile.guides import Guide, json_schema_guide, regex_guide
+from speccompile.guides import (
+    Guide,
+    choice_guide,
+    grammar_guide,
+    json_schema_guide,
+    regex_guide,
+    structural_tag_guide,
+)
+from speccompile.guides.guide import compiled
+from speccompile.guides.tokens import guide_tokens
+from speccompile.serve.guide_source import GuideSource
 from speccompile.serve.tool_grammar import ToolGrammar
 
 log = logging.getLogger("speccompile.serve")
@@ -23,42 +32,41 @@ log = logging.getLogger("speccompile.serve")
 READY = b"ready"
 
 
-@dataclass(frozen=True)
-class GuideSource:
-    """Source of a guide: a JSON schema as JSON text, a regular expression, or a :class:`ToolGrammar` as text."""
-
-    kind: Literal["json_schema", "regex", "tools"]
-    text: str
-
-
-def compile_guide(source: GuideSource, tokenizer: PreTrainedTokenizerBase, max_states: int) -> Guide:
+def compile_guide(source: GuideSource, tokenizer: PreTrainedTokenizerBase) -> Guide:
     """Compile a guide.
 
     Raises:
-        InvalidGuide: the source is not valid, or the guide has more than ``max_states`` states.
+        InvalidGuide: the source is not valid.
     """
     if source.kind == "json_schema":
-        guide = json_schema_guide(source.text, tokenizer)
-    else:
-        pattern = ToolGrammar.of_text(source.text).regex() if source.kind == "tools" else source.text
-        guide = regex_guide(pattern, tokenizer)
-    if guide.states > max_states:
-        reason = f"its automaton has {guide.states} states, and the server allows {max_states}; simplify it"
-        raise InvalidGuide(what=source.text, reason=reason)
-    return guide
+        return json_schema_guide(source.text, tokenizer)
+    if source.kind == "regex":
+        return regex_guide(source.text, tokenizer)
+    if source.kind == "choice":
+        return choice_guide(json.loads(source.text), tokenizer)
+    if source.kind == "grammar":
+        return grammar_guide(source.text, tokenizer)
+    if source.kind == "structural_tag":
+        given = json.loads(source.text)
+        return structural_tag_guide(given["structures"], given["triggers"], tokenizer)
+    lark, loosened = ToolGrammar.of_text(source.text).lark()
+    return compiled("the grammar of the tools", lark, guide_tokens(tokenizer), loosened)
 
 
-def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: int, megabytes: int) -> None:
+def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, seconds: int, megabytes: int) -> None:
     """Compile received sources until the connection is closed. This is the main function of the process.
 
+    An answer is the error, or None: a compiled guide cannot be sent. A source that exceeds a limit ends the process.
+
     Args:
+        seconds: most CPU time for one source.
         megabytes: largest memory beyond that at the start.
     """
     # Ctrl-C reaches all processes of a terminal. Only the server may end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Build the data that all guides of a tokenizer share. If that fails, each request receives the error.
     with contextlib.suppress(SpecCompileError):
-        compile_guide(GuideSource("regex", "a"), tokenizer, max_states)
+        compile_guide(GuideSource("regex", "a"), tokenizer)
     _limit_memory(megabytes)
     connection.send_bytes(READY)
     while True:
@@ -66,9 +74,11 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: 
             source: GuideSource = pickle.loads(connection.recv_bytes())
         except EOFError:
             return
-        answer: Guide | SpecCompileError
+        # SIGPROF ends a process that does not handle it.
+        signal.setitimer(signal.ITIMER_PROF, seconds)
+        answer: SpecCompileError | None = None
         try:
-            answer = compile_guide(source, tokenizer, max_states)
+            compile_guide(source, tokenizer)
         except SpecCompileError as error:
             answer = error
         except (MemoryError, RecursionError) as error:
@@ -79,6 +89,7 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, max_states: 
             # The process survives any error: a new one would delay the next guide.
             log.exception("a guide could not be compiled")
             answer = InvalidGuide(what=source.text, reason=f"it cannot be compiled ({error_line(error)})")
+        signal.setitimer(signal.ITIMER_PROF, 0)
         connection.send_bytes(pickle.dumps(answer))
 
 

@@ -99,14 +99,11 @@ class ServeOptions(Options):
     max_depth: int = field(
         default=64, metadata=option("Deepest nesting of arrays and objects in a body.", WholeNumber(1, 512))
     )
-    max_guide_states: int = field(
-        default=8192, metadata=option("Most states of the automaton of a schema or pattern.", WholeNumber(1))
-    )
     max_guide_seconds: int = field(
-        default=20, metadata=option("Most seconds in which a schema or pattern is compiled.", WholeNumber(1))
+        default=5, metadata=option("Most CPU time to compile a schema or pattern, in seconds.", WholeNumber(1))
     )
     max_guide_megabytes: int = field(
-        default=2048, metadata=option("Most memory to compile a schema or pattern, in MiB.", WholeNumber(64))
+        default=1024, metadata=option("Most memory to compile a schema or pattern, in MiB.", WholeNumber(64))
     )
     shutdown_seconds: int = field(
         default=30, metadata=option("How long running requests may continue after SIGTERM or Ctrl-C.", WholeNumber(0))

@@ -46,8 +46,6 @@ REFUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "early_stopping": ((False,), _BEAMS),
     "function_call": (("none", "auto"), _TOOLS),
     "functions": (([],), _TOOLS),
-    "guided_choice": ((), "use structured_outputs with choice"),
-    "guided_grammar": ((), "use structured_outputs with json, regex or choice"),
     "image": ((), _TEXT_ONLY),
     "include_reasoning": ((True,), "an answer has its reasoning, if the model writes one"),
     "include_stop_str_in_output": ((False,), "a text ends before its stop string"),

@@ -50,18 +50,22 @@ def _is_bias(value: Any) -> bool:
     return type(value) in (int, float) and -MOST_BIAS <= value <= MOST_BIAS
 
 
+_Choice = Annotated[str, Field(min_length=1)]
+
+
 class StructuredOutputs(Fields):
     """vLLM's field for the structure of a text. Exactly one of its fields is set."""
 
     json_: dict[str, Any] | str | None = Field(None, alias="json")
     regex: str | None = Field(None, min_length=1)
-    choice: list[Annotated[str, Field(min_length=1)]] | None = Field(None, min_length=1)
+    choice: list[_Choice] | None = Field(None, min_length=1)
+    grammar: str | None = Field(None, min_length=1)
     json_object: Literal[True] | None = None
 
     @model_validator(mode="after")
     def _is_one(self) -> StructuredOutputs:
         if len(self.model_fields_set) != 1:
-            raise ValueError("exactly one of json, regex, choice and json_object must be given")
+            raise ValueError("exactly one of json, regex, choice, grammar and json_object must be given")
         return self
 
 
@@ -118,6 +122,8 @@ class SamplingFields(Fields):
     skip_special_tokens: bool = True
     guided_json: dict[str, Any] | str | None = None
     guided_regex: str | None = Field(None, min_length=1)
+    guided_choice: list[_Choice] | None = Field(None, min_length=1)
+    guided_grammar: str | None = Field(None, min_length=1)
     structured_outputs: StructuredOutputs | None = None
     priority: Whole = Field(0, gt=-(2**63))
     # Option of the engine.
@@ -130,7 +136,7 @@ class SamplingFields(Fields):
 
     @model_validator(mode="after")
     def _fields_agree(self) -> SamplingFields:
-        names = ("guided_json", "guided_regex", "structured_outputs")
+        names = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
         given = [name for name in names if getattr(self, name) is not None]
         given += [] if self.own_form is None else [self.own_form]
         if len(given) > 1:

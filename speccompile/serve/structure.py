@@ -8,11 +8,9 @@ from typing import Any
 
 from speccompile.errors import InvalidGuide, SpecCompileError
 from speccompile.guides import Guide
-from speccompile.guides.json_regex import any_of, literal
 from speccompile.serve.api_error import ApiError, engine_error
 from speccompile.serve.fields import GenerationFields, ResponseFormat
-from speccompile.serve.guide_process import GuideSource
-from speccompile.serve.json_object import json_object_regex
+from speccompile.serve.guide_source import ANY_OBJECT, GuideSource
 from speccompile.serve.sampling_fields import StructuredOutputs
 from speccompile.serve.service import Service
 from speccompile.serve.tool_grammar import ANSWER, ToolGrammar
@@ -22,6 +20,10 @@ def source_of(body: GenerationFields) -> tuple[GuideSource, str] | None:
     """Source of the guide of ``body``, and the field that it comes from; None if the text is unconstrained."""
     if body.guided_regex is not None:
         return GuideSource("regex", body.guided_regex), "guided_regex"
+    if body.guided_choice is not None:
+        return GuideSource("choice", json.dumps(body.guided_choice)), "guided_choice"
+    if body.guided_grammar is not None:
+        return GuideSource("grammar", body.guided_grammar), "guided_grammar"
     if body.guided_json is not None:
         return _of_schema(body.guided_json), "guided_json"
     if body.structured_outputs is not None:
@@ -39,15 +41,22 @@ def _of_schema(schema: dict[str, Any] | str) -> GuideSource:
 def _of_format(form: ResponseFormat) -> GuideSource:
     if form.json_schema is not None:
         return _of_schema(form.json_schema.schema_)
-    return GuideSource("regex", json_object_regex() if form.definition is None else form.definition)
+    if form.structures is not None:
+        structures = [item.model_dump(by_alias=True) for item in form.structures]
+        return GuideSource("structural_tag", json.dumps({"structures": structures, "triggers": form.triggers}))
+    if form.definition is None:
+        return GuideSource("json_schema", ANY_OBJECT)
+    return GuideSource("regex" if form.syntax == "regex" else "grammar", form.definition)
 
 
 def _of_structured_outputs(given: StructuredOutputs) -> GuideSource:
     if given.json_ is not None:
         return _of_schema(given.json_)
     if given.choice is not None:
-        return GuideSource("regex", any_of([literal(text) for text in given.choice]))
-    return GuideSource("regex", json_object_regex() if given.regex is None else given.regex)
+        return GuideSource("choice", json.dumps(given.choice))
+    if given.grammar is not None:
+        return GuideSource("grammar", given.grammar)
+    return GuideSource("json_schema", ANY_OBJECT) if given.regex is None else GuideSource("regex", given.regex)
 
 
 async def guide_of(
@@ -87,6 +96,6 @@ async def compiled(service: Service, source: GuideSource, field: str, answer_fie
 def _field_of(error: InvalidGuide, field: str, answer_field: str | None) -> str:
     what = error.fields["what"]
     # A grammar of tools identifies the part at fault by a number.
-    if not isinstance(what, int):
+    if not isinstance(what, int) or field != "tools":
         return field
     return f"tools[{what}].function.parameters" if answer_field is None or what != ANSWER else answer_field

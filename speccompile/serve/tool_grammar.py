@@ -1,4 +1,4 @@
-"""Syntax of tool calls in a model's text, and the regular expression of texts that may have calls.
+"""Syntax of tool calls in a model's text, and the grammar of texts that may have calls.
 :mod:`~speccompile.serve.tool_reader` parses them."""
 
 from __future__ import annotations
@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from speccompile.errors import InvalidGuide
-from speccompile.guides.json_regex import any_of, constant
-from speccompile.guides.json_schema import json_schema_regex
-from speccompile.guides.regex import regex_of_whole
+from speccompile.guides.json_schema import followed_schema, schema_text
+from speccompile.serve.guide_source import lark_of
 
 #: Index of :attr:`ToolGrammar.answer` in errors. Tools have their own indices.
 ANSWER = -1
-#: Any character except the marks that guides add around a text.
-_ANY = r"[^\x{10FFFE}\x{10FFFF}]"
+#: Terminal of a text without a call, where calls have no marks.
+_OTHER = "OTHER"
 
 
 @dataclass(frozen=True)
@@ -51,18 +50,32 @@ def syntax_of(template: str) -> CallSyntax:
 
 
 @dataclass(frozen=True)
+class GrammarTool:
+    """A tool in a grammar.
+
+    Args:
+        name: of its function.
+        parameters: JSON schema of the arguments; None is a function without parameters.
+        strict: refuse a schema that cannot be followed as a whole.
+    """
+
+    name: str
+    parameters: Mapping[str, Any] | None
+    strict: bool = False
+
+
+@dataclass(frozen=True)
 class ToolGrammar:
     """Grammar of the texts that a choice of tools allows.
 
     Args:
-        tools: names with the JSON schema of the arguments; None is a function without parameters.
         required: whether there must be a call. Otherwise text may precede calls, or replace them.
         parallel: whether there may be several calls. Without marks there is at most one.
-        answer: structure of a text without calls: the kind of its source, ``json_schema`` or ``regex``, and the source.
-            With it, text before calls is not allowed.
+        answer: structure of a text without calls: the kind of its source, ``json_schema``, ``regex``, ..., and the
+            source. With it, text before calls is not allowed.
     """
 
-    tools: tuple[tuple[str, Mapping[str, Any] | None], ...]
+    tools: tuple[GrammarTool, ...]
     syntax: CallSyntax
     required: bool
     parallel: bool
@@ -76,52 +89,72 @@ class ToolGrammar:
     def of_text(text: str) -> ToolGrammar:
         """Parse the result of :meth:`as_text`."""
         given = json.loads(text)
-        tools = tuple((name, schema) for name, schema in given["tools"])
+        tools = tuple(GrammarTool(**tool) for tool in given["tools"])
         answer = None if given["answer"] is None else tuple(given["answer"])
         return ToolGrammar(tools, CallSyntax(**given["syntax"]), given["required"], given["parallel"], answer)
 
-    def regex(self) -> str:
-        """Regular expression of the allowed texts.
+    def lark(self) -> tuple[str, tuple[str, ...]]:
+        """The grammar in Lark's syntax, and the parts of the tools' schemas that it does not follow.
 
         Raises:
             InvalidGuide: a schema is not supported. ``fields["what"]`` is the tool's index, or :data:`ANSWER`.
         """
-        syntax = self.syntax
-        body = any_of([self._call(index, *tool) for index, tool in enumerate(self.tools)])
-        call = rf"{re.escape(syntax.opening)}\n?{body}\n?{re.escape(syntax.closing)}" if syntax.opening else body
-        # In this form the automaton has one copy of the call. "call(\n?call)*" would have two.
-        calls = rf"(?:{call}\n?)*{call}" if self.parallel and syntax.opening else call
-        if self.required:
-            return calls
+        loosened: list[str] = []
+        rules = [rule for index in range(len(self.tools)) for rule in self._call(index, loosened)]
+        opening, closing = (json.dumps(mark) for mark in (self.syntax.opening, self.syntax.closing))
+        one = " | ".join(f"call_{index}" for index in range(len(self.tools)))
+        if not self.syntax.opening:
+            calls, text = "call", f'| {_OTHER} | ""'
+            rules += [f"call: {one}", f"{_OTHER}: /[^{{](.|\\n)*/"]
+        else:
+            rest = f" (/\\n?/ {opening} call)* /\\n?/" if self.parallel else ""
+            calls, text = f"{opening} call{rest}", f"| text_open call{rest} | TEXT"
+            rules += [
+                f"call: /\\n?/ ({one}) /\\n?/ {closing}",
+                f"text_open[lazy]: ANY {opening}",
+                "ANY: /(.|\\n)*/",
+                f"TEXT: /(.|\\n)*/ & ~/(.|\\n)*{_in_regex(self.syntax.opening)}(.|\\n)*/",
+            ]
         if self.answer is not None:
-            return any_of([calls, self._answer(*self.answer)])
-        if syntax.opening:
-            return rf"{_without(syntax.opening)}(?:{calls})?"
-        return any_of([calls, rf"(?:[^{{\x{{10FFFE}}\x{{10FFFF}}]{_ANY}*)?"])
+            text = "| answer"
+            rules.append(f"answer: {self._answer(*self.answer)}")
+        start = calls if self.required else f"{calls} {text}"
+        return "\n".join([f"start: {start}", *rules]), tuple(loosened)
 
     def _answer(self, kind: str, source: str) -> str:
         try:
-            return json_schema_regex(source) if kind == "json_schema" else regex_of_whole(source)
+            return lark_of(kind, source)
         except InvalidGuide as error:
             raise InvalidGuide(what=ANSWER, reason=error.fields["reason"]) from error
 
-    def _call(self, index: int, name: str, schema: Mapping[str, Any] | None) -> str:
+    def _call(self, index: int, loosened: list[str]) -> list[str]:
+        """Rules of the calls of a tool."""
+        tool, given = self.tools[index], self.tools[index].parameters
+        if given is not None and given.get("type", "object") != "object":
+            raise InvalidGuide(what=index, reason="the type of arguments must be object")
+        head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{self.syntax.arguments}": '
+        schema: dict[str, Any] = {"type": "object", **({"maxProperties": 0} if given is None else given)}
+        if not self.syntax.opening and self.answer is not None:
+            # The lexer would read ``head`` as one lexeme where an answer that begins like it has several.
+            schema, head = self._whole_call(tool.name, schema), ""
         try:
-            arguments = r"\{\}" if schema is None else json_schema_regex(schema)
+            followed, left_out = followed_schema(schema_text(schema), strict=tool.strict)
         except InvalidGuide as error:
             raise InvalidGuide(what=index, reason=error.fields["reason"]) from error
-        return rf'\{{"name": ?{constant(name)}, ?"{self.syntax.arguments}": ?{arguments}\}}'
+        loosened += [f"{tool.name}: {part}" for part in left_out]
+        if not head:
+            return [f"call_{index}: %json {followed}"]
+        return [f'call_{index}: {json.dumps(head)} arguments_{index} "}}"', f"arguments_{index}: %json {followed}"]
+
+    def _whole_call(self, name: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Schema of a call whose arguments have the schema ``arguments``."""
+        definitions = {key: arguments[key] for key in ("$defs", "definitions") if key in arguments}
+        own = {key: value for key, value in arguments.items() if key not in definitions}
+        properties = {"name": {"const": name}, self.syntax.arguments: own}
+        whole = {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
+        return whole | definitions
 
 
-def _without(mark: str) -> str:
-    """Expression for texts in which ``mark`` does not occur. The first character of ``mark`` must occur in it only
-    once. A mismatch after it then cannot be inside of another beginning of the mark."""
-    first, rest = mark[0], mark[1:]
-    assert first not in rest
-    other = rf"[^{re.escape(first)}\x{{10FFFE}}\x{{10FFFF}}]"
-    # Text between two first characters: it must not be the whole rest of the mark.
-    between = ""
-    for char in reversed(rest):
-        differs = rf"[^{re.escape(first)}{re.escape(char)}\x{{10FFFE}}\x{{10FFFF}}]{other}*"
-        between = rf"(?:{differs}|{re.escape(char)}{between})?" if between else rf"(?:{differs})?"
-    return rf"{other}*(?:{re.escape(first)}{between})*"
+def _in_regex(mark: str) -> str:
+    """``mark`` as a part of a regular expression between slashes."""
+    return re.escape(mark).replace("/", r"\/")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from itertools import product
 from typing import Literal
 
 from speccompile.serve.tool_grammar import ToolGrammar
@@ -45,13 +44,9 @@ class CallReader:
 
     def __post_init__(self) -> None:
         arguments = self.grammar.syntax.arguments
-        self._head = re.compile(rf'\n?\{{"name": ?("[^"]*"), ?"{arguments}": ?(?=\{{)')
+        self._head = re.compile(rf'\n?\{{"name": ("[^"]*"), "{arguments}": (?=\{{)')
         # Beginnings of calls, for a syntax without marks.
-        self._heads = [
-            f'{{"name":{first}"{name}",{second}"{arguments}":{third}{{'
-            for name, _ in self.grammar.tools
-            for first, second, third in product(("", " "), repeat=3)
-        ]
+        self._heads = [f'{{"name": "{tool.name}", "{arguments}": {{' for tool in self.grammar.tools]
 
     def add(self, piece: str) -> list[Item]:
         """Return the items that ``piece`` completes: texts, beginnings of calls, and pieces of arguments."""

@@ -19,8 +19,8 @@ from speccompile.serve.api_error import ApiError
 from speccompile.serve.chat_template import call_syntax, writes_tools
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.structure import source_of
-from speccompile.serve.tool_fields import AllowedToolChoice, NamedToolChoice, Tool
-from speccompile.serve.tool_grammar import ToolGrammar
+from speccompile.serve.tool_fields import AllowedToolChoice, Function, NamedToolChoice, Tool
+from speccompile.serve.tool_grammar import GrammarTool, ToolGrammar
 from speccompile.serve.tool_reader import Arguments, CallBegin, Item
 
 
@@ -47,12 +47,16 @@ def grammar_of(body: ChatBody, tokenizer: PreTrainedTokenizerBase) -> ToolGramma
     # A model whose template does not write tools would repeat a call until a limit.
     parallel = body.parallel_tool_calls and not isinstance(choice, NamedToolChoice) and writes_tools(tokenizer)
     return ToolGrammar(
-        tuple((name, tools[name].function.parameters) for name in names),
+        tuple(_in_grammar(tools[name].function) for name in names),
         call_syntax(tokenizer),
         required=required,
         parallel=parallel,
         answer=None if source is None else (source[0].kind, source[0].text),
     )
+
+
+def _in_grammar(function: Function) -> GrammarTool:
+    return GrammarTool(function.name, function.parameters, bool(function.strict))
 
 
 def _known(names: list[str], tools: Mapping[str, Tool], param: str) -> list[str]:

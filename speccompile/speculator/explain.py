@@ -225,7 +225,8 @@ def _ranks(config: BuildConfig, build: Build) -> dict[str, str]:
 
 def _on_host(config: BuildConfig, build: Build) -> str:
     if build.captures is not None or config.ranks is not None:
-        return f"prefix_allowed_tokens_fn before each token, without drafts; {' and '.join(CALLED_ON_HOST)} are refused"
+        refused = " and ".join(CALLED_ON_HOST)
+        return f"guide and prefix_allowed_tokens_fn before each token, without drafts; {refused} are refused"
     names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
     return f"{names} of a request are called before each of its tokens, and it has no drafts; others have drafts"
 

@@ -30,6 +30,8 @@ IMAGE = 9
 class AnyTarget:
     """Stands in for the wrapped model: it accepts what it is asked for, except prompts with an image."""
 
+    calls_host = True
+
     def __init__(self) -> None:
         self.chosen: Sampling | None = None
 

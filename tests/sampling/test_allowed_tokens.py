@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -10,13 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import decoders
 from transformers import LlamaForCausalLM
 
 from speccompile import Speculator, wrap
 from speccompile.errors import InvalidInput, InvalidOption
+from speccompile.guides import regex_guide
 from speccompile.runtime.engine import Engine
 from support.engines import assert_failed
 from support.errors import raises
+from support.guide_tokenizers import word_level
 from support.tiny import tiny_llama
 
 VOCAB = 128
@@ -192,9 +196,8 @@ def test_it_may_cancel_its_own_request_or_another(after: int) -> None:
 
 
 def test_beside_a_guide_both_hold() -> None:
-    from speccompile.guides import Guide
-
-    guide = Guide.of_transitions("[20-29]+", 0, {0: {token: 0 for token in range(20, 30)}}, {0}, VOCAB)
+    # Tokens 1, 2, ... are these letters.
+    guide = regex_guide("[t-zA-C]+", word_level(decoders.Metaspace(), tuple(string.ascii_letters)))
     engine = spec_of("ngram").engine
     options: dict[str, Any] = {"guide": guide, "eos_token_id": [0], "max_new_tokens": 8}
     text = engine.submit([3], **options, prefix_allowed_tokens_fn=lambda *_: range(25, 99)).result().token_ids

@@ -225,7 +225,7 @@ class NoName(Fine):
 
 
 class OpOfOurs(Fine):
-    name = "advance_guide"
+    name = "truncate_trees"
 
 
 class NoOptions(Fine):

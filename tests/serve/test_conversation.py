@@ -13,7 +13,7 @@ from speccompile.serve.message_fields import Message
 from speccompile.serve.prompts import chat_ids
 from speccompile.serve.template_fields import TemplateFields
 from speccompile.serve.tool_fields import Tool
-from speccompile.serve.tool_grammar import DEFAULT_SYNTAX, CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.tool_grammar import DEFAULT_SYNTAX, CallSyntax, GrammarTool, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
 from speccompile.serve.tools import Calls, ParsedCall, grammar_of
 from support.serving import Client, tokenizer
@@ -100,7 +100,10 @@ def test_calls_and_results_that_a_template_does_not_write_are_texts(template: st
 
 @pytest.mark.parametrize("syntax", [DEFAULT_SYNTAX, CallSyntax("", "", "parameters")])
 def test_the_text_of_a_call_is_read_as_that_call(syntax: CallSyntax) -> None:
-    reader, calls = CallReader(ToolGrammar((("get_rain", None),), syntax, required=False, parallel=False)), Calls()
+    reader, calls = (
+        CallReader(ToolGrammar((GrammarTool("get_rain", None),), syntax, required=False, parallel=False)),
+        Calls(),
+    )
     calls.add([*reader.add(syntax.text_of("get_rain", {"a": [1]})), *reader.end(cut=False)])
     assert calls == [ParsedCall("get_rain", '{"a": [1]}', complete=True)]
 

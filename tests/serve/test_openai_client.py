@@ -22,8 +22,12 @@ TOOLS = [
             "description": "of a city",
             "parameters": {
                 "type": "object",
-                "properties": {"city": {"type": "string", "maxLength": 3}, "days": {"type": "integer", "maxDigits": 1}},
+                "properties": {
+                    "city": {"type": "string", "maxLength": 3},
+                    "days": {"type": "integer", "minimum": 0, "maximum": 9},
+                },
                 "required": ["city", "days"],
+                "additionalProperties": False,
             },
         },
     }

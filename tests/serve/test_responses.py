@@ -265,7 +265,7 @@ def test_items_of_earlier_answers_are_messages() -> None:
 def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: openai.OpenAI) -> None:
     """The fields are those that Codex sends."""
     fields: dict[str, Any] = {
-        **{"model": MODEL, "instructions": "ab", "parallel_tool_calls": False, "store": False, "max_output_tokens": 60},
+        **{"model": MODEL, "instructions": "ab", "parallel_tool_calls": False, "store": False, "max_output_tokens": 90},
         **{"tools": [*TOOLS, {"type": "web_search", "external_web_access": False}], "temperature": 0},
         **{"include": ["reasoning.encrypted_content"], "reasoning": {"effort": "medium", "summary": "auto"}},
         **{"prompt_cache_key": "a", "text": {"verbosity": "low"}, "extra_body": {"client_metadata": {"a": "b"}}},
@@ -296,7 +296,7 @@ def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: open
         ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "tools"),
         ({"input": "a", "text": {"format": {"type": "json_schema"}}}, "text.format.schema"),
-        ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format"),
+        ({"input": "a", "text": {"format": {"type": "json_schema", "schema": {"not": {}}}}}, "text.format"),
         ({"input": "a", "max_tokens": 3}, "max_tokens"),
         ({"input": "a", "max_tokens": 16}, "max_tokens"),
         ({"input": "a", "n": 2}, "n"),
@@ -324,7 +324,7 @@ def test_an_agent_with_six_tools_calls_them_until_it_answers(openai_client: open
             "tool_choice.tools",
         ),
         (
-            {"input": "a", "tools": [{"type": "web_search"}, {**TOOLS[0], "parameters": {"not": {}}}]},
+            {"input": "a", "tools": [{"type": "web_search"}, {**TOOLS[0], "strict": True, "parameters": {"not": {}}}]},
             "tools[1].parameters",
         ),
         ({"input": "a", "tools": [TOOLS[0], TOOLS[0]]}, "tools"),

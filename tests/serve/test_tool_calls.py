@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.tool_schemas import is_valid, random_schema
-from speccompile.guides import regex_guide
+from speccompile.guides import Guide
 from speccompile.serve.fields import ChatBody
-from speccompile.serve.tool_grammar import CallSyntax, ToolGrammar, syntax_of
+from speccompile.serve.guide_process import compile_guide
+from speccompile.serve.guide_source import GuideSource
+from speccompile.serve.tool_grammar import CallSyntax, GrammarTool, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
 from speccompile.serve.tools import Calls, ParsedCall, grammar_of
 from support.serving import Client, tokenizer
@@ -27,12 +29,19 @@ CITY = {
 }
 
 
+WEATHER, NO_ARGUMENTS = GrammarTool("weather", CITY), GrammarTool("now", None)
+
+
 def call_text(syntax: CallSyntax, name: str = "weather", arguments: str = '{"city": "Oslo"}') -> str:
     return f'{syntax.opening}\n{{"name": "{name}", "{syntax.arguments}": {arguments}}}\n{syntax.closing}'.strip()
 
 
+def guide_of(grammar: ToolGrammar) -> Guide:
+    return compile_guide(GuideSource("tools", grammar.as_text()), tokenizer())
+
+
 def allows(grammar: ToolGrammar, text: str) -> bool:
-    return regex_guide(grammar.regex(), tokenizer()).matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
+    return guide_of(grammar).matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
 
 
 def test_the_syntax_follows_the_template() -> None:
@@ -45,7 +54,7 @@ def test_the_syntax_follows_the_template() -> None:
 @pytest.mark.parametrize("syntax", [TAGS, PLAIN, CallSyntax("", "", "parameters")])
 @pytest.mark.parametrize("required", [True, False])
 def test_a_grammar_has_calls_and_texts(syntax: CallSyntax, required: bool) -> None:
-    grammar = ToolGrammar((("weather", CITY), ("now", None)), syntax, required, parallel=True)
+    grammar = ToolGrammar((WEATHER, NO_ARGUMENTS), syntax, required, parallel=True)
     assert ToolGrammar.of_text(grammar.as_text()) == grammar
     assert allows(grammar, call_text(syntax)) and allows(grammar, call_text(syntax, "now", "{}"))
     two = call_text(syntax) + "\n" + call_text(syntax, "now", "{}")
@@ -60,8 +69,8 @@ def test_a_grammar_has_calls_and_texts(syntax: CallSyntax, required: bool) -> No
 
 
 def test_no_text_that_contains_a_mark_is_free() -> None:
-    grammar = ToolGrammar((("now", None),), TAGS, False, parallel=True)
-    guide, rng = regex_guide(grammar.regex(), tokenizer()), random.Random(0)
+    grammar = ToolGrammar((NO_ARGUMENTS,), TAGS, False, parallel=True)
+    guide, rng = guide_of(grammar), random.Random(0)
     for _ in range(300):
         text = "".join(rng.choices(["<", "tool", "_call", ">", "<tool_call", "t", "o"], k=rng.randint(1, 9)))
         free = guide.matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
@@ -94,7 +103,7 @@ NESTED = r'{"city": "}\"]{\\", "more": [{"a": {}}]}'
 def test_calls_are_read_out_of_a_text_in_pieces(
     syntax: CallSyntax, written: str, text: str, calls: list[ParsedCall], size: int
 ) -> None:
-    grammar = ToolGrammar((("weather", CITY), ("now", None)), syntax, required=False, parallel=True)
+    grammar = ToolGrammar((WEATHER, NO_ARGUMENTS), syntax, required=False, parallel=True)
     reader, read, deltas = CallReader(grammar), Calls(), []
     seen = ""
     pieces = [reader.add(written[start : start + size]) for start in range(0, len(written), size)]
@@ -116,7 +125,7 @@ def test_calls_are_read_out_of_a_text_in_pieces(
     [("<tool", False, ""), ("a <tool", False, "a "), ("a <", False, "a <"), ("<", True, "")],
 )
 def test_the_beginning_of_a_mark_at_a_limit_is_no_text(written: str, required: bool, shown: str) -> None:
-    reader = CallReader(ToolGrammar((("now", None),), TAGS, required, parallel=True))
+    reader = CallReader(ToolGrammar((NO_ARGUMENTS,), TAGS, required, parallel=True))
     assert "".join(map(str, [*reader.add(written), *reader.end(cut=True)])) == shown
 
 
@@ -126,7 +135,7 @@ NAMED = {"type": "object", "properties": {"name": {"type": "string"}}, "required
 @pytest.mark.parametrize("size", [1, 3, 1000])
 @pytest.mark.parametrize("syntax", [TAGS, PLAIN])
 def test_beside_an_answer_in_a_form_calls_are_told_by_their_beginning(syntax: CallSyntax, size: int) -> None:
-    grammar = ToolGrammar((("weather", CITY),), syntax, False, parallel=True, answer=("json_schema", json.dumps(NAMED)))
+    grammar = ToolGrammar((WEATHER,), syntax, False, parallel=True, answer=("json_schema", json.dumps(NAMED)))
     assert ToolGrammar.of_text(grammar.as_text()) == grammar
     answer = '{"name": "wea <tool_call>"}'
     for written, text, calls in ((answer, answer, []), (call_text(syntax), "", [OSLO])):
@@ -144,7 +153,8 @@ def test_beside_an_answer_in_a_form_calls_are_told_by_their_beginning(syntax: Ca
 def test_tools_and_a_form_of_the_answer_are_followed_together(client: Client, kind: str) -> None:
     form: dict[str, Any] = {"guided_regex": "(?:yes|no)!"}
     if kind == "json_schema":
-        schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
+        schema = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False}
+        schema |= {"type": "object"}
         form = {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}}
     fields = form | {
         "tools": [{"type": "function", "function": {"name": "now"}}],
@@ -194,7 +204,7 @@ def test_calls_with_random_schemas_are_valid_and_the_same_without_drafts(client:
 
 def test_arguments_are_streamed_as_they_come(client: Client) -> None:
     tools = [{"type": "function", "function": {"name": "weather", "parameters": CITY}}]
-    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 80}
+    fields = {"tools": tools, "tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 140}
     whole = client.chat("call", **fields)["choices"][0]
     chunks = client.stream(CHAT, {"messages": [{"role": "user", "content": "call"}], **fields})
     deltas = [
@@ -239,11 +249,7 @@ def test_tools_are_in_the_prompt_unless_the_choice_is_none(client: Client) -> No
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"tools": [{"type": "function", "function": {"name": "a"}}] * 2}, "tools"),
         (
-            {
-                "tools": [
-                    {"type": "function", "function": {"name": "a", "parameters": {"type": "object", "minimum": 1}}}
-                ]
-            },
+            {"tools": [{"type": "function", "function": {"name": "a", "strict": True, "parameters": {"not": {}}}}]},
             "tools[0].function.parameters",
         ),
         (
@@ -263,6 +269,22 @@ def test_tools_that_cannot_be_followed_are_named(client: Client, fields: dict[st
     assert error["param"] == param, error
 
 
+def test_what_a_tool_that_is_not_strict_cannot_have_followed_is_left_out(
+    client: Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    parameters = CITY | {"properties": {"city": {"enum": ["Oslo"], "not": {"const": "Rome"}}}}
+    function = {"name": "weather", "parameters": parameters}
+    fields = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 140}
+    for _ in range(2):
+        choice = client.chat("call", tools=[{"type": "function", "function": function}], **fields)["choices"][0]
+        (call,) = choice["message"]["tool_calls"]
+        assert json.loads(call["function"]["arguments"]) == {"city": "Oslo"}
+    assert len([line for line in caplog.messages if line.startswith("weather: ") and "not" in line]) == 1
+    strict = {"messages": [USER], "tools": [{"type": "function", "function": function | {"strict": True}}]}
+    error = client.refused(CHAT, strict)
+    assert error["param"] == "tools[0].function.parameters" and '"not"' in error["message"]
+
+
 def test_some_tools_may_be_allowed(client: Client) -> None:
     tools = [{"type": "function", "function": {"name": name}} for name in ("now", "weather", "then")]
 
@@ -275,7 +297,7 @@ def test_some_tools_may_be_allowed(client: Client) -> None:
     assert [call["function"]["name"] for call in choice["message"]["tool_calls"]] == ["then"]
     body = ChatBody.model_validate({"messages": [USER], "tools": tools, "tool_choice": allowed("auto", "now", "now")})
     grammar = grammar_of(body, tokenizer())
-    assert grammar is not None and [name for name, _ in grammar.tools] == ["now"] and not grammar.required
+    assert grammar is not None and [tool.name for tool in grammar.tools] == ["now"] and not grammar.required
     for choice in (allowed("required", "other"), allowed("never", "now"), allowed("auto")):
         error = client.refused(CHAT, {"messages": [USER], "tools": tools, "tool_choice": choice})
         assert error["param"].startswith("tool_choice.allowed_tools")

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 from tokenizers import AddedToken, Tokenizer, decoders, models
 from transformers import LlamaTokenizer, PreTrainedTokenizerFast
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from speccompile.guides.guide import DEAD, Guide
+from speccompile.guides.guide import Guide
 
 EOS = 0
 
@@ -70,16 +72,50 @@ def common() -> PreTrainedTokenizerFast:
     return byte_level(*pieces, "a,b", '","', "[[", "]]", "\U0001f600", "é", "cba", "}}", "a" * 7, '{"a', "  ", "10")
 
 
-def ways(guide: Guide, state: int) -> list[int]:
-    """Tokens that lead on."""
-    return (guide.moves[state, guide.classes.long()] != DEAD).nonzero()[:, 0].tolist()
+def spelled(text: str) -> list[int]:
+    """The bytes of ``text`` as tokens of ``byte_level()`` without longer ones, and of those with longer ones."""
+    unicode_of = bytes_to_unicode()
+    return byte_level().convert_tokens_to_ids([unicode_of[byte] for byte in text.encode()])
 
 
-def walk(guide: Guide, rng: random.Random) -> list[int]:
-    state, ids = 0, []
-    while True:
-        on = ways(guide, state)
-        if guide.final[state] and (not on or rng.random() < 0.3):
+def allowed(guide: Guide, ids: Sequence[int]) -> list[int]:
+    """Tokens that may follow ``ids``, without EOS tokens."""
+    matcher = guide.matcher()
+    assert matcher.try_consume_tokens(list(ids)) == len(ids)
+    if matcher.is_stopped():
+        return []
+    bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+    return np.flatnonzero(bits[: guide.tokens.vocab_size]).tolist()
+
+
+def walk(guide: Guide, rng: random.Random, longest: int = 400) -> list[int]:
+    """A random text of the guide."""
+    ids: list[int] = []
+    while len(ids) < longest:
+        on = allowed(guide, ids)
+        if guide.matches(ids) and (not on or rng.random() < 0.3):
             return ids
         ids.append(rng.choice(on))
-        state = int(guide.moves[state, int(guide.classes[ids[-1]])])
+    raise AssertionError("the text does not end")
+
+
+def token_ids(guide: Guide, text: str) -> list[int]:
+    """One token for each byte of ``text``."""
+    return [guide.tokens.texts.index(bytes([byte])) for byte in text.encode()]
+
+
+def draw_json(guide: Guide, rng: random.Random, longest: int = 120) -> str | None:
+    """A random text of a JSON schema's guide; None if it does not end after about ``longest`` bytes."""
+    matcher, text = guide.matcher(), b""
+    while not matcher.is_stopped():
+        bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
+        next_ids = np.flatnonzero(bits[: guide.tokens.vocab_size]).tolist()
+        if matcher.is_accepting() and (not next_ids or rng.random() < 0.3 or len(text) > longest):
+            break
+        if len(text) > 3 * longest:
+            return None
+        closing = [token for token in next_ids if guide.tokens.texts[token] in (b'"', b"]", b"}")]
+        token = rng.choice(closing if closing and len(text) > longest // 3 and rng.random() < 0.9 else next_ids)
+        assert matcher.consume_token(token)
+        text += guide.tokens.texts[token]
+    return text.decode()

@@ -6,11 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from speccompile.guides.guide import COMPLETE
-
 VOCAB = 70
-#: Slots with automata, and the most states and classes of tokens of each.
-SLOTS, STATES, WIDTH = 5, 4, 3
 WORD_TOKENS = 4
 #: ``(below, *shape)`` to int64 in ``[0, below)``.
 Numbers = Callable[..., torch.Tensor]
@@ -66,18 +62,3 @@ STATE_OF_WORDS: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
     "bad_words": words,
     "sequence_bias": biased_words,
 }
-
-
-def automata_from(
-    seed: int, rows: int, vocab: int = VOCAB
-) -> tuple[torch.Tensor, torch.Tensor, list[torch.Tensor], Numbers]:
-    """Slots of the rows, states and tables of all slots, and further numbers."""
-    integers = integers_from(seed)
-    slots = torch.argsort(integers(10**6, SLOTS))[:rows]
-    states, widths = integers(STATES + 1, SLOTS) - 1, 1 + integers(WIDTH, SLOTS)
-    classes = integers(10**6, SLOTS, vocab) % widths[:, None]
-    moves = integers(STATES + 2, SLOTS, STATES * WIDTH).clamp(max=STATES) - 1
-    for slot, width in enumerate(widths.tolist()):
-        # At every second state a text is complete.
-        moves[slot, width - 1 : STATES * width : 2 * width] = COMPLETE
-    return slots, states, [widths, classes.int(), moves.short()], integers

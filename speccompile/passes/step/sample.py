@@ -154,15 +154,13 @@ def processed(
     calls_host: bool = False,
 ) -> torch.Tensor:
     """``tensors`` are the state tensors ``names``, then those that the user's processors hold."""
-    whole, held = dict(zip(names, tensors, strict=False)), tensors[len(names) :]
+    held = tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
-    gathered = {name for processor in all_processors(names) if not processor.whole for name in state_of(processor)}
-    rows = {name: whole[name][slots] for name in names if name in gathered}
+    rows = {name: tensor[slots] for name, tensor in zip(names, tensors, strict=False)}
 
     def run(processors: tuple[Processor, ...]) -> None:
         for processor in in_order(processors, names):
-            own = state_of(processor)
-            state = [slots, *(whole[name] for name in own)] if processor.whole else [rows[name] for name in own]
+            state = [rows[name] for name in state_of(processor)]
             processor.op(scores, context, row_length, drafted, state)
 
     run(PENALTIES)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import decoders
 from transformers import LogitsProcessor, LogitsProcessorList
 
 from speccompile import Tree
-from speccompile.guides import Guide
+from speccompile.guides import Guide, regex_guide
 from support.gpu_texts import NEW, PROMPTS, TIERS, texts_at, wrapped
+from support.guide_tokenizers import word_level
 from support.tiny import tiny_llama
 
 pytestmark = pytest.mark.gpu
@@ -23,9 +26,12 @@ def allowed(count: int) -> list[int]:
     return [token for token in range(1, VOCAB) if token % 3 == count % 3] if count < LENGTH else [EOS]
 
 
+@cache
 def guide() -> Guide:
-    moves = {state: {token: state + 1 for token in allowed(state)} for state in range(LENGTH)}
-    return Guide.of_transitions("every third", 0, moves, {LENGTH}, VOCAB)
+    """The guide of :func:`allowed`. Each token is the ASCII character of its id."""
+    tokenizer = word_level(decoders.Metaspace(), tuple(map(chr, range(1, VOCAB))))
+    classes = ["".join(rf"\x{token:02x}" for token in allowed(count)) for count in range(LENGTH)]
+    return regex_guide("".join(f"[{characters}]" for characters in classes), tokenizer)
 
 
 def of_transformers_guided(prompt: list[int]) -> list[int]:
@@ -44,7 +50,8 @@ def of_transformers(prompt: list[int], **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["ngram", "draft_target"])
-def test_a_guide_is_followed(mode: str) -> None:
+def test_a_guide_is_followed_without_drafts(mode: str) -> None:
+    """A CUDA graph cannot call the host, which computes the mask before each step."""
     wanted = [of_transformers_guided(prompt) for prompt in PROMPTS]
     assert all(len(text) == LENGTH + 1 and text[-1] == EOS for text in wanted)
     tiers = (0, 3, Tree.dynamic(5, 3, 2)) if mode == "draft_target" else TIERS
@@ -56,13 +63,20 @@ def test_a_guide_is_followed(mode: str) -> None:
         texts = [texts_at(spec, tier, guide=guide(), eos_token_id=[EOS], **drawn) for tier in spec.tiers]
         assert all(found == texts[0] for found in texts)
         assert all(token in allowed(place) for text in texts[0] for place, token in enumerate(text))
-        # Beside a guided row one without a guide.
+        assert spec.stats.draft_tokens == 0
+        # A row without a guide has drafts.
         spec.set_tier(3)
-        requests = [
-            spec.engine.submit(PROMPTS[0], max_new_tokens=NEW, eos_token_id=[EOS], guide=guide()),
-            spec.engine.submit(PROMPTS[1], max_new_tokens=NEW, eos_token_id=[]),
-        ]
-        assert [request.result().token_ids for request in requests] == [wanted[0], of_transformers(PROMPTS[1])]
+        guided = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW, eos_token_id=[EOS], guide=guide())
+        free = spec.engine.submit(PROMPTS[1], max_new_tokens=NEW, eos_token_id=[])
+        assert [request.result().token_ids for request in (guided, free)] == [wanted[0], of_transformers(PROMPTS[1])]
+        assert guided.stats.draft_tokens == 0
+        assert free.stats.draft_tokens > 0
+
+
+def test_a_complete_sequence_ends_before_the_least_number_of_tokens() -> None:
+    with wrapped(tiny_llama().cuda(), "ngram") as spec:
+        options: dict[str, Any] = {"guide": guide(), "eos_token_id": [EOS], "min_new_tokens": LENGTH + 3}
+        assert texts_at(spec, 3, **options) == [of_transformers_guided(prompt) for prompt in PROMPTS]
 
 
 class AfterLast(LogitsProcessor):

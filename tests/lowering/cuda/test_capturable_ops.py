@@ -23,7 +23,6 @@ from speccompile.passes.step.ranked_tree import of_independent, ranked
 from speccompile.passes.step.sample import state_of
 from speccompile.passes.step.tree_accept import next_node
 from speccompile.passes.step.tree_drafts import fit, static_form
-from speccompile.sampling.automata import advance, allowed_lens
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
 
@@ -66,7 +65,7 @@ def test_processors(processor: Processor, drafted: int, monkeypatch: pytest.Monk
 
     def run() -> None:
         tensors = [state(STATE[name]) for name in state_of(processor)]
-        own = [slots(), *tensors] if processor.whole else [tensor[slots()] for tensor in tensors]
+        own = [tensor[slots()] for tensor in tensors]
         scores = torch.zeros(ROWS, WIDTH, SIZES[V])
         processor.call(scores, torch.zeros(ROWS, SIZES[S], dtype=torch.int64), slots(), drafted, own)
 
@@ -78,16 +77,6 @@ def test_noise() -> None:
         places = torch.zeros(ROWS, WIDTH, dtype=torch.int64)
         for start in (None, slots()):
             add_gumbel(torch.zeros(ROWS, WIDTH, SIZES[V]), torch.zeros(ROWS), slots(), places, 0, start)
-
-    without_values(run)
-
-
-def test_guides() -> None:
-    def run() -> None:
-        tables = [state(STATE[name]) for name in ("guide_width", "guide_classes", "guide_moves")]
-        guide, per_slot = state(STATE["guide_state"]), torch.zeros(SIZES[N], dtype=torch.int64)
-        advance(guide, slots(), state(STATE["tokens"]), per_slot, per_slot, WIDTH, tables)
-        allowed_lens(per_slot, slots(), torch.zeros(SIZES[N], DRAFTS, dtype=torch.int64), guide, tables)
 
     without_values(run)
 

@@ -10,20 +10,16 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.on_cuda import cuda_kernel
-from speccompile.ops.triton import automata, cutoffs, normalization, penalties, sequences, token_lists
-from speccompile.ops.triton.automata import advance_guide, truncate_drafts
-from speccompile.sampling.automata import advance, allowed_lens
+from speccompile.ops.triton import cutoffs, normalization, penalties, sequences, token_lists
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
 from speccompile.sampling.pipeline import HOST_PROCESSORS, PROCESSORS, WATERMARK
 from support import triton_interpreter  # noqa: F401
 from support.processor_cases import (
-    SLOTS,
     STATE,
     STATE_OF_WORDS,
     VOCAB,
     WORD_TOKENS,
     Numbers,
-    automata_from,
     integers_from,
 )
 
@@ -33,7 +29,7 @@ CAPACITY = 40
 @pytest.fixture(scope="module", autouse=True)
 def small_blocks() -> Any:
     with pytest.MonkeyPatch.context() as patch:
-        for module in (token_lists, penalties, automata):
+        for module in (token_lists, penalties):
             patch.setattr(module, "SPAN", 32)
         for module in (penalties, sequences):
             patch.setattr(module, "PLACES", 16)
@@ -49,18 +45,13 @@ def check(
     drafted: int,
     state: list[torch.Tensor],
     integers: Numbers,
-    *,
-    forbidden: bool = False,
 ) -> None:
-    """With ``forbidden`` half of the scores are -inf already."""
     kernel = cuda_kernel(processor.op)
     assert kernel is not None
     # Few tokens, so that they occur again.
     context, length = integers(4, rows, CAPACITY), 12 + integers(4, rows)
     # After the places that are looked at stand others.
     scores = (integers(1000, rows, width + 1, VOCAB) - 500) * 0.013
-    if forbidden:
-        scores[scores < 0] = float("-inf")
     got, expected = scores.clone()[:, :width], scores.clone()[:, :width]
     kernel(got, context, length, drafted, state)
     processor.call(expected, context, length, drafted, state)
@@ -106,37 +97,6 @@ def test_rows_that_are_not_finite(name: str) -> None:
     assert scores.isnan().sum() == 1 and scores.isinf().sum() == 6, "rows without the option stay"
 
 
-@generated
-@given(drafted=st.integers(0, 2), **SIZES)
-def test_guides(drafted: int, rows: int, width: int, seed: int) -> None:
-    """Tokens of drafts may lead nowhere, and a slot may have no guide."""
-    slots, states, tables, integers = automata_from(seed, rows)
-    check(IMPLEMENTATIONS["guide_"], rows, width, drafted, [slots, states, *tables], integers, forbidden=True)
-
-
-@generated
-@given(**SIZES)
-def test_states_after_a_commit(rows: int, width: int, seed: int) -> None:
-    slots, states, tables, integers = automata_from(seed, rows)
-    tokens, length = integers(VOCAB, SLOTS, CAPACITY), 12 + integers(4, SLOTS)
-    emitted = integers(width + 1, SLOTS)
-    moved, expected = states.clone(), states.clone()
-    advance_guide(moved, slots, tokens, length, emitted, width, tables)
-    advance(expected, slots, tokens, length, emitted, width, tables)
-    assert torch.equal(moved, expected)
-
-
-@generated
-@given(**SIZES)
-def test_drafts_that_a_guide_leaves(rows: int, width: int, seed: int) -> None:
-    slots, states, tables, integers = automata_from(seed, rows)
-    drafts, lens = integers(VOCAB + 1, SLOTS, width) - 1, integers(width + 1, SLOTS)
-    cut, expected = lens.clone(), lens.clone()
-    truncate_drafts(cut, slots, drafts, states, tables)
-    allowed_lens(expected, slots, drafts, states, tables)
-    assert torch.equal(cut, expected)
-
-
 def test_every_processor_that_cuda_can_run_has_kernels() -> None:
     own = {item.name for item in PROCESSORS if cuda_kernel(item.op) is None}
-    assert own == {item.name for item in (*HOST_PROCESSORS, *WATERMARK)}
+    assert own == {"guide", *(item.name for item in (*HOST_PROCESSORS, *WATERMARK))}
