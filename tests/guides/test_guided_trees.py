@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import speccompile.sampling.guided_drafts  # noqa: F401  defines the ops
+import speccompile.sampling.guide_ops  # noqa: F401  defines the ops
 from speccompile.guides import Guide, grammar_guide, regex_guide
 from speccompile.sampling.guide import GuideFollower
 from support.guide_tokenizers import EOS, allowed, byte_level

@@ -29,6 +29,7 @@ def allowed(count: int) -> list[int]:
 @cache
 def guide() -> Guide:
     """The guide of :func:`allowed`. Each token is the ASCII character of its id."""
+    pytest.importorskip("llguidance", reason="needs llguidance, which guides follow")
     tokenizer = word_level(decoders.Metaspace(), tuple(map(chr, range(1, VOCAB))))
     classes = ["".join(rf"\x{token:02x}" for token in allowed(count)) for count in range(LENGTH)]
     return regex_guide("".join(f"[{characters}]" for characters in classes), tokenizer)
