@@ -22,6 +22,7 @@ from speccompile.runtime.saver import Saver
 from speccompile.runtime.score_records import ExtraOutputs, Records, check_kept
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.target import Target
+from speccompile.utils.devices import traits_of
 
 #: Builds the executables of a kind, for requests whose tokens are watched or not, if they are missing.
 Prepare = Callable[[Kind, bool], None]
@@ -148,7 +149,8 @@ class RequestFactory:
         self._target.check_prompt(prompt)
         layout = self._arena.layout
         if params.sampling is not None:
-            calls_host = self._target.calls_host
+            # On CUDA a guide's masks are computed before a step, captured or not.
+            calls_host = self._target.calls_host and traits_of(self._arena.device).host_memory
             sampling = params.sampling.of_request(shown, len(prompt), params.eos, self._arena, calls_host=calls_host)
             # A row for which the host is called before each step has no drafts.
             drafts = 0 if sampling.on_host else params.num_draft_tokens
