@@ -37,7 +37,7 @@ def choice_guide(choices: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> 
         tokenizer: the model's tokenizer, a fast one.
 
     Raises:
-        InvalidGuide: there are no choices, or one of them is not a str or is empty.
+        InvalidGuide: the list is empty, or a choice is not a str or is empty.
         InvalidInput: the bytes of the tokenizer's tokens are unknown.
     """
     if isinstance(choices, str) or not choices or not all(isinstance(item, str) and item for item in choices):

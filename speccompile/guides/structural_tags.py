@@ -40,7 +40,7 @@ def structural_tag_guide(
             raise InvalidGuide(what=index, reason=error.fields["reason"]) from error
         tags.append(llguidance().StructTag(trigger=trigger, begin=begin, grammar=schema, end=structure["end"]))
     if not tags:
-        raise InvalidGuide(what="the structural tags", reason="there is no structure")
+        raise InvalidGuide(what="the structural tags", reason="give at least one structure")
     are_special = any(tag.trigger.encode() in special for tag in tags)
     lark = llguidance().StructTag.to_grammar(tags, assume_special=are_special)
     return compiled("the structural tags", lark, tokens)

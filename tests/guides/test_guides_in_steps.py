@@ -343,7 +343,7 @@ def test_a_guide_that_may_not_end_ends_its_request_alone(specs: dict[str, Specul
 def test_a_guide_that_fails_ends_its_request_alone(
     specs: dict[str, Speculator], mode: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where a mask exceeds llguidance's limits: nothing is emitted without the guide afterwards."""
+    """A mask may exceed llguidance's limits. Nothing is emitted without the guide afterwards."""
     spec, prompt = specs[mode], [5, 6, 5, 6, 5]
     free: Request = {"ids": prompt, "max_new_tokens": 20, "do_sample": True, "seed": 2, "eos_token_id": []}
     expected = run(specs["none"], [free])[0]
