@@ -130,10 +130,10 @@ class ToolGrammar:
     def _call(self, index: int, loosened: list[str]) -> list[str]:
         """Rules of the calls of a tool."""
         tool, given = self.tools[index], self.tools[index].parameters
-        if given is not None and given.get("type", "object") != "object":
+        if tool.strict and given is not None and given.get("type", "object") != "object":
             raise InvalidGuide(what=index, reason="the type of arguments must be object")
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{self.syntax.arguments}": '
-        schema: dict[str, Any] = {"type": "object", **({"maxProperties": 0} if given is None else given)}
+        schema: dict[str, Any] = {**({"maxProperties": 0} if given is None else given), "type": "object"}
         if not self.syntax.opening and self.answer is not None:
             # The lexer would read ``head`` as one lexeme where an answer that begins like it has several.
             schema, head = self._whole_call(tool.name, schema), ""

@@ -68,6 +68,12 @@ def test_a_grammar_has_calls_and_texts(syntax: CallSyntax, required: bool) -> No
     assert not (syntax is TAGS and allows(single, two))
 
 
+def test_arguments_are_objects_also_where_a_schema_allows_more() -> None:
+    nullable = CITY | {"type": ["object", "null"]}
+    grammar = ToolGrammar((GrammarTool("weather", nullable),), TAGS, required=True, parallel=False)
+    assert allows(grammar, call_text(TAGS)) and not allows(grammar, call_text(TAGS, arguments="null"))
+
+
 def test_no_text_that_contains_a_mark_is_free() -> None:
     grammar = ToolGrammar((NO_ARGUMENTS,), TAGS, False, parallel=True)
     guide, rng = guide_of(grammar), random.Random(0)
