@@ -28,9 +28,9 @@ from speccompile.ops.triton.skinny_linear import skinny_linear_launch
 from speccompile.ops.triton.step_inputs import step_inputs_launch
 from speccompile.ops.triton.store_drafts import store_drafts_launch
 from speccompile.ops.triton.within_top import within_top_launch
-from speccompile.passes.step.sample import state_of
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
+from speccompile.sampling.process_scores import state_of
 
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 I32, I8, U8, BOOL = torch.int32, torch.int8, torch.uint8, torch.bool

@@ -23,8 +23,8 @@ from speccompile.graph.stage import Stages
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Pass
 from speccompile.passes.pipeline import Pipeline
-from speccompile.passes.step.sample import state_of
 from speccompile.sampling.pipeline import all_processors
+from speccompile.sampling.process_scores import state_of
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.code_key import own_code_key
 from speccompile.utils.sources import sources

@@ -25,6 +25,10 @@ _followers: weakref.WeakValueDictionary[int, GuideFollower] = weakref.WeakValueD
 _numbers = itertools.count(1)
 
 
+#: The source of drafts that a guide forces, beside the indices of drafters.
+GUIDE_SOURCE = -1
+
+
 class GuideFollower:
     """Follows the text of one request by its guide.
 
@@ -43,6 +47,8 @@ class GuideFollower:
         self._matcher = guide.matcher()
         # Committed tokens that the matcher has read.
         self._read = 0
+        # Positions in the sequence whose token was forced.
+        self._forced: set[int] = set()
         self.error: InvalidGuide | None = None
         self.number = next(_numbers)
         _followers[self.number] = self
@@ -84,8 +90,15 @@ class GuideFollower:
         """The tokens that must come after ``text`` ``[length]``, as the tokenizer splits them. Empty if there is a
         choice."""
         self._catch_up(text)
-        forced: list[int] = self._matcher.compute_ff_tokens()
-        return list(itertools.takewhile(lambda token: token not in self._eos, forced))
+        found: list[int] = self._matcher.compute_ff_tokens()
+        forced = list(itertools.takewhile(lambda token: token not in self._eos, found))
+        self._forced.update(range(len(text), len(text) + len(forced)))
+        return forced
+
+    def forced_drafts(self, position: int, count: int) -> int:
+        """The number of the first of ``count`` drafts from ``position`` of the sequence on that :meth:`forced` had."""
+        places = range(position, position + count)
+        return sum(1 for _ in itertools.takewhile(self._forced.__contains__, places))
 
     def is_complete(self, mask: torch.Tensor) -> bool:
         """Whether ``mask`` ``[V]`` only allows EOS tokens."""

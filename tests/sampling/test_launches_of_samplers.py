@@ -10,8 +10,9 @@ import torch
 from speccompile.graph.state import B, E, K, N, S, V, core_state
 from speccompile.passes.step.drawn_accept import drawn_accept
 from speccompile.passes.step.greedy_accept import greedy_accept
-from speccompile.passes.step.sample import exact_accept, processed, state_of, text_and_drafts
+from speccompile.passes.step.sample import exact_accept, processed, text_and_drafts
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
+from speccompile.sampling.process_scores import state_of
 from support.cuda_launches import Launches, launches_on_cuda
 
 VOCAB = 128256

@@ -119,7 +119,7 @@ def test_its_option_is_checked_and_told_among_the_known_ones(spec: Speculator) -
 
 def test_stages_show_its_op_in_its_place(spec: Speculator) -> None:
     source = spec.pipeline(3, kind="sampled").run(spec.stages["outline"].graph)[1].last.python
-    assert source.index("frequency_penalty_") < source.index("max_count_") < source.index("bad_words_")
+    assert source.index("'frequency_penalty'") < source.index("'max_count'") < source.index("'bad_words'")
 
 
 def test_a_model_wrapped_before_takes_the_option_after_a_rebuild(before: Speculator, registered: None) -> None:

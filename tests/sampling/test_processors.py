@@ -17,8 +17,9 @@ from transformers.generation import logits_process as hf
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import core_state, resolve_layout
-from speccompile.passes.step.sample import processed, put_tokens, state_of
+from speccompile.passes.step.sample import processed, put_tokens
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
+from speccompile.sampling.process_scores import state_of
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.sequences import SequenceBias
 from speccompile.sampling.top_p import SEARCH_SIZES, TopP

@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton.launch import Launch, launches_of
 from speccompile.sampling.base import IMPLEMENTATIONS
+from speccompile.sampling.process_scores import run_processors
 
 ALLOCATIONS = {"aten::empty", "aten::empty_like", "aten::new_empty", "aten::empty_strided"}
 #: Kernels that read all logits for every row, and those that do for rows with top-k, top-p or min-p. Others read none
@@ -36,6 +37,11 @@ class Launches(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kernel = cuda_kernel(func)
+        if func is torch.ops.speccompile.process_scores_.default:
+            # It launches what the ops of its processors launch.
+            with self:
+                run_processors(*args)
+            return None
         if kernel is not None:
             for launch in launches_of(lambda: kernel(*args, **(kwargs or {}))):
                 self.names[launch.kernel.__name__] += 1

@@ -24,6 +24,7 @@ from speccompile.sampling.pipeline import (
     all_processors,
     in_order,
 )
+from speccompile.sampling.process_scores import process_scores, state_of
 from speccompile.sampling.user import apply_processors
 
 
@@ -137,11 +138,6 @@ def filtered(graph: StepGraph, logits: fx.Node, slots: fx.Node, before: fx.Node)
     return scores
 
 
-def state_of(processor: Processor) -> list[str]:
-    """Names of the state tensors that a processor reads."""
-    return [*(spec.name for spec in processor.state), *processor.reads]
-
-
 def processed(
     logits: torch.Tensor,
     context: torch.Tensor,
@@ -158,18 +154,16 @@ def processed(
     scores = logits.to(torch.float32, copy=True)
     rows = {name: tensor[slots] for name, tensor in zip(names, tensors, strict=False)}
 
-    def run(processors: tuple[Processor, ...]) -> None:
-        for processor in in_order(processors, names):
-            state = [rows[name] for name in state_of(processor)]
-            processor.op(scores, context, row_length, drafted, state)
+    def run(*processors: Processor) -> None:
+        process_scores([*in_order(processors, names)], scores, context, row_length, drafted, rows)
 
-    run(PENALTIES)
+    warpers = (*HOST_PROCESSORS, *WARPERS, *WATERMARK) if calls_host else WARPERS
     if user:
+        run(*PENALTIES)
         apply_processors(user, scores, context, row_length, held)
-    run(HOST_PROCESSORS if calls_host else ())
-    run(WARPERS)
-    run(WATERMARK if calls_host else ())
-    run(LAST)
+        run(*warpers, *LAST)
+    else:
+        run(*PENALTIES, *warpers, *LAST)
     return scores
 
 

@@ -20,11 +20,11 @@ from speccompile.ops.noise import add_gumbel
 from speccompile.passes.step.judge_chain import chain_in_tree, other_branches
 from speccompile.passes.step.move_path import of_path
 from speccompile.passes.step.ranked_tree import of_independent, ranked
-from speccompile.passes.step.sample import state_of
 from speccompile.passes.step.tree_accept import next_node
 from speccompile.passes.step.tree_drafts import fit, static_form
 from speccompile.sampling.base import Processor
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
+from speccompile.sampling.process_scores import state_of
 
 ROWS, WIDTH, DRAFTS = 3, 4, 3
 SIZES = {N: 6, S: 40, K: DRAFTS, B: ROWS, E: 8, V: 5000}
