@@ -13,8 +13,11 @@ from typing import Any
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.errors import InvalidGuide
+from speccompile.guides.dialects import NAMED
 from speccompile.guides.ecma import rust_pattern
+from speccompile.guides.formats import keywords_of_format
 from speccompile.guides.guide import Guide, compiled, first_line
+from speccompile.guides.rewriting import rewritten_schema
 from speccompile.guides.tokens import guide_tokens, llguidance
 from speccompile.utils.json_faults import json_fault
 
@@ -28,8 +31,6 @@ _OTHER_DIALECTS: Mapping[str, str] = {
     **dict.fromkeys(("minDigits", "maxDigits"), "minimum and maximum"),
     **{f"{end}Digits{part}": "pattern" for end in ("min", "max") for part in ("Integer", "Fraction", "Exponent")},
 }
-#: Keywords whose value maps names to schemas.
-_NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "$defs", "definitions", "dependentSchemas"})
 #: Keywords whose value is not a schema.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "required"})
 
@@ -62,14 +63,44 @@ def followed_schema(text: str, *, strict: bool = True) -> tuple[str, tuple[str, 
     """
     left_out: list[str] = []
     schema = _translated(json.loads(text), text, strict, left_out)
-    followed = json.dumps({**schema, "x-guidance": _LAYOUT})
-    if (problem := _problem(followed)) is not None:
-        followed = json.dumps({**schema, "x-guidance": {**_LAYOUT, "lenient": True}})
-        failed, messages = _validated(followed)
-        if strict or failed:
-            raise InvalidGuide(what=text, reason=problem)
-        left_out += map(first_line, messages or [problem])
+    followed = _with_options(schema)
+    if (problem := _problem(followed)) is None:
+        return followed, tuple(dict.fromkeys(left_out))
+    try:
+        followed = _with_options(rewritten_schema(schema))
+        problem = _problem(followed)
+    except InvalidGuide as error:
+        problem = error.fields["reason"]
+    if problem is not None and strict:
+        raise InvalidGuide(what=text, reason=problem)
+    if problem is not None:
+        followed = _loosened(schema, text, problem, left_out)
     return followed, tuple(dict.fromkeys(left_out))
+
+
+def _loosened(schema: dict[str, Any], text: str, problem: str, left_out: list[str]) -> str:
+    """``schema`` without the parts that cannot be followed, which are added to ``left_out``.
+
+    Raises:
+        InvalidGuide: for ``problem``, which is not that of a keyword.
+    """
+    own: list[str] = []
+    try:
+        candidates = [rewritten_schema(schema, own), schema]
+    except InvalidGuide:
+        candidates = [schema]
+    for candidate in candidates:
+        followed = _with_options(candidate, lenient=True)
+        failed, messages = _validated(followed)
+        if not failed:
+            left_out += [*(own if candidate is not schema else ()), *map(first_line, messages)]
+            left_out += [] if left_out else [problem]
+            return followed
+    raise InvalidGuide(what=text, reason=problem)
+
+
+def _with_options(schema: Mapping[str, Any], **options: bool) -> str:
+    return json.dumps({**schema, "x-guidance": {**_LAYOUT, **options}})
 
 
 def schema_text(schema: Any) -> str:
@@ -120,6 +151,7 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
     if not isinstance(schema, dict):
         return schema
     result: dict[str, Any] = {}
+    of_format: dict[str, Any] = {}
     unfollowed = set()
     for name, value in schema.items():
         if name == "uniqueItems" and value is False:
@@ -130,10 +162,12 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
                 raise InvalidGuide(what=text, reason=reason)
             if name == "pattern" and isinstance(value, str):
                 result[name] = _pattern(value)
+            elif name == "format" and isinstance(value, str):
+                of_format = keywords_of_format(value)
             elif name == "patternProperties" and isinstance(value, dict):
                 own = {_pattern(key): _translated(item, text, strict, left_out) for key, item in value.items()}
                 result[name] = own
-            elif name in _NAMED_SCHEMAS and isinstance(value, dict):
+            elif name in NAMED and isinstance(value, dict):
                 result[name] = {key: _translated(item, text, strict, left_out) for key, item in value.items()}
             else:
                 result[name] = value if name in _VALUES else _translated(value, text, strict, left_out)
@@ -142,6 +176,10 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
                 raise InvalidGuide(what=text, reason=error.fields["reason"]) from error
             left_out.append(f"{name}: {error.fields['reason']}")
             unfollowed.add(name)
+    if of_format.keys() & result.keys():
+        result["allOf"] = [*result.get("allOf", []), of_format]
+    else:
+        result |= of_format
     if "patternProperties" in unfollowed:
         # These properties are now additional ones.
         result.pop("additionalProperties", None)

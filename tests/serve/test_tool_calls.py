@@ -278,7 +278,7 @@ def test_tools_that_cannot_be_followed_are_named(client: Client, fields: dict[st
 def test_what_a_tool_that_is_not_strict_cannot_have_followed_is_left_out(
     client: Client, caplog: pytest.LogCaptureFixture
 ) -> None:
-    parameters = CITY | {"properties": {"city": {"enum": ["Oslo"], "not": {"const": "Rome"}}}}
+    parameters = CITY | {"properties": {"city": {"enum": ["Oslo"], "not": {"pattern": "Rome"}}}}
     function = {"name": "weather", "parameters": parameters}
     fields = {"tool_choice": "required", "parallel_tool_calls": False, "max_tokens": 140}
     for _ in range(2):
@@ -288,7 +288,7 @@ def test_what_a_tool_that_is_not_strict_cannot_have_followed_is_left_out(
     assert len([line for line in caplog.messages if line.startswith("weather: ") and "not" in line]) == 1
     strict = {"messages": [USER], "tools": [{"type": "function", "function": function | {"strict": True}}]}
     error = client.refused(CHAT, strict)
-    assert error["param"] == "tools[0].function.parameters" and '"not"' in error["message"]
+    assert error["param"] == "tools[0].function.parameters" and "within not" in error["message"]
 
 
 def test_some_tools_may_be_allowed(client: Client) -> None:
