@@ -9,6 +9,7 @@ from speccompile.runtime.request import Request
 from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
 from speccompile.runtime.stats import Stats
+from speccompile.sampling.guide import GUIDE_SOURCE
 
 
 @dataclass(frozen=True)
@@ -88,7 +89,11 @@ class Delivery:
         accepted = min(judgement.accepted, added)
         for counters in (self._stats, request.stats):
             counters.count(added, accepted, judgement.proposed, judgement.depth)
-        request.stats.count_drafts(judgement.source, accepted, judgement.proposed)
+        forced = request.forced_drafts(len(request.new_tokens) - added, judgement.proposed)
+        accepted_forced = min(accepted, forced)
+        if forced:
+            request.stats.count_drafts(GUIDE_SOURCE, accepted_forced, forced)
+        request.stats.count_drafts(judgement.source, accepted - accepted_forced, judgement.proposed - forced)
 
     def _end(self, request: Request) -> None:
         """End a request whose row the step has ended, with the reason."""

@@ -18,6 +18,7 @@ from speccompile.runtime.score_records import Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.text_stream import TextStream
 from speccompile.runtime.token_stream import TokenStream
+from speccompile.sampling.guide import GUIDE_SOURCE
 from speccompile.utils.numbers import python_numbers
 
 #: Source of request numbers, which are unique in the process.
@@ -237,6 +238,13 @@ class Request:
         called = () if sampling is None else (sampling.host_call, sampling.follower)
         return next((call.error for call in called if call is not None and call.error is not None), None)
 
+    def forced_drafts(self, index: int, count: int) -> int:
+        """The number of the first of ``count`` drafts from new token ``index`` on that its guide forces."""
+        sampling = self.params.sampling
+        if sampling is None or sampling.follower is None:
+            return 0
+        return sampling.follower.forced_drafts(len(self.prompt) + index, count)
+
     def admit(self, slot: int, cached: int, known: int = 0) -> None:
         """Assign ``slot``, which holds the KV of its first ``cached`` tokens. ``known`` tokens had KV in some slot."""
         self.slot, self.cached = slot, cached
@@ -262,7 +270,9 @@ class Request:
             if self._first_token is None:
                 self._first_token = time.perf_counter()
             # Added before the tokens, which readers read without the lock.
-            self.drafted_by.extend(source if index < accepted else None for index in range(len(tokens)))
+            forced = self.forced_drafts(len(self.new_tokens), accepted)
+            sources = [GUIDE_SOURCE] * forced + [source] * (accepted - forced) + [None] * (len(tokens) - accepted)
+            self.drafted_by.extend(sources[: len(tokens)])
             self.new_tokens.extend(tokens)
             self.stats.new_tokens += len(tokens)
             return True

@@ -82,7 +82,8 @@ class RequestStats(Counters):
     request has ended. Of its prompt's tokens, ``prefill_tokens`` were processed, and the KV of ``reused_tokens`` was
     known. If all but the last were known, the request's own first decode step processes the last. The KV of
     ``reread_tokens`` was also known, but no recurrent state at their end: these are counted as processed. ``drafts_by``
-    counts draft tokens and accepted draft tokens, by the drafter's index in ``Mode.drafter_names``.
+    counts draft tokens and accepted draft tokens, by the drafter's index in ``Mode.drafter_names``, or by
+    ``GUIDE_SOURCE`` for tokens that a guide forces.
     """
 
     prompt_tokens: int = 0

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from speccompile.runtime.request import Request
+from speccompile.sampling.guide import GUIDE_SOURCE
 from speccompile.serve.service import Service
 
 
 def token_sources(service: Service, request: Request, positions: range) -> list[dict[str, Any]]:
     """Describe the new tokens at ``positions``: text and bytes, whether it is a special token, and the drafter whose
-    draft was accepted, or None."""
-    vocabulary, names = service.vocabulary, service.drafters
+    draft was accepted, ``guide`` for a draft that the guide forces, or None."""
+    vocabulary, names = service.vocabulary, {GUIDE_SOURCE: "guide"} | dict(enumerate(service.drafters))
     return [
         {
             "text": vocabulary.text_of(token),

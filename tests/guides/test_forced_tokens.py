@@ -9,6 +9,7 @@ import pytest
 
 from speccompile import Speculator, wrap
 from speccompile.guides import Guide, json_schema_guide, regex_guide
+from speccompile.sampling.guide import GUIDE_SOURCE
 from support.drafters import random_drafter
 from support.guide_tokenizers import EOS, common
 from support.tiny import tiny_llama
@@ -67,3 +68,18 @@ def test_forced_tokens_stop_at_the_limit_of_the_request(spec: Speculator) -> Non
         assert len(request.result().token_ids) == most and request.stats.accepted_tokens < most
     none = spec.engine.submit([5, 6], max_new_tokens=9, eos_token_id=[EOS], guide=guide, num_draft_tokens=0)
     assert len(none.result().token_ids) == 9 and none.stats.accepted_tokens == 0
+
+
+def test_forced_tokens_are_counted_as_drafts_of_the_guide(spec: Speculator) -> None:
+    guide = json_schema_guide(SCHEMA, common())
+    spec.set_tier(7)
+    request = spec.engine.submit([5, 6, 7], max_new_tokens=60, eos_token_id=[EOS], guide=guide)
+    text = common().decode(request.result().token_ids)
+    by_guide = [source == GUIDE_SOURCE for source in request.drafted_by]
+    # The name of the second property has one spelling. Its first token may be a step's own.
+    first = len(common().encode(text[: text.index("is it there")]))
+    assert all(by_guide[first + 2 : first + 6]) and sum(by_guide) > len(by_guide) / 4
+    drafts, accepted = request.stats.drafts_by[GUIDE_SOURCE]
+    assert drafts >= accepted == sum(by_guide)
+    others = [right for source, (_, right) in request.stats.drafts_by.items() if source != GUIDE_SOURCE]
+    assert accepted + sum(others) == request.stats.accepted_tokens
