@@ -1,7 +1,7 @@
 """Drafts of the tokens that a guide forces: ``python -m benchmarks.forced_tokens --option weights=int4``.
 
-A tool call and an object of ten fields, greedy and drawn, each with the drafts of ``ngram`` and of the guide and
-without drafts, in turns; and the steps of requests with and without a guide.
+A tool call and an object of ten fields, greedy and drawn, each with the drafts of ``ngram`` and of the guide, whose
+number the default policy chooses, and without drafts, in turns; and the steps of requests with and without a guide.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from transformers import PreTrainedTokenizerBase
 from benchmarks.machine import describe
 from speccompile import Speculator, wrap
 from speccompile.cli.models import encode, load
-from speccompile.cli.session import parse_options, session
+from speccompile.cli.session import parse_options, parse_tiers, session
 from speccompile.guides import Guide, json_schema_guide
 from speccompile.serve.guide_process import compile_guide
 from speccompile.serve.guide_source import GuideSource
@@ -82,7 +82,7 @@ def step_milliseconds(spec: Speculator, ids: list[int], **options: Any) -> float
 
 def main(
     model: Annotated[str, typer.Option(help="smollm2, a folder or a hub id.")] = "smollm2",
-    draft_len: Annotated[int, typer.Option(help="The tier that is compared with K=0.")] = 7,
+    tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,3,7",
     rounds: Annotated[int, typer.Option(help="Texts of each task, with another seed each.")] = 5,
     option: Annotated[list[str] | None, typer.Option(help="Further options of wrap, NAME=VALUE.")] = None,
     json_: Annotated[Path | None, typer.Option("--json", help="Where to write the figures.")] = None,
@@ -92,14 +92,14 @@ def main(
     with session():
         target, tokenizer = load(model)
         tasks = make_tasks(tokenizer)
-        sizes: dict[str, Any] = {"tiers": (0, draft_len), "max_batch": 1, "max_len": 1024, "sampling": True}
+        sizes: dict[str, Any] = {"tiers": parse_tiers(tiers), "max_batch": 1, "max_len": 1024, "sampling": True}
         with wrap(target, "ngram", **sizes, **parse_options(option or [])) as spec:
             for seed in range(rounds + 1):
                 for name, task in tasks.items():
                     ids = encode(tokenizer, task.prompt, True)[0].tolist()
                     for law, options in LAWS.items():
                         own = options | ({"seed": seed} if options else {})
-                        spec.set_tier(draft_len)
+                        spec.set_tier(None)
                         text, accepted, drafted = decode(spec, ids, guide=task.guide, **own)
                         spec.set_tier(0)
                         plain_text, _, plain = decode(spec, ids, guide=task.guide, **own)
@@ -117,7 +117,7 @@ def main(
                 name: statistics.median(step_milliseconds(spec, free, **options) for _ in range(rounds))
                 for name, options in kinds.items()
             }
-    table = Table("text", "tokens", "of them drafts", "tokens/s at K=0", f"at K={draft_len}", "ratio", "the same")
+    table = Table("text", "tokens", "of them drafts", "tokens/s at K=0", "with drafts", "ratio", "the same")
     found = []
     for (name, law), rows in tasks_of.items():
         before, after, accepted, count = (statistics.median(column) for column in list(zip(*rows, strict=True))[:4])

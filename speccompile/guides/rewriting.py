@@ -16,6 +16,8 @@ from speccompile.guides.dialects import current_schema
 from speccompile.guides.disjoint import are_disjoint
 from speccompile.guides.opposites import names_schema, opposites
 
+#: Bound of the work for one schema, about a second.
+MOST_VISITED = 20_000
 #: Keywords of this module, in groups that belong together. llguidance has ``oneOf`` for options of which it sees that
 #: they do not overlap.
 _GROUPS = (
@@ -60,6 +62,8 @@ def rewritten_schema(schema: dict[str, Any], left_out: list[str] | None = None) 
 class _Rewriting:
     def __init__(self, root: dict[str, Any], left_out: list[str] | None) -> None:
         self._root, self._left_out = root, left_out
+        # Schemas whose cases were found. Parts are written at several places, so nested ones could multiply.
+        self._visited = 0
         # References in place that are being followed: a schema that refers to itself in place has no end.
         self._followed: list[str] = []
 
@@ -106,6 +110,9 @@ class _Rewriting:
 
     def cases(self, schema: Any, *, annotated: bool = False) -> list[Case]:
         """The values of ``schema``. What they evaluate is only complete if it is ``annotated``."""
+        self._visited += 1
+        if self._visited > MOST_VISITED:
+            raise InvalidGuide(what="the schema", reason=f"its parts have more than {MOST_VISITED} cases")
         if isinstance(schema, bool):
             return [Case()] if schema else []
         own = {name: self._within(name, value) for name, value in schema.items() if name in _RESTRICTING}

@@ -24,7 +24,7 @@ def policy_rows(
     Args:
         longest: most drafts that a step can accept.
         ready: the drafter has already proposed.
-        scores: include the drafter's scores of its proposals, if it has any.
+        scores: include the drafter's scores of its proposals, if it has any. Drafts that a guide forces are certain.
         reach: the longest context that the drafter can read; None means no limit.
         network_on_demand: a network drafts for rows without a proposal.
     """
@@ -39,12 +39,14 @@ def policy_rows(
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
+        forced = 0 if by_network else request.forced_drafts(len(request.new_tokens), count)
         own: Sequence[float] = ()
         if by_network and confidence is not None:
             own = [confidence[request.slot]]
         elif not by_network and scores:
-            own = request.proposal.scores
-        offered.append(Row(request.number, context, count, tuple(own[:count]), network_on_demand and not by_network))
+            own = [*[1.0] * forced, *request.proposal.scores[forced:]]
+        found = bool(forced) or (network_on_demand and not by_network)
+        offered.append(Row(request.number, context, count, tuple(own[:count]), found))
     return offered
 
 

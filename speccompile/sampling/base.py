@@ -79,13 +79,15 @@ class Processor(ABC):
 
     A new one is a subclass in its own file. One of this package is listed in :mod:`speccompile.sampling.pipeline`;
     one from outside is passed to :func:`speccompile.sampling.register_processor`. Its state is part of the arena, and
-    its op is a node of every sampled step.
+    every sampled step names it in its call of ``process_scores_``.
     """
 
     name: ClassVar[str]
     options: ClassVar[tuple[Option, ...]]
     #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
     state: ClassVar[tuple[StateSpec, ...]]
+    #: How many tensors of its state, from the first on, :meth:`active` reads.
+    deciding: ClassVar[int] = 1
     #: Core state (of :func:`speccompile.graph.state.core_state`) that it also reads.
     reads: ClassVar[tuple[str, ...]] = ()
 
@@ -123,11 +125,12 @@ class Processor(ABC):
         Args:
             drafted: how many of the ``length`` tokens are drafts: 0, except in a drafter's own forwards.
         """
-        if not traits_of(scores.device).host_memory or self.active(*state):
+        if not traits_of(scores.device).host_memory or self.active(*state[: self.deciding]):
             self.apply(scores, context, length, *state)
 
     def active(self, *state: torch.Tensor) -> bool:
-        """Whether any row uses the processor. Only called on a CPU, where reading a tensor costs nothing."""
+        """Whether any row uses the processor, by the first :attr:`deciding` tensors of its state ``[B, ...]``. Only
+        called on a CPU, where reading a tensor costs nothing."""
         return bool((state[0] != self.state[0].fill).any())
 
     @property

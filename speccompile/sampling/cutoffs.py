@@ -32,6 +32,8 @@ class Cutoffs(Processor):
         StateSpec("eta_cutoff", (N,), torch.float32),
     )
 
+    deciding: ClassVar = 2
+
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {name: float(value) for name, value in values.items()}
 

@@ -106,6 +106,9 @@ class _OnHost(Processor):
         # The engine writes ``host_call`` before the step that chooses the first token: chunks of a prompt choose none.
         return {}
 
+    def active(self, *state: torch.Tensor) -> bool:
+        return bool(state[0].any())
+
     def call(
         self,
         scores: torch.Tensor,

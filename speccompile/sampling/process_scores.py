@@ -1,4 +1,5 @@
-"""The op of consecutive processors of the sampling pipeline. On a CPU it runs only those that a row uses."""
+"""The op of consecutive processors of the sampling pipeline. On a CPU it runs only those that a row uses, and reads the
+state of no others."""
 
 from __future__ import annotations
 
@@ -12,7 +13,7 @@ from speccompile.utils.devices import traits_of
 
 library.define(
     "process_scores_(Tensor(a!) scores, Tensor context, Tensor length, int drafted, str[] names, int[] counts, "
-    "Tensor[] state) -> ()"
+    "Tensor[] state, Tensor? slots) -> ()"
 )
 
 
@@ -27,23 +28,28 @@ def process_scores(
     context: torch.Tensor,
     length: torch.Tensor,
     drafted: int,
-    rows: Mapping[str, torch.Tensor],
+    slots: torch.Tensor,
+    state: Mapping[str, torch.Tensor],
 ) -> None:
     """Apply ``processors`` to ``scores`` ``[B, T, V]`` in place, one after the other, by one op.
 
     Args:
         drafted: how many of the ``length`` tokens are drafts.
-        rows: state of the rows ``[B, ...]`` by name.
+        slots: ``[B]``; state: ``[N, ...]`` by name.
     """
-    state = [[rows[name] for name in state_of(processor)] for processor in processors]
+    # The compiler makes one kernel of all readings of rows. A CPU does without most of them.
+    in_host_memory = traits_of(scores.device).host_memory
+    rows = state if in_host_memory else {name: tensor[slots] for name, tensor in state.items()}
+    given = [[rows[name] for name in state_of(processor)] for processor in processors]
     torch.ops.speccompile.process_scores_(
         scores,
         context,
         length,
         drafted,
         [processor.name for processor in processors],
-        [len(tensors) for tensors in state],
-        [tensor for tensors in state for tensor in tensors],
+        [len(tensors) for tensors in given],
+        [tensor for tensors in given for tensor in tensors],
+        slots if in_host_memory else None,
     )
 
 
@@ -55,15 +61,22 @@ def run_processors(
     names: Sequence[str],
     counts: Sequence[int],
     state: Sequence[torch.Tensor],
+    slots: torch.Tensor | None,
 ) -> None:
-    """The op: run the processors ``names``, whose ``state`` ``[B, ...]`` has ``counts`` tensors each."""
-    # On a CPU an op's own dispatch would cost as much as all processors that no row uses.
-    in_host_memory = traits_of(scores.device).host_memory
+    """The op: run the processors ``names``, whose ``state`` has ``counts`` tensors each: ``[N, ...]``, of which
+    ``slots`` ``[B]`` are those of the rows, or ``[B, ...]`` without ``slots``."""
     remaining = iter(state)
     for name, count in zip(names, counts, strict=True):
         processor: Processor = IMPLEMENTATIONS[f"{name}_"]
-        run = processor.call if in_host_memory else processor.op
-        run(scores, context, length, drafted, list(itertools.islice(remaining, count)))
+        own = list(itertools.islice(remaining, count))
+        if slots is None:
+            processor.op(scores, context, length, drafted, own)
+            continue
+        rows = [tensor.index_select(0, slots) for tensor in own[: processor.deciding]]
+        # Most processors have nothing to do. An op's dispatch would cost more than this question.
+        if processor.active(*rows):
+            rows += [tensor.index_select(0, slots) for tensor in own[processor.deciding :]]
+            processor.call(scores, context, length, drafted, rows)
 
 
 library.impl("process_scores_", run_processors, "CompositeExplicitAutograd")

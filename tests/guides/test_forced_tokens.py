@@ -9,6 +9,7 @@ import pytest
 
 from speccompile import Speculator, wrap
 from speccompile.guides import Guide, json_schema_guide, regex_guide
+from speccompile.runtime.policy_inputs import policy_rows
 from speccompile.sampling.guide import GUIDE_SOURCE
 from support.drafters import random_drafter
 from support.guide_tokenizers import EOS, common
@@ -83,3 +84,14 @@ def test_forced_tokens_are_counted_as_drafts_of_the_guide(spec: Speculator) -> N
     assert drafts >= accepted == sum(by_guide)
     others = [right for source, (_, right) in request.stats.drafts_by.items() if source != GUIDE_SOURCE]
     assert accepted + sum(others) == request.stats.accepted_tokens
+
+
+def test_forced_drafts_are_certain_for_policies(spec: Speculator) -> None:
+    guide = regex_guide("the only text that there is, and it is long", common())
+    spec.set_tier(7)
+    request = spec.engine.submit([5, 6, 7], max_new_tokens=60, eos_token_id=[EOS], guide=guide)
+    while not request.new_tokens:
+        spec.engine.step()
+    (row,) = policy_rows([request], spec.arena, 7, ready=True, scores=True)
+    request.cancel()
+    assert row.draft_len == 7 and row.scores == (1.0,) * 7 and row.found

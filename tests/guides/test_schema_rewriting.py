@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from speccompile.errors import InvalidGuide
 from speccompile.guides import Guide, json_schema_guide
 from speccompile.guides.disjoint import are_disjoint
+from support.errors import raises
 from support.guide_tokenizers import byte_level, token_ids
 
 #: No number with a fraction: what is no integer has none.
@@ -100,6 +102,14 @@ def test_exactly_the_valid_values_are_allowed(schema: dict[str, Any]) -> None:
         assert known or (refused and not valid), reason
         return
     assert [value for value in VALUES if allows(guide, value)] == valid
+
+
+def test_nested_schemas_do_not_multiply_without_end() -> None:
+    schema: dict[str, Any] = {"type": "null"}
+    for _ in range(20):
+        schema = {"properties": {"a": schema}, "unevaluatedProperties": False}
+    with raises(InvalidGuide, reason=re.compile("have more than 20000 cases")):
+        json_schema_guide(schema, byte_level())
 
 
 @settings(deadline=None, max_examples=100)

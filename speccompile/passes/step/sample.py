@@ -152,10 +152,10 @@ def processed(
     """``tensors`` are the state tensors ``names``, then those that the user's processors hold."""
     held = tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
-    rows = {name: tensor[slots] for name, tensor in zip(names, tensors, strict=False)}
+    state = dict(zip(names, tensors, strict=False))
 
     def run(*processors: Processor) -> None:
-        process_scores([*in_order(processors, names)], scores, context, row_length, drafted, rows)
+        process_scores([*in_order(processors, names)], scores, context, row_length, drafted, slots, state)
 
     warpers = (*HOST_PROCESSORS, *WARPERS, *WATERMARK) if calls_host else WARPERS
     if user:
