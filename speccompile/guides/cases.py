@@ -79,8 +79,10 @@ def any_of(options: Sequence[Cases], *, annotated: bool) -> list[Case]:
             with what all of them evaluate, unless another case with these values evaluates as much.
     """
     found = _limited([case for cases in options for case in cases])
-    if not annotated:
+    if not annotated or all(one.evaluates_no_more_than(other) for one in found for other in found):
         return found
+    if 2 ** len(options) > MOST_CASES:
+        raise InvalidGuide(what="the schema", reason=f"anyOf beside unevaluated parts has more than {MOST_CASES} cases")
     for count in range(2, len(options) + 1):
         for chosen in itertools.combinations(options, count):
             together: list[Case] = [Case()]

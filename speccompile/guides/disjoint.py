@@ -40,8 +40,13 @@ def types_of(schema: Any, resolve: Resolve | None = None, depth: int = 0) -> fro
     return found
 
 
-def are_disjoint(first: Any, second: Any, resolve: Resolve, depth: int = 0) -> bool:
-    """Whether it is certain that no value is valid for both."""
+def are_disjoint(first: Any, second: Any, resolve: Resolve, count: Callable[[], None], depth: int = 0) -> bool:
+    """Whether it is certain that no value is valid for both.
+
+    Args:
+        count: called for each comparison. It may raise an exception to end a long one.
+    """
+    count()
     common = types_of(first, resolve) & types_of(second, resolve)
     if not common:
         return True
@@ -50,7 +55,7 @@ def are_disjoint(first: Any, second: Any, resolve: Resolve, depth: int = 0) -> b
     ones, others = _parts(first, resolve), _parts(second, resolve)
     for parts, whole in ((ones, second), (others, first)):
         for options in (part[name] for part in parts for name in ("anyOf", "oneOf") if name in part):
-            if all(are_disjoint(option, whole, resolve, depth + 1) for option in options):
+            if all(are_disjoint(option, whole, resolve, count, depth + 1) for option in options):
                 return True
     known = [values for parts in (ones, others) if (values := _known_values(parts)) is not None]
     if len(known) == 2 and not known[0] & known[1]:
@@ -59,7 +64,7 @@ def are_disjoint(first: Any, second: Any, resolve: Resolve, depth: int = 0) -> b
         return False
     required = {name for part in (*ones, *others) for name in part.get("required", ())}
     return any(
-        are_disjoint(one, other, resolve, depth + 1)
+        are_disjoint(one, other, resolve, count, depth + 1)
         for name in sorted(required)
         for one in _of_property(ones, name)
         for other in _of_property(others, name)
@@ -97,8 +102,12 @@ def _known_values(parts: list[Mapping[str, Any]]) -> set[str] | None:
 
 
 def _text(value: Any) -> str:
-    whole = isinstance(value, float) and value.is_integer()
-    return json.dumps(int(value) if whole else value, sort_keys=True)
+    return json.dumps(json.loads(json.dumps(value), parse_float=_number), sort_keys=True)
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    return int(value) if value.is_integer() else value
 
 
 def _type(value: Any) -> str:

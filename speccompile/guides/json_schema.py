@@ -31,8 +31,10 @@ _OTHER_DIALECTS: Mapping[str, str] = {
     **dict.fromkeys(("minDigits", "maxDigits"), "minimum and maximum"),
     **{f"{end}Digits{part}": "pattern" for end in ("min", "max") for part in ("Integer", "Fraction", "Exponent")},
 }
+#: What llguidance says of schemas that can be rewritten.
+_REWRITTEN = ("Unimplemented keys", "oneOf constraints", "Expected positive integer")
 #: Keywords whose value is not a schema.
-_VALUES = frozenset({"const", "enum", "default", "examples", "example", "required"})
+_VALUES = frozenset({"const", "enum", "default", "examples", "example", "required", "dependentRequired"})
 
 
 def json_schema_guide(
@@ -61,16 +63,24 @@ def followed_schema(text: str, *, strict: bool = True) -> tuple[str, tuple[str, 
     Raises:
         InvalidGuide: the cases of :func:`json_schema_guide`, except that nothing matches the schema.
     """
+    try:
+        return _followed(text, strict=strict)
+    except RecursionError as error:
+        raise InvalidGuide(what="the schema", reason="it nests too deeply") from error
+
+
+def _followed(text: str, *, strict: bool) -> tuple[str, tuple[str, ...]]:
     left_out: list[str] = []
     schema = _translated(json.loads(text), text, strict, left_out)
     followed = _with_options(schema)
     if (problem := _problem(followed)) is None:
         return followed, tuple(dict.fromkeys(left_out))
-    try:
-        followed = _with_options(rewritten_schema(schema))
-        problem = _problem(followed)
-    except InvalidGuide as error:
-        problem = error.fields["reason"]
+    if problem.startswith(_REWRITTEN):
+        try:
+            followed = _with_options(rewritten_schema(schema))
+            problem = _problem(followed)
+        except InvalidGuide as error:
+            problem = error.fields["reason"]
     if problem is not None and strict:
         raise InvalidGuide(what=text, reason=problem)
     if problem is not None:
@@ -124,6 +134,8 @@ def schema_text(schema: Any) -> str:
         raise InvalidGuide(what="false", reason="no value is valid for it")
     try:
         return json.dumps({} if value is True else value, allow_nan=False)
+    except RecursionError as error:
+        raise InvalidGuide(what="the schema", reason="it nests too deeply") from error
     except (TypeError, ValueError) as error:
         reason = json_fault(error) if isinstance(error, ValueError) else str(error)
         raise InvalidGuide(what="the schema", reason=f"it is not JSON: {reason}") from error
@@ -176,7 +188,7 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
                 raise InvalidGuide(what=text, reason=error.fields["reason"]) from error
             left_out.append(f"{name}: {error.fields['reason']}")
             unfollowed.add(name)
-    if of_format.keys() & result.keys():
+    if of_format.keys() & result.keys() and isinstance(result.get("allOf", []), list):
         result["allOf"] = [*result.get("allOf", []), of_format]
     else:
         result |= of_format

@@ -16,8 +16,8 @@ _NUMERIC = frozenset({"integer", "number"})
 
 
 def opposites(name: str, value: Any) -> list[dict[str, Any]]:
-    """Schemas of which one is valid for each value that ``{name: value}`` refuses. A number with a fraction, which is
-    no integer, has none.
+    """Schemas of which one is valid for each value that ``{name: value}`` refuses. No schema describes the numbers with
+    a fraction, which ``{"type": "integer"}`` refuses, so these are left out.
 
     Args:
         name: a keyword whose value contains no schema.
@@ -110,6 +110,9 @@ _OPPOSITES: Mapping[str, Callable[[Any], list[dict[str, Any]]]] = {
 }
 
 
+_WORDS = frozenset({"title", "description", "$comment", "examples"})
+
+
 def names_schema(value: Any) -> dict[str, Any] | None:
     """The schema of objects whose names are valid for ``value``, that of ``propertyNames``; None if all names are.
 
@@ -120,8 +123,9 @@ def names_schema(value: Any) -> dict[str, Any] | None:
         return None
     if value is False:
         return {"properties": {}, "additionalProperties": False}
-    rest = {name: item for name, item in value.items() if (name, item) != ("type", "string")}
-    names = rest.pop("enum", [rest.pop("const")] if "const" in rest else None)
+    rest = {name: item for name, item in value.items() if name not in _WORDS and (name, item) != ("type", "string")}
+    if (names := rest.pop("enum", None)) is None and "const" in rest:
+        names = [rest.pop("const")]
     least, most = rest.pop("minLength", 0), rest.pop("maxLength", "")
     pattern = rest.pop("pattern", None)
     if rest or (names is not None) + (pattern is not None) + ((least, most) != (0, "")) > 1:

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides.cases import Case, any_of, both, schema_of
-from speccompile.guides.dialects import current_schema
+from speccompile.guides.dialects import current_schema, subschemas
 from speccompile.guides.disjoint import are_disjoint
 from speccompile.guides.opposites import names_schema, opposites
 
-#: Bound of the work for one schema, about a second.
-MOST_VISITED = 20_000
+#: Bound of the work for one schema, a second or two: how often a part of it is read.
+MOST_READ = 20_000
 #: Keywords of this module, in groups that belong together. llguidance has ``oneOf`` for options of which it sees that
 #: they do not overlap.
 _GROUPS = (
@@ -62,8 +63,8 @@ def rewritten_schema(schema: dict[str, Any], left_out: list[str] | None = None) 
 class _Rewriting:
     def __init__(self, root: dict[str, Any], left_out: list[str] | None) -> None:
         self._root, self._left_out = root, left_out
-        # Schemas whose cases were found. Parts are written at several places, so nested ones could multiply.
-        self._visited = 0
+        # Parts are written at several places, so the work for nested ones could multiply.
+        self._read = 0
         # References in place that are being followed: a schema that refers to itself in place has no end.
         self._followed: list[str] = []
 
@@ -82,8 +83,9 @@ class _Rewriting:
             if self._left_out is None:
                 raise
             found = self._as_far_as_possible(own, schema, self._left_out)
-        found = [item for item in found if item != {}]
-        return kept | {"allOf": [*kept.get("allOf", []), *found]} if found else kept
+        # Properties come in the order in which they are named first.
+        conditions = [*kept.pop("allOf", []), *(item for item in found if item != {})]
+        return kept | {"allOf": conditions} if conditions else kept
 
     def _expressed(self, own: Mapping[str, Any], schema: Mapping[str, Any]) -> Any:
         """A schema for the keywords ``own`` of ``schema``."""
@@ -101,6 +103,11 @@ class _Rewriting:
                 left_out.append(f"{', '.join(keywords)}: {error.fields['reason']}")
         return found
 
+    def _count(self) -> None:
+        self._read += 1
+        if self._read > MOST_READ:
+            raise InvalidGuide(what="the schema", reason="it has too many cases")
+
     def _within(self, name: str, value: Any) -> Any:
         if name in _NAMED and isinstance(value, dict):
             return {key: self.rewritten(item) for key, item in value.items()}
@@ -110,11 +117,10 @@ class _Rewriting:
 
     def cases(self, schema: Any, *, annotated: bool = False) -> list[Case]:
         """The values of ``schema``. What they evaluate is only complete if it is ``annotated``."""
-        self._visited += 1
-        if self._visited > MOST_VISITED:
-            raise InvalidGuide(what="the schema", reason=f"its parts have more than {MOST_VISITED} cases")
+        self._count()
         if isinstance(schema, bool):
             return [Case()] if schema else []
+        annotated = annotated or any(name.startswith("unevaluated") for name in schema)
         own = {name: self._within(name, value) for name, value in schema.items() if name in _RESTRICTING}
         found = [_with_evaluated(own)]
         for options in self._applied(schema, annotated=annotated):
@@ -151,7 +157,7 @@ class _Rewriting:
         if (names := names_schema(schema.get("propertyNames", True))) is not None:
             found.append([Case((names,))])
         if "contains" in schema:
-            found.append(_containing(schema))
+            found.append(_containing(schema, annotated=annotated))
         if "$ref" in schema:
             found.append(self._referred(schema["$ref"]) if annotated else [Case(({"$ref": schema["$ref"]},))])
         return found
@@ -162,7 +168,7 @@ class _Rewriting:
             for index, option in enumerate(options):
                 only = self.cases(option, annotated=annotated)
                 for other in (*options[:index], *options[index + 1 :]):
-                    if not are_disjoint(option, other, self._target):
+                    if not are_disjoint(option, other, self._target, self._count):
                         only = both(only, self.opposite(other))
                 found += only
         except InvalidGuide:
@@ -184,8 +190,8 @@ class _Rewriting:
         if reference[1:] and not reference.startswith("#/"):
             return _anchored(self._root, reference[1:])
         found: Any = self._root
-        for part in reference.split("/")[1:]:
-            key = part.replace("~1", "/").replace("~0", "~").replace("%25", "%").replace("%22", '"')
+        for part in unquote(reference).split("/")[1:]:
+            key = part.replace("~1", "/").replace("~0", "~")
             try:
                 found = found[int(key)] if isinstance(found, list) else found[key]
             except (KeyError, IndexError, ValueError, TypeError) as error:
@@ -194,6 +200,7 @@ class _Rewriting:
 
     def opposite(self, schema: Any) -> list[Case]:
         """The values for which ``schema`` is not valid. They evaluate nothing."""
+        self._count()
         if isinstance(schema, bool):
             return [] if schema else [Case()]
         return [case.unevaluating() for name, value in schema.items() for case in self._opposite(name, value, schema)]
@@ -275,12 +282,9 @@ def _anchored(schema: Any, anchor: str) -> Any:
     Raises:
         InvalidGuide: there is none.
     """
-    waiting = [schema]
-    while waiting:
-        item = waiting.pop()
-        if isinstance(item, dict) and item.get("$anchor") == anchor:
+    for item in subschemas(schema):
+        if item.get("$anchor") == anchor:
             return item
-        waiting += item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
     raise InvalidGuide(what="the schema", reason=f"nothing has the anchor {anchor!r}")
 
 
@@ -307,7 +311,7 @@ def _without(name: str) -> Case:
     return Case(({"properties": {name: False}},))
 
 
-def _containing(schema: Mapping[str, Any]) -> list[Case]:
+def _containing(schema: Mapping[str, Any], *, annotated: bool) -> list[Case]:
     """Arrays of which any item is one that ``contains`` counts, or none is."""
     least, wanted = schema.get("minContains", 1), schema["contains"]
     if wanted is True or wanted == {}:
@@ -315,7 +319,7 @@ def _containing(schema: Mapping[str, Any]) -> list[Case]:
         return [Case((bounds,), all_items=True)]
     if wanted is False:
         return [Case() if least == 0 else Case(tuple(opposites("type", "array")))]
-    if least == 0 and "maxContains" not in schema and "unevaluatedItems" not in schema:
+    if least == 0 and "maxContains" not in schema and not annotated:
         return [Case()]
     raise InvalidGuide(what="the schema", reason="contains with a schema cannot be followed")
 

@@ -19,7 +19,8 @@ class Judgement:
     Args:
         accepted, proposed: numbers of draft tokens.
         depth: depth of the deepest draft token of a tree; None for a chain.
-        source: the drafter, by its index in ``Mode.drafter_names``.
+        source: the drafter, by its index in ``Mode.drafter_names``. Drafts of a chain that a guide forces count as
+            ``GUIDE_SOURCE``, whichever drafter's place they took.
     """
 
     accepted: int
@@ -66,17 +67,26 @@ class Delivery:
     @staticmethod
     def _add(request: Request, new: list[int], judgement: Judgement | None) -> bool:
         """Add tokens. Return whether the request's listener ends it; no token after that one is added."""
-        accepted, source = (judgement.accepted, judgement.source) if judgement else (0, 0)
+        sources: list[int] = []
+        if judgement is not None:
+            accepted = min(judgement.accepted, len(new))
+            forced = min(accepted, Delivery._forced(request, judgement, len(request.new_tokens)))
+            sources = [GUIDE_SOURCE] * forced + [judgement.source] * (accepted - forced)
         listener = request.listener
         if listener.is_silent:
-            request.add(new, accepted, source)
+            request.add(new, sources)
             return False
         for index, token in enumerate(new):
-            if not request.add([token], int(index < accepted), source):
+            if not request.add([token], sources[index : index + 1]):
                 return False
             if listener.notify(token):
                 return True
         return False
+
+    @staticmethod
+    def _forced(request: Request, judgement: Judgement, index: int) -> int:
+        """How many of the drafts from new token ``index`` on the guide forces. It adds none to a tree."""
+        return 0 if judgement.depth is not None else request.forced_drafts(index, judgement.proposed)
 
     def _count(self, request: Request, added: int, judgement: Judgement | None) -> None:
         """Count the ``added`` tokens. Accepted drafts after the request's end are not in its sequence, and are not
@@ -89,7 +99,7 @@ class Delivery:
         accepted = min(judgement.accepted, added)
         for counters in (self._stats, request.stats):
             counters.count(added, accepted, judgement.proposed, judgement.depth)
-        forced = request.forced_drafts(len(request.new_tokens) - added, judgement.proposed)
+        forced = self._forced(request, judgement, len(request.new_tokens) - added)
         accepted_forced = min(accepted, forced)
         if forced:
             request.stats.count_drafts(GUIDE_SOURCE, accepted_forced, forced)

@@ -39,15 +39,23 @@ def policy_rows(
             count = max(0, min(count, reach - 1 - context))
         if request.params.num_draft_tokens is not None:
             count = min(count, request.params.num_draft_tokens)
-        forced = 0 if by_network else request.forced_drafts(len(request.new_tokens), count)
+        # A guide adds no tokens to a tree.
+        in_chain = not by_network and not request.proposal.nodes
+        forced = request.forced_drafts(len(request.new_tokens), count) if in_chain else 0
         own: Sequence[float] = ()
         if by_network and confidence is not None:
             own = [confidence[request.slot]]
         elif not by_network and scores:
-            own = [*[1.0] * forced, *request.proposal.scores[forced:]]
+            own = _scores(request.proposal.scores, forced)
         found = bool(forced) or (network_on_demand and not by_network)
         offered.append(Row(request.number, context, count, tuple(own[:count]), found))
     return offered
+
+
+def _scores(scores: Sequence[float], forced: int) -> list[float]:
+    """The ``scores`` of a chain whose first ``forced`` drafts are certain."""
+    before = scores[forced - 1] if 0 < forced <= len(scores) else 1.0
+    return [1.0] * forced + [score / before if before > 0 else 0.0 for score in scores[forced:]]
 
 
 def done_of(

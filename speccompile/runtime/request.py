@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Literal, Protocol, overload
 
 from speccompile.errors import InvalidOption, RequestFailed, error_line
@@ -18,7 +18,6 @@ from speccompile.runtime.score_records import Records
 from speccompile.runtime.stats import RequestStats
 from speccompile.runtime.text_stream import TextStream
 from speccompile.runtime.token_stream import TokenStream
-from speccompile.sampling.guide import GUIDE_SOURCE
 from speccompile.utils.numbers import python_numbers
 
 #: Source of request numbers, which are unique in the process.
@@ -78,8 +77,8 @@ class Request:
         self.stats = stats
         self.records = records
         self.new_tokens: list[int] = []
-        #: For each new token the drafter that proposed it, by its index in ``Mode.drafter_names``; None for a token
-        #: that the model chose itself.
+        #: For each new token the drafter that proposed it, by its index in ``Mode.drafter_names``, ``GUIDE_SOURCE`` for
+        #: a draft that its guide forces, None for a token that the model chose itself.
         self.drafted_by: list[int | None] = []
         self.error: Exception | None = None
         #: Its slot in the arena (-1 while it waits), and the number of its tokens with KV in that slot.
@@ -239,7 +238,7 @@ class Request:
         return next((call.error for call in called if call is not None and call.error is not None), None)
 
     def forced_drafts(self, index: int, count: int) -> int:
-        """The number of the first of ``count`` drafts from new token ``index`` on that its guide forces."""
+        """The number of the first of ``count`` drafts of a chain from new token ``index`` on that its guide forces."""
         sampling = self.params.sampling
         if sampling is None or sampling.follower is None:
             return 0
@@ -261,18 +260,16 @@ class Request:
         before, self._newest_token = self._newest_token, time.perf_counter()
         return self._newest_token - (self._submitted if before is None else before), before is None
 
-    def add(self, tokens: list[int], accepted: int = 0, source: int = 0) -> bool:
-        """Append emitted tokens. The first ``accepted`` of them are accepted drafts of the drafter ``source``. Return
-        False, and append none, if the request has ended meanwhile."""
+    def add(self, tokens: list[int], sources: Sequence[int | None] = ()) -> bool:
+        """Append emitted tokens, the first of which were drafts of ``sources``. Return False, and append none, if the
+        request has ended meanwhile."""
         with self._lock:
             if self.finished:
                 return False
             if self._first_token is None:
                 self._first_token = time.perf_counter()
             # Added before the tokens, which readers read without the lock.
-            forced = self.forced_drafts(len(self.new_tokens), accepted)
-            sources = [GUIDE_SOURCE] * forced + [source] * (accepted - forced) + [None] * (len(tokens) - accepted)
-            self.drafted_by.extend(sources[: len(tokens)])
+            self.drafted_by.extend([*sources, *[None] * (len(tokens) - len(sources))])
             self.new_tokens.extend(tokens)
             self.stats.new_tokens += len(tokens)
             return True

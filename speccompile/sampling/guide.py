@@ -92,6 +92,8 @@ class GuideFollower:
         self._catch_up(text)
         found: list[int] = self._matcher.compute_ff_tokens()
         forced = list(itertools.takewhile(lambda token: token not in self._eos, found))
+        # Another spelling may have come meanwhile, after which other tokens are forced.
+        self._forced = {position for position in self._forced if position < len(text)}
         self._forced.update(range(len(text), len(text) + len(forced)))
         return forced
 
@@ -102,7 +104,8 @@ class GuideFollower:
 
     def is_complete(self, mask: torch.Tensor) -> bool:
         """Whether ``mask`` ``[V]`` only allows EOS tokens."""
-        return int(mask.sum()) == int(mask[self._eos].sum()) > 0
+        values = mask.numpy()
+        return bool(np.count_nonzero(values) == np.count_nonzero(values[self._eos]) > 0)
 
     def _catch_up(self, text: torch.Tensor) -> None:
         if self.error is not None:
@@ -120,18 +123,19 @@ class GuideFollower:
         return known and bool(self._matcher.try_consume_tokens([token]))
 
     def _mask(self) -> torch.Tensor:
+        # By numpy, whose calls on so few values take a fraction of torch's.
         matcher = self._matcher
-        mask = torch.zeros(self._vocab_size, dtype=torch.bool)
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
         if not matcher.is_stopped():
-            bits = np.unpackbits(np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8), bitorder="little")
             size = self._guide.tokens.vocab_size
-            mask[:size] = torch.from_numpy(bits[:size].view(np.bool_))
+            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
+            mask[:size] = np.unpackbits(bits, count=size, bitorder="little")
         if matcher.is_error():
             raise self._failed()
-        mask[self._eos] = bool(matcher.is_accepting())
+        mask[self._eos] = matcher.is_accepting()
         if not mask.any():
             raise self._failed("only an EOS token can come next, within the text")
-        return mask
+        return torch.from_numpy(mask)
 
     def _failed(self, reason: str = "the text has left it") -> InvalidGuide:
         reason = first_line(self._matcher.get_error()) or reason

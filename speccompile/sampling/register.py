@@ -44,8 +44,8 @@ ARGUMENTS = frozenset(
 def register_processor(processor: Processor, *, after: str, replace: bool = False) -> None:
     """Add ``processor`` to the sampling pipeline of every model that is wrapped from now on.
 
-    Its options are request options (``generate``, ``submit``), its state is in the arena of each slot, and every sampled
-    step runs it. Requests that use it have drafts, and their text does not depend on the drafts.
+    Its options are request options (``generate``, ``submit``), its state is in the arena of each slot, and every
+    sampled step runs it. Requests that use it have drafts, and their text does not depend on the drafts.
 
     Args:
         after: the name of the penalty or warper after which it runs (``"repetition_penalty"``, ``"top_p"``), or of a
