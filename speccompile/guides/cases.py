@@ -14,7 +14,7 @@ from typing import Any
 from speccompile.errors import InvalidGuide
 from speccompile.guides.disjoint import TYPES, types_of
 
-#: More cases would take seconds to compile.
+#: Bound of the cases of one schema. More would need seconds to compile.
 MOST_CASES = 256
 
 
@@ -49,7 +49,7 @@ class Case:
         )
 
     def unevaluating(self) -> Case:
-        """The same values, with nothing evaluated."""
+        """Return a case of the same values that evaluates nothing."""
         return Case(self.schemas)
 
     def evaluates_no_more_than(self, other: Case) -> bool:
@@ -75,7 +75,7 @@ def any_of(options: Sequence[Cases], *, annotated: bool) -> list[Case]:
     """The union of ``options``.
 
     Args:
-        annotated: what is evaluated matters. Then a value that is valid for several options has a case of its own,
+        annotated: what is evaluated matters. Then a value that is valid for several options has a separate case,
             with what all of them evaluate, unless another case with these values evaluates as much.
     """
     found = _limited([case for cases in options for case in cases])

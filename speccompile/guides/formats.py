@@ -1,4 +1,4 @@
-"""What a ``format`` says about values, in keywords that llguidance follows."""
+"""Keywords that llguidance follows in place of a ``format``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _DEFINED = frozenset(
 #: RFC 6901, and the draft of relative JSON pointers.
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 _PATTERNS = {"json-pointer": _POINTER, "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"}
-#: Of OpenAPI's registry of formats.
+#: Formats of integers in OpenAPI's registry.
 _WHOLE = re.compile("(u?)int(8|16|32|64)")
 
 

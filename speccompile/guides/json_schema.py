@@ -31,7 +31,7 @@ _OTHER_DIALECTS: Mapping[str, str] = {
     **dict.fromkeys(("minDigits", "maxDigits"), "minimum and maximum"),
     **{f"{end}Digits{part}": "pattern" for end in ("min", "max") for part in ("Integer", "Fraction", "Exponent")},
 }
-#: What llguidance says of schemas that can be rewritten.
+#: Beginnings of llguidance's errors for schemas that can be rewritten.
 _REWRITTEN = ("Unimplemented keys", "oneOf constraints", "Expected positive integer")
 #: Keywords whose value is not a schema.
 _VALUES = frozenset({"const", "enum", "default", "examples", "example", "required", "dependentRequired"})

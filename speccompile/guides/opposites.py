@@ -10,7 +10,7 @@ from typing import Any
 from speccompile.errors import InvalidGuide
 
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
-#: Of the texts of a const or an enum. The pattern of all others nests as deep as a text is long.
+#: Bound of the length of all texts of a const or an enum. The pattern of other texts nests as deep as a text is long.
 MOST_CHARACTERS = 400
 _NUMERIC = frozenset({"integer", "number"})
 

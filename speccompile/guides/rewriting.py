@@ -69,8 +69,8 @@ class _Rewriting:
         self._followed: list[str] = []
 
     def rewritten(self, schema: Any) -> Any:
-        """``schema`` and those within it. What it had that llguidance follows stays at its place, so that references
-        still point to it."""
+        """``schema`` and those within it. Keywords that llguidance follows stay at their places, where references
+        point to them."""
         if not isinstance(schema, dict):
             return schema
         kept = {name: self._within(name, value) for name, value in schema.items() if name not in REWRITTEN}
@@ -280,7 +280,7 @@ def _anchored(schema: Any, anchor: str) -> Any:
     """The schema within ``schema`` that has this ``$anchor``.
 
     Raises:
-        InvalidGuide: there is none.
+        InvalidGuide: no schema has it.
     """
     for item in subschemas(schema):
         if item.get("$anchor") == anchor:

@@ -8,8 +8,7 @@ from speccompile.errors import UndecidedLogits
 from speccompile.runtime.request import Request
 from speccompile.runtime.retirement import Retirement
 from speccompile.runtime.score_records import Record
-from speccompile.runtime.stats import Stats
-from speccompile.sampling.guide import GUIDE_SOURCE
+from speccompile.runtime.stats import GUIDE_SOURCE, Stats
 
 
 @dataclass(frozen=True)
@@ -20,7 +19,7 @@ class Judgement:
         accepted, proposed: numbers of draft tokens.
         depth: depth of the deepest draft token of a tree; None for a chain.
         source: the drafter, by its index in ``Mode.drafter_names``. Drafts of a chain that a guide forces count as
-            ``GUIDE_SOURCE``, whichever drafter's place they took.
+            ``GUIDE_SOURCE``, also if a drafter had proposed them.
     """
 
     accepted: int
@@ -85,7 +84,7 @@ class Delivery:
 
     @staticmethod
     def _forced(request: Request, judgement: Judgement, index: int) -> int:
-        """How many of the drafts from new token ``index`` on the guide forces. It adds none to a tree."""
+        """Return the number of drafts from new token ``index`` on that the guide forces. It adds none to a tree."""
         return 0 if judgement.depth is not None else request.forced_drafts(index, judgement.proposed)
 
     def _count(self, request: Request, added: int, judgement: Judgement | None) -> None:

@@ -74,6 +74,10 @@ class Counters:
         return [accepted / proposed if proposed else 0.0 for accepted, proposed in pairs]
 
 
+#: The source of drafts that a guide forces, beside the indices of drafters.
+GUIDE_SOURCE = -1
+
+
 @dataclass
 class RequestStats(Counters):
     """Counts of one request.

@@ -86,7 +86,7 @@ class Processor(ABC):
     options: ClassVar[tuple[Option, ...]]
     #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
     state: ClassVar[tuple[StateSpec, ...]]
-    #: How many tensors of its state, from the first on, :meth:`active` reads.
+    #: Number of tensors of its state, from the first on, that :meth:`active` reads.
     deciding: ClassVar[int] = 1
     #: Core state (of :func:`speccompile.graph.state.core_state`) that it also reads.
     reads: ClassVar[tuple[str, ...]] = ()

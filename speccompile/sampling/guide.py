@@ -25,10 +25,6 @@ _followers: weakref.WeakValueDictionary[int, GuideFollower] = weakref.WeakValueD
 _numbers = itertools.count(1)
 
 
-#: The source of drafts that a guide forces, beside the indices of drafters.
-GUIDE_SOURCE = -1
-
-
 class GuideFollower:
     """Follows the text of one request by its guide.
 

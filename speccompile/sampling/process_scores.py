@@ -37,7 +37,7 @@ def process_scores(
         drafted: how many of the ``length`` tokens are drafts.
         slots: ``[B]``; state: ``[N, ...]`` by name.
     """
-    # The compiler makes one kernel of all readings of rows. A CPU does without most of them.
+    # On a GPU one compiled kernel reads the rows of all. A CPU does not need most of them.
     in_host_memory = traits_of(scores.device).host_memory
     rows = state if in_host_memory else {name: tensor[slots] for name, tensor in state.items()}
     given = [[rows[name] for name in state_of(processor)] for processor in processors]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from speccompile.runtime.request import Request
-from speccompile.sampling.guide import GUIDE_SOURCE
+from speccompile.runtime.stats import GUIDE_SOURCE
 from speccompile.serve.service import Service
 
 

@@ -10,7 +10,7 @@ import pytest
 from speccompile import Speculator, wrap
 from speccompile.guides import Guide, json_schema_guide, regex_guide
 from speccompile.runtime.policy_inputs import policy_rows
-from speccompile.sampling.guide import GUIDE_SOURCE
+from speccompile.runtime.stats import GUIDE_SOURCE
 from support.drafters import random_drafter
 from support.guide_tokenizers import EOS, common
 from support.tiny import tiny_llama
