@@ -8,13 +8,9 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from speccompile.sampling.base import IMPLEMENTATIONS, Processor, library
+from speccompile.ops.define import define
+from speccompile.sampling.base import IMPLEMENTATIONS, Processor
 from speccompile.utils.devices import traits_of
-
-library.define(
-    "process_scores_(Tensor(a!) scores, Tensor context, Tensor length, int drafted, str[] names, int[] counts, "
-    "Tensor[] state, Tensor? slots) -> ()"
-)
 
 
 def state_of(processor: Processor) -> list[str]:
@@ -79,5 +75,9 @@ def run_processors(
             processor.call(scores, context, length, drafted, rows)
 
 
-library.impl("process_scores_", run_processors, "CompositeExplicitAutograd")
-torch.library.register_fake("speccompile::process_scores_", lambda *_: None, lib=library)
+define(
+    "process_scores_(Tensor(a!) scores, Tensor context, Tensor length, int drafted, str[] names, int[] counts, "
+    "Tensor[] state, Tensor? slots) -> ()",
+    None,
+    run_processors,
+)
