@@ -1,4 +1,4 @@
-"""What guides cost on the host: ``python -m benchmarks.guide_costs``.
+"""Costs of guides on the host: ``python -m benchmarks.guide_costs``.
 
 Each guide is compiled in a process of its own, which reports the seconds of CPU time and the memory that this added.
 Masks are computed for all positions of a step: of 1 and 8 rows, at K=0 and K=7.

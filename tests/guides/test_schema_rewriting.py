@@ -20,7 +20,7 @@ from speccompile.guides.disjoint import are_disjoint
 from support.errors import raises
 from support.guide_tokenizers import byte_level, token_ids
 
-#: No number with a fraction: what is no integer has none.
+#: Without numbers with a fraction, which are refused where a schema negates ``integer``.
 SCALARS: list[Any] = [None, True, False, 0, 3, 7, "", "a", "abc"]
 VALUES: list[Any] = [
     *SCALARS,
