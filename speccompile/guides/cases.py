@@ -62,6 +62,46 @@ class Case:
         )
 
 
+def case_of(own: dict[str, Any]) -> Case:
+    """The case of keywords that are not in place, and what they evaluate."""
+    return Case(
+        schemas=(own,) if own else (),
+        names=tuple(own.get("properties", ())),
+        patterns=tuple(own.get("patternProperties", ())),
+        all_properties="additionalProperties" in own,
+        items=len(own.get("prefixItems", ())),
+        all_items="items" in own,
+    )
+
+
+def having(name: str, schema: Any, without: str | None = None) -> Case:
+    """Objects that have a property, valid for ``schema``."""
+    properties = {name: schema} if without is None else {name: schema, without: False}
+    return Case(({"type": "object", "properties": properties, "required": [name]},))
+
+
+def lacking(name: str) -> Case:
+    """Values that have no property of that name."""
+    return Case(({"properties": {name: False}},))
+
+
+def close_items(case: Case, schema: Any) -> Case:
+    """The values of ``case`` whose items are valid for ``schema`` where nothing else evaluates them."""
+    if case.all_items:
+        return case
+    own = {"prefixItems": [{}] * case.items, "items": schema} if case.items else {"items": schema}
+    return case & Case((own,), all_items=True)
+
+
+def close_properties(case: Case, schema: Any) -> Case:
+    """The values of ``case`` whose properties are valid for ``schema`` where nothing else evaluates them."""
+    if case.all_properties:
+        return case
+    own: dict[str, Any] = {"properties": {name: {} for name in case.names}} if case.names else {}
+    own |= {"patternProperties": {pattern: {} for pattern in case.patterns}} if case.patterns else {}
+    return case & Case((own | {"additionalProperties": schema},), all_properties=True)
+
+
 Cases = Sequence[Case]
 
 

@@ -12,7 +12,17 @@ from typing import Any
 from urllib.parse import unquote
 
 from speccompile.errors import InvalidGuide
-from speccompile.guides.cases import Case, any_of, both, schema_of
+from speccompile.guides.cases import (
+    Case,
+    any_of,
+    both,
+    case_of,
+    close_items,
+    close_properties,
+    having,
+    lacking,
+    schema_of,
+)
 from speccompile.guides.dialects import current_schema, subschemas
 from speccompile.guides.disjoint import are_disjoint
 from speccompile.guides.opposites import names_schema, opposites
@@ -122,10 +132,10 @@ class _Rewriting:
             return [Case()] if schema else []
         annotated = annotated or any(name.startswith("unevaluated") for name in schema)
         own = {name: self._within(name, value) for name, value in schema.items() if name in _RESTRICTING}
-        found = [_with_evaluated(own)]
+        found = [case_of(own)]
         for options in self._applied(schema, annotated=annotated):
             found = both(found, options)
-        for name, close in (("unevaluatedItems", _close_items), ("unevaluatedProperties", _close_properties)):
+        for name, close in (("unevaluatedItems", close_items), ("unevaluatedProperties", close_properties)):
             if name in schema:
                 found = [close(case, self.rewritten(schema[name])) for case in found]
         return found
@@ -149,11 +159,9 @@ class _Rewriting:
             # Without then and else the condition only matters for what it evaluates.
             found.append(holds + fails if annotated or {"then", "else"} & schema.keys() else [Case()])
         for name, needed in schema.get("dependentRequired", {}).items():
-            found.append([_without(name), Case(({"required": [name, *needed]},))] if needed else [Case()])
+            found.append([lacking(name), Case(({"required": [name, *needed]},))] if needed else [Case()])
         for name, item in schema.get("dependentSchemas", {}).items():
-            found.append(
-                [_without(name), *both([Case(({"required": [name]},))], self.cases(item, annotated=annotated))]
-            )
+            found.append([lacking(name), *both([Case(({"required": [name]},))], self.cases(item, annotated=annotated))])
         if (names := names_schema(schema.get("propertyNames", True))) is not None:
             found.append([Case((names,))])
         if "contains" in schema:
@@ -230,11 +238,11 @@ class _Rewriting:
             with _Following(self._followed, value):
                 return self.opposite(self._target(value))
         if name == "properties":
-            return [_with(key, schema_of(cases)) for key, item in value.items() if (cases := self.opposite(item))]
+            return [having(key, schema_of(cases)) for key, item in value.items() if (cases := self.opposite(item))]
         if name == "dependentRequired":
-            return [_with(key, True, without=item) for key, needed in value.items() for item in needed if item != key]
+            return [having(key, True, without=item) for key, needed in value.items() for item in needed if item != key]
         if name == "dependentSchemas":
-            return [case for key, item in value.items() for case in both([_with(key, True)], self.opposite(item))]
+            return [case for key, item in value.items() for case in both([having(key, True)], self.opposite(item))]
         if name == "prefixItems":
             return [case for index, item in enumerate(value) for case in self._opposite_item(index, item)]
         if name in _OF_PARTS and self.opposite(value) == []:
@@ -288,29 +296,6 @@ def _anchored(schema: Any, anchor: str) -> Any:
     raise InvalidGuide(what="the schema", reason=f"nothing has the anchor {anchor!r}")
 
 
-def _with_evaluated(own: dict[str, Any]) -> Case:
-    """The case of keywords that are not in place, and what they evaluate."""
-    return Case(
-        schemas=(own,) if own else (),
-        names=tuple(own.get("properties", ())),
-        patterns=tuple(own.get("patternProperties", ())),
-        all_properties="additionalProperties" in own,
-        items=len(own.get("prefixItems", ())),
-        all_items="items" in own,
-    )
-
-
-def _with(name: str, schema: Any, without: str | None = None) -> Case:
-    """Objects that have a property, valid for ``schema``."""
-    properties = {name: schema} if without is None else {name: schema, without: False}
-    return Case(({"type": "object", "properties": properties, "required": [name]},))
-
-
-def _without(name: str) -> Case:
-    """Values that have no such property."""
-    return Case(({"properties": {name: False}},))
-
-
 def _containing(schema: Mapping[str, Any], *, annotated: bool) -> list[Case]:
     """Arrays of which any item is one that ``contains`` counts, or none is."""
     least, wanted = schema.get("minContains", 1), schema["contains"]
@@ -322,18 +307,3 @@ def _containing(schema: Mapping[str, Any], *, annotated: bool) -> list[Case]:
     if least == 0 and "maxContains" not in schema and not annotated:
         return [Case()]
     raise InvalidGuide(what="the schema", reason="contains with a schema cannot be followed")
-
-
-def _close_items(case: Case, schema: Any) -> Case:
-    if case.all_items:
-        return case
-    own = {"prefixItems": [{}] * case.items, "items": schema} if case.items else {"items": schema}
-    return case & Case((own,), all_items=True)
-
-
-def _close_properties(case: Case, schema: Any) -> Case:
-    if case.all_properties:
-        return case
-    own: dict[str, Any] = {"properties": {name: {} for name in case.names}} if case.names else {}
-    own |= {"patternProperties": {pattern: {} for pattern in case.patterns}} if case.patterns else {}
-    return case & Case((own | {"additionalProperties": schema},), all_properties=True)
