@@ -10,7 +10,7 @@ import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast, get_args
 
 import torch
 import typer
@@ -22,6 +22,7 @@ from benchmarks.steps import PIPED_WIDTH, place, seconds
 from speccompile import Speculator, wrap
 from speccompile.cli.models import load
 from speccompile.cli.session import parse_tiers, session
+from speccompile.graph.keys import Kind
 from speccompile.lowering.recorded_step import RecordedStep
 from speccompile.utils.progress import task
 
@@ -60,9 +61,9 @@ def parts_of(calls: Sequence[tuple[str, float]]) -> dict[str, float]:
     return found
 
 
-def measure(spec: Speculator, draft_len: int, context: int, repeats: int) -> dict[str, float]:
+def measure(spec: Speculator, draft_len: int, context: int, repeats: int, kind: Kind = "greedy") -> dict[str, float]:
     """Medians of the parts, and of a whole step (``step``), in milliseconds."""
-    tier = spec.engine.tiers[draft_len, 1, "greedy"]
+    tier = spec.engine.tiers[draft_len, 1, kind]
     if not isinstance(tier.executable, RecordedStep):
         raise typer.BadParameter("steps of this model are not recorded; see spec.explain()")
     taken: dict[str, list[float]] = {}
@@ -80,11 +81,14 @@ def main(
     mode: Annotated[str, typer.Option(help="How to draft.")] = "ngram",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,3,7",
     weights: Annotated[str, typer.Option(help="same, int8 or int4.")] = "int4",
+    kind: Annotated[str, typer.Option(help="greedy, or sampled, whose rows use no option.")] = "greedy",
     contexts: Annotated[str, typer.Option(help="Tokens before the step.")] = "100,500,2000",
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 30,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
 ) -> None:
     """Time the kernel calls of recorded steps."""
+    if kind not in get_args(Kind):
+        raise typer.BadParameter(f"kind is one of {', '.join(get_args(Kind))}")
     lengths = [int(text) for text in contexts.split(",")]
     found: dict[str, Any] = {}
     with session():
@@ -92,12 +96,15 @@ def main(
         target, _ = load(model)
         # Longest text, the step's own tokens included.
         longest = max(lengths) + 16
-        with wrap(target, mode, tiers=draft_lens, weights=weights, max_len=longest, prefix_reuse=False) as spec:
+        options: dict[str, Any] = {"tiers": draft_lens, "weights": weights, "max_len": longest, "prefix_reuse": False}
+        with wrap(target, mode, sampling=kind != "greedy", **options) as spec:
             spec.generate(torch.ones((1, 4), dtype=torch.int64), max_new_tokens=8)
             with task("step by step"):
                 for context in lengths:
                     for draft_len in draft_lens:
-                        found[f"K={draft_len}, context {context}"] = measure(spec, draft_len, context, repeats)
+                        found[f"K={draft_len}, context {context}"] = measure(
+                            spec, draft_len, context, repeats, cast(Kind, kind)
+                        )
     table = Table(title="milliseconds, medians", title_justify="left")
     table.add_column("")
     for step in found:
@@ -106,7 +113,7 @@ def main(
         table.add_row(part, *(f"{parts.get(part, 0.0):.2f}" for parts in found.values()))
     Console(width=None if sys.stdout.isatty() else PIPED_WIDTH).print(table)
     if json_file is not None:
-        settings = {"model": model, "mode": mode, "weights": weights, "repeats": repeats}
+        settings = {"model": model, "mode": mode, "weights": weights, "kind": kind, "repeats": repeats}
         json_file.write_text(json.dumps({"machine": describe(), "settings": settings, "parts": found}, indent=1) + "\n")
 
 

@@ -17,6 +17,7 @@ from speccompile.guides.dialects import NAMED
 from speccompile.guides.ecma import rust_pattern
 from speccompile.guides.formats import keywords_of_format
 from speccompile.guides.guide import Guide, compiled, first_line
+from speccompile.guides.lookahead import without_lookaheads
 from speccompile.guides.rewriting import rewritten_schema
 from speccompile.guides.tokens import guide_tokens, llguidance
 from speccompile.utils.json_faults import json_fault
@@ -163,7 +164,7 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
     if not isinstance(schema, dict):
         return schema
     result: dict[str, Any] = {}
-    of_format: dict[str, Any] = {}
+    conditions: list[dict[str, Any]] = []
     unfollowed = set()
     for name, value in schema.items():
         if name == "uniqueItems" and value is False:
@@ -173,9 +174,10 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
                 reason = f"{name} is not a keyword of JSON Schema 2020-12; write {_OTHER_DIALECTS[name]}"
                 raise InvalidGuide(what=text, reason=reason)
             if name == "pattern" and isinstance(value, str):
-                result[name] = _pattern(value)
+                *ahead, result[name] = map(_pattern, without_lookaheads(value))
+                conditions += [{"pattern": item} for item in ahead]
             elif name == "format" and isinstance(value, str):
-                of_format = keywords_of_format(value)
+                conditions.append(keywords_of_format(value))
             elif name == "patternProperties" and isinstance(value, dict):
                 own = {_pattern(key): _translated(item, text, strict, left_out) for key, item in value.items()}
                 result[name] = own
@@ -188,10 +190,11 @@ def _translated(schema: Any, text: str, strict: bool, left_out: list[str]) -> An
                 raise InvalidGuide(what=text, reason=error.fields["reason"]) from error
             left_out.append(f"{name}: {error.fields['reason']}")
             unfollowed.add(name)
-    if of_format.keys() & result.keys() and isinstance(result.get("allOf", []), list):
-        result["allOf"] = [*result.get("allOf", []), of_format]
-    else:
-        result |= of_format
+    for condition in conditions:
+        if not condition.keys() & result.keys():
+            result |= condition
+        elif isinstance(result.get("allOf", []), list):
+            result["allOf"] = [*result.get("allOf", []), condition]
     if "patternProperties" in unfollowed:
         # These properties are now additional ones.
         result.pop("additionalProperties", None)

@@ -171,7 +171,7 @@ REFUSED: list[tuple[Any, str, bool]] = [
     ({"$ref": "http://localhost:1/a.json"}, "does not fetch", False),
     ({"type": "string", "format": "regex"}, "Unknown format: regex", True),
     ({"type": "string", "pattern": "["}, "has no end", True),
-    ({"type": "string", "pattern": "(?=a)b"}, "look-ahead", True),
+    ({"type": "string", "pattern": "b(?=a)"}, "look-ahead", True),
     ({"type": "string", "pattern": r"(a)\1"}, "cannot be followed", True),
     ({"type": "string", "pattern": 5}, "'pattern'", False),
     ({"type": "string", "maxLength": -1}, "maxLength", False),
