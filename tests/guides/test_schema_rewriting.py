@@ -153,7 +153,8 @@ def test_schemas_that_nest_too_deeply_are_refused() -> None:
     for _ in range(1500):
         schema = {"not": schema}
     for given_ in (schema, '{"not":' * 1500 + "{}" + "}" * 1500):
-        with raises(InvalidGuide, reason="it nests too deeply"):
+        # The reason depends on the recursion limit of the process.
+        with raises(InvalidGuide):
             json_schema_guide(given_, byte_level())
 
 
