@@ -7,6 +7,7 @@ Schema 2020-12, section 11).
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,7 +41,8 @@ class Case:
     def __and__(self, other: Case) -> Case:
         """The values of both."""
         return Case(
-            schemas=self.schemas + tuple(item for item in other.schemas if item not in self.schemas),
+            # By text: Python regards 0 and False as equal.
+            schemas=tuple({json.dumps(item): item for item in self.schemas + other.schemas}.values()),
             names=tuple(dict.fromkeys(self.names + other.names)),
             patterns=tuple(dict.fromkeys(self.patterns + other.patterns)),
             all_properties=self.all_properties or other.all_properties,

@@ -161,7 +161,7 @@ class _Rewriting:
         for name, needed in schema.get("dependentRequired", {}).items():
             found.append([lacking(name), Case(({"required": [name, *needed]},))] if needed else [Case()])
         for name, item in schema.get("dependentSchemas", {}).items():
-            found.append([lacking(name), *both([Case(({"required": [name]},))], self.cases(item, annotated=annotated))])
+            found.append([lacking(name), *both([having(name, True)], self.cases(item, annotated=annotated))])
         if (names := names_schema(schema.get("propertyNames", True))) is not None:
             found.append([Case((names,))])
         if "contains" in schema:

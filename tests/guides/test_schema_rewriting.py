@@ -186,6 +186,8 @@ IN_DRAFTS: list[tuple[dict[str, Any], Any, bool]] = [
         {"k": 1, "a": 1},
         True,
     ),
+    ({"allOf": [{"dependentSchemas": {"a": {"prefixItems": [{}]}}}], "unevaluatedItems": False}, [0], False),
+    ({"if": {"const": False}, "then": {"const": 0}}, False, False),
     ({"allOf": [{"contains": {"type": "string"}, "minContains": 0}], "unevaluatedItems": False}, ["a"], True),
     (
         {"properties": {"a": {}, "b": {}, "c": {}}, "allOf": [{"if": {"properties": {"b": {"const": 1}}}}]}
