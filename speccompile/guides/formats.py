@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 #: Formats of JSON Schema 2020-12 (validation, section 7.3). llguidance refuses those of them that it does not follow.
@@ -15,18 +14,10 @@ _DEFINED = frozenset(
 #: RFC 6901, and the draft of relative JSON pointers.
 _POINTER = r"(?:/(?:[^~/]|~[01])*)*"
 _PATTERNS = {"json-pointer": _POINTER, "relative-json-pointer": rf"(?:0|[1-9][0-9]*)(?:#|{_POINTER})"}
-#: Formats of integers in OpenAPI's registry.
-_WHOLE = re.compile("(u?)int(8|16|32|64)")
 
 
 def keywords_of_format(name: str) -> dict[str, Any]:
-    """The keywords to write instead of a ``format``: none for a name that neither JSON Schema nor OpenAPI defines."""
+    """The keywords to write instead of a ``format``: none for a name that JSON Schema does not define."""
     if name in _PATTERNS:
         return {"pattern": f"^(?:{_PATTERNS[name]})$"}
-    if whole := _WHOLE.fullmatch(name):
-        bits = int(whole[2])
-        return {
-            "minimum": 0 if whole[1] else -(2 ** (bits - 1)),
-            "maximum": 2**bits - 1 if whole[1] else 2 ** (bits - 1) - 1,
-        }
     return {"format": name} if name in _DEFINED else {}

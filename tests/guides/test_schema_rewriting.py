@@ -188,6 +188,7 @@ IN_DRAFTS: list[tuple[dict[str, Any], Any, bool]] = [
     ),
     ({"allOf": [{"dependentSchemas": {"a": {"prefixItems": [{}]}}}], "unevaluatedItems": False}, [0], False),
     ({"if": {"const": False}, "then": {"const": 0}}, False, False),
+    ({"not": {"type": "integer", "format": "int32"}}, 2**40, False),
     ({"allOf": [{"contains": {"type": "string"}, "minContains": 0}], "unevaluatedItems": False}, ["a"], True),
     (
         {"properties": {"a": {}, "b": {}, "c": {}}, "allOf": [{"if": {"properties": {"b": {"const": 1}}}}]}
