@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import subprocess
+import sys
 from graphlib import TopologicalSorter
 from pathlib import Path
 
@@ -177,3 +180,11 @@ def test_what_runs_over_other_versions_imports_no_extra() -> None:
         if imported.startswith(("speccompile.serve", "speccompile.guides.regex", "speccompile.guides.json"))
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_a_pass_that_inserts_an_op_defines_it() -> None:
+    """A command may import less than a test does."""
+    program = [sys.executable, "-m", "support.undefined_ops", "passes"]
+    paths = {"PYTHONPATH": os.pathsep.join([str(ROOT.parent), str(ROOT.parent / "tests")])}
+    run = subprocess.run(program, cwd=ROOT.parent, env=os.environ | paths, capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (0, ""), run.stderr

@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import StateSpec
-from speccompile.utils.devices import traits_of
 from speccompile.utils.torch_private import OpOverload
 
 #: Bounds of numbers that divide or multiply scores: beyond them, float32 scores could overflow.
@@ -86,10 +85,12 @@ class Processor(ABC):
     options: ClassVar[tuple[Option, ...]]
     #: Per-slot state; at its ``fill`` the processor does nothing for that slot.
     state: ClassVar[tuple[StateSpec, ...]]
-    #: Number of tensors of its state, from the first on, that :meth:`active` reads.
-    deciding: ClassVar[int] = 1
     #: Core state (of :func:`speccompile.graph.state.core_state`) that it also reads.
     reads: ClassVar[tuple[str, ...]] = ()
+
+    def has_effect(self, values: Mapping[str, Any]) -> bool:
+        """Whether the processor must run for a slot with these options, as :meth:`place` receives them."""
+        return True
 
     @abstractmethod
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -120,18 +121,12 @@ class Processor(ABC):
         drafted: int,
         state: Sequence[torch.Tensor],
     ) -> None:
-        """Run the op: :meth:`apply`, unless no row uses the processor.
+        """Run the op, which is :meth:`apply`.
 
         Args:
             drafted: how many of the ``length`` tokens are drafts: 0, except in a drafter's own forwards.
         """
-        if not traits_of(scores.device).host_memory or self.active(*state[: self.deciding]):
-            self.apply(scores, context, length, *state)
-
-    def active(self, *state: torch.Tensor) -> bool:
-        """Whether any row uses the processor, by the first :attr:`deciding` tensors of its state ``[B, ...]``. Only
-        called on a CPU, where reading a tensor costs nothing."""
-        return bool((state[0] != self.state[0].fill).any())
+        self.apply(scores, context, length, *state)
 
     @property
     def op(self) -> OpOverload:

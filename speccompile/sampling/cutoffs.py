@@ -32,13 +32,8 @@ class Cutoffs(Processor):
         StateSpec("eta_cutoff", (N,), torch.float32),
     )
 
-    deciding: ClassVar = 2
-
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {name: float(value) for name, value in values.items()}
-
-    def active(self, *state: torch.Tensor) -> bool:
-        return any(bool(limit.any()) for limit in state)
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         epsilon, eta = (limit[:, None, None] for limit in state)

@@ -106,9 +106,6 @@ class _OnHost(Processor):
         # The engine writes ``host_call`` before the step that chooses the first token: chunks of a prompt choose none.
         return {}
 
-    def active(self, *state: torch.Tensor) -> bool:
-        return bool(state[0].any())
-
     def call(
         self,
         scores: torch.Tensor,

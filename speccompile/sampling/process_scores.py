@@ -1,21 +1,27 @@
-"""The op of consecutive processors of the sampling pipeline. On a CPU it runs only those that a row uses, and reads the
-state of no others."""
+"""The op of consecutive processors of the sampling pipeline. On a CPU it runs only those that a row uses."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 
 from speccompile.ops.define import define
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
+from speccompile.sampling.pipeline import USED_PROCESSORS, processor_columns
 from speccompile.utils.devices import traits_of
 
 
 def state_of(processor: Processor) -> list[str]:
     """Names of the state tensors that a processor reads."""
     return [*(spec.name for spec in processor.state), *processor.reads]
+
+
+def state_of_all(processors: Sequence[Processor]) -> tuple[str, ...]:
+    """Names of the state tensors of a call of :func:`process_scores`."""
+    return tuple(dict.fromkeys([USED_PROCESSORS, *(name for item in processors for name in state_of(item))]))
 
 
 def process_scores(
@@ -31,12 +37,14 @@ def process_scores(
 
     Args:
         drafted: how many of the ``length`` tokens are drafts.
-        slots: ``[B]``; state: ``[N, ...]`` by name.
+        slots: ``[B]``; state: all tensors of :func:`state_of_all`, ``[N, ...]``, by name.
     """
     # On a GPU one compiled kernel reads the rows of all. A CPU does not need most of them.
     in_host_memory = traits_of(scores.device).host_memory
-    rows = state if in_host_memory else {name: tensor[slots] for name, tensor in state.items()}
-    given = [[rows[name] for name in state_of(processor)] for processor in processors]
+    given = [[state[name] for name in state_of(processor)] for processor in processors]
+    if not in_host_memory:
+        given = [[tensor[slots] for tensor in tensors] for tensors in given]
+    columns = processor_columns(state)
     torch.ops.speccompile.process_scores_(
         scores,
         context,
@@ -45,7 +53,8 @@ def process_scores(
         [processor.name for processor in processors],
         [len(tensors) for tensors in given],
         [tensor for tensors in given for tensor in tensors],
-        slots if in_host_memory else None,
+        *((slots, state[USED_PROCESSORS]) if in_host_memory else (None, None)),
+        [columns[processor.name] for processor in processors],
     )
 
 
@@ -58,36 +67,31 @@ def run_processors(
     counts: Sequence[int],
     state: Sequence[torch.Tensor],
     slots: torch.Tensor | None,
+    used: torch.Tensor | None,
+    columns: Sequence[int],
 ) -> None:
-    """The op: run the processors ``names``, whose ``state`` has ``counts`` tensors each: ``[N, ...]``, of which
-    ``slots`` ``[B]`` are those of the rows, or ``[B, ...]`` without ``slots``."""
-    remaining = iter(state)
-    for name, count in zip(names, counts, strict=True):
-        processor: Processor = IMPLEMENTATIONS[f"{name}_"]
-        own = list(itertools.islice(remaining, count))
-        if slots is None:
-            processor.op(scores, context, length, drafted, own)
-            continue
-        # Most processors have nothing to do. An op's dispatch would cost more than these questions.
-        if _is_unused(processor, own):
-            continue
-        rows = [tensor.index_select(0, slots) for tensor in own[: processor.deciding]]
-        if processor.active(*rows):
-            rows += [tensor.index_select(0, slots) for tensor in own[processor.deciding :]]
-            processor.call(scores, context, length, drafted, rows)
+    """The op: run the processors ``names``, whose ``state`` has ``counts`` tensors each.
 
-
-def _is_unused(processor: Processor, state: Sequence[torch.Tensor]) -> bool:
-    """Whether no slot uses the processor, by numpy, whose calls cost a fraction of torch's."""
-    specs = processor.state[: processor.deciding]
-    if not specs or any(spec.dtype is torch.bfloat16 for spec in specs):
-        return False
-    return all(bool((tensor.numpy() == spec.fill).all()) for spec, tensor in zip(specs, state, strict=False))
+    Args:
+        state: ``[N, ...]``, of which ``slots`` ``[B]`` are those of the rows; ``[B, ...]`` without ``slots``.
+        used: bool ``[N, P]``, whose ``columns`` say whether a slot uses each of the processors. None: run all.
+    """
+    parts = [slice(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
+    if slots is None or used is None:
+        for name, part in zip(names, parts, strict=True):
+            IMPLEMENTATIONS[f"{name}_"].op(scores, context, length, drafted, state[part])
+        return
+    # By numpy, whose calls cost a fraction of torch's. An op's dispatch would cost more than the processor's own call.
+    by_row = used.numpy()[slots.numpy()]
+    for index in np.flatnonzero(by_row.any(axis=0)[columns]).tolist():
+        processor: Processor = IMPLEMENTATIONS[f"{names[index]}_"]
+        own = [tensor.index_select(0, slots) for tensor in state[parts[index]]]
+        processor.call(scores, context, length, drafted, own)
 
 
 define(
     "process_scores_(Tensor(a!) scores, Tensor context, Tensor length, int drafted, str[] names, int[] counts, "
-    "Tensor[] state, Tensor? slots) -> ()",
+    "Tensor[] state, Tensor? slots, Tensor? used, int[] columns) -> ()",
     None,
     run_processors,
 )

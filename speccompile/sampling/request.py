@@ -13,11 +13,18 @@ from transformers import GenerationConfig
 from speccompile.errors import IgnoredSetting, InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
-from speccompile.sampling.allowed import AllowedTokensFunction
+from speccompile.sampling.allowed import AllowedTokens, AllowedTokensFunction
 from speccompile.sampling.base import Option, equals
 from speccompile.sampling.guide import GuideFollower
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
-from speccompile.sampling.pipeline import OPTIONS, PENALTIES, all_processors, in_order
+from speccompile.sampling.pipeline import (
+    OPTIONS,
+    PENALTIES,
+    USED_PROCESSORS,
+    all_processors,
+    in_order,
+    processor_columns,
+)
 from speccompile.sampling.replaced import replace_built_in
 from speccompile.sampling.temperature import LEAST_TEMPERATURE
 from speccompile.utils.numbers import python_numbers
@@ -48,14 +55,20 @@ class Sampling:
         arena.write("seed", slot, self.seed)
         if self.follower is not None and self.follows_in_steps:
             arena.write("guide_number", slot, self.follower.number)
+        # The host writes the masks of a guide that it follows where those of such a function would be.
+        masked = AllowedTokens.name if self.follower is not None and not self.follows_in_steps else None
+        columns = processor_columns(arena.layout.tensors)
+        used = [False] * len(columns)
         for processor in all_processors(arena.layout.tensors):
             values = {
                 option.name: self.values[option.name] for option in processor.options if option.name in self.values
             }
+            used[columns[processor.name]] = processor.name == masked or (bool(values) and processor.has_effect(values))
             if not values:
                 continue
             for name, value in processor.place(values, prompt_length).items():
                 arena.write(name, slot, value)
+        arena.write(USED_PROCESSORS, slot, used)
 
     @property
     def asks(self) -> AllowedTokensFunction | None:

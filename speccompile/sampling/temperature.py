@@ -24,8 +24,8 @@ class Temperature(Processor):
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
         return {"temperature": float(values["temperature"])}
 
-    def active(self, *state: torch.Tensor) -> bool:
-        return bool(((state[0] != 0) & (state[0] != 1)).any())
+    def has_effect(self, values: Mapping[str, Any]) -> bool:
+        return values["temperature"] not in (0, 1)
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         (temperature,) = state

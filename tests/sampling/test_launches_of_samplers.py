@@ -12,7 +12,7 @@ from speccompile.passes.step.drawn_accept import drawn_accept
 from speccompile.passes.step.greedy_accept import greedy_accept
 from speccompile.passes.step.sample import exact_accept, processed, text_and_drafts
 from speccompile.sampling.pipeline import PROCESSORS, sampling_state
-from speccompile.sampling.process_scores import state_of
+from speccompile.sampling.process_scores import state_of_all
 from support.cuda_launches import Launches, launches_on_cuda
 
 VOCAB = 128256
@@ -42,7 +42,7 @@ class Step:
         drawn_accept(self.logits, self.drafts, self.lens, self.slots, *state)
 
     def sampled(self) -> None:
-        names = tuple(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+        names = state_of_all(PROCESSORS)
         context, length = text_and_drafts(*self.of("tokens", "length"), self.slots, self.drafts)
         scores = processed(self.logits, context, length, self.slots, *self.of(*names), names=names)
         exact_accept(scores, self.drafts, self.lens, self.slots, *self.of("length", "temperature", "seed"))

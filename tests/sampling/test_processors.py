@@ -19,7 +19,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.state import core_state, resolve_layout
 from speccompile.passes.step.sample import processed, put_tokens
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
-from speccompile.sampling.process_scores import state_of
+from speccompile.sampling.process_scores import state_of_all
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.sequences import SequenceBias
 from speccompile.sampling.top_p import SEARCH_SIZES, TopP
@@ -65,7 +65,7 @@ def ours(rows: list[dict[str, Any]], logits: torch.Tensor) -> torch.Tensor:
         arena["eos"][slot, : len(row["eos"])] = torch.tensor(row["eos"])
         if (sampling := read(row["options"], row["eos"])) is not None:
             sampling.place(arena, slot, len(row["prompt"]))
-    names = list(dict.fromkeys(name for processor in PROCESSORS for name in state_of(processor)))
+    names = state_of_all(PROCESSORS)
     context = put_tokens(arena["tokens"][slots], arena["length"][slots], drafts)
     state = [arena[name] for name in names]
     return processed(logits, context, arena["length"][slots], slots, *state, names=names)

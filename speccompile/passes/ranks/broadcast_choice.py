@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+import speccompile.ops.collective  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_drafts import first_ranks

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 import torch
 
+import speccompile.ops.collective  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 

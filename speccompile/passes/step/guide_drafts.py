@@ -8,6 +8,7 @@ from typing import ClassVar
 
 import torch
 
+import speccompile.sampling.guide_ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts

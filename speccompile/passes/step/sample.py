@@ -24,7 +24,7 @@ from speccompile.sampling.pipeline import (
     all_processors,
     in_order,
 )
-from speccompile.sampling.process_scores import process_scores, state_of
+from speccompile.sampling.process_scores import process_scores, state_of_all
 from speccompile.sampling.user import apply_processors
 
 
@@ -119,7 +119,7 @@ def process(
     if uses_filters(graph):
         return filtered(graph, logits, slots, before)
     processors = all_processors(graph.layout.tensors)
-    names = tuple(dict.fromkeys(name for processor in processors for name in state_of(processor)))
+    names = state_of_all(processors)
     user = graph.logits_processors
     tensors = [graph.state(name) for name in names]
     for index, processor in enumerate(user):

@@ -34,7 +34,7 @@ def by_processors(scores: torch.Tensor, **options: torch.Tensor) -> torch.Tensor
     nothing = torch.zeros(len(scores), 1, dtype=torch.int64)
     for name, processor in (("top_k", TopK()), ("top_p", TopP()), ("min_p", MinP())):
         # Where no row wants it the processor is not asked.
-        if name in options and processor.active(options[name]):
+        if name in options and bool((options[name] != processor.state[0].fill).any()):
             processor.apply(scores, nothing, nothing[:, 0], options[name])
     return scores
 
