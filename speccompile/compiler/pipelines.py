@@ -25,6 +25,7 @@ from speccompile.passes.step.bind_recurrence import BindRecurrence
 from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.drop_target import DropTarget
+from speccompile.passes.step.elide_copies import ElideCopies
 from speccompile.passes.step.guide_drafts import GuideDrafts, TruncateTree
 from speccompile.passes.step.hand_over import StoreDrafts, read_stored
 from speccompile.passes.step.join_inputs import JoinInputs
@@ -63,6 +64,8 @@ from speccompile.passes.target.tree_bodies import AddTreeBodies
 from speccompile.passes.target.use_skinny_linears import UseSkinnyLinears
 from speccompile.utils.joined_weights import JoinedWeights
 
+#: Passes at the end of every step.
+_LAST: tuple[Pass, ...] = (ShareSubexpressions(), ElideCopies())
 #: Kinds without guides: requests with a guide run steps of other kinds.
 WITHOUT_GUIDES: tuple[ChunkKind, ...] = ("greedy", "drawn", "inner")
 
@@ -122,7 +125,7 @@ def step_pipeline(config: BuildConfig, form: StepForm) -> Pipeline:
         *_commit(config, form),
         *_after_commit(config, form),
         *[JoinInputs()] * _joins_inputs(config, form),
-        ShareSubexpressions(),
+        *_LAST,
     ]
     return _pipeline(config, passes, _goals(config, form), form.name)
 
@@ -139,9 +142,9 @@ def drafter_pipeline(config: BuildConfig, form: StepForm) -> Pipeline | None:
 
 def _drafter_pipeline(config: BuildConfig, form: StepForm, passes: Sequence[Pass], goals: Facts) -> Pipeline:
     """Passes of an executable without the target."""
-    passes = [_rows(config, form), *_filters(config, form), *passes, DropTarget(), ShareSubexpressions()]
+    passes = [_rows(config, form), *_filters(config, form), *passes, DropTarget(), *_LAST]
     name = form.name if form.kind == "catch_up" else f"drafter of {form.name}"
-    return _pipeline(config, passes, goals | facts("target_dropped", "subexpressions_shared"), name)
+    return _pipeline(config, passes, goals | facts("target_dropped", "subexpressions_shared", "copies_elided"), name)
 
 
 def step_pipelines(config: BuildConfig, chunk_width: int) -> Iterator[Pipeline]:
@@ -295,7 +298,7 @@ def _joins_inputs(config: BuildConfig, form: StepForm) -> bool:
 
 def _goals(config: BuildConfig, form: StepForm) -> Facts:
     """Facts that hold in a finished executable."""
-    goals = {"committed", "subexpressions_shared", *config.kept_facts}
+    goals = {"committed", "subexpressions_shared", "copies_elided", *config.kept_facts}
     goals.update(["hidden_saved"] * (config.saved is not None))
     goals.update(["recurrence_bound"] * config.recurrent)
     if form.kind not in WITHOUT_GUIDES:

@@ -101,6 +101,15 @@ def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
             yield item
 
 
+def storages_of(graph: StepGraph) -> dict[fx.Node, frozenset[fx.Node]]:
+    """The nodes whose memory each node's result may lie in: its own, or those that it is a view of."""
+    found: dict[fx.Node, frozenset[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        sources = [found[source] for source in views_of(node)]
+        found[node] = frozenset().union(*sources) if sources else frozenset({node})
+    return found
+
+
 def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:
     """The names of the state tensors that each node writes, also through views."""
     states = {name for name, port in graph.ports.items() if port.role == "state"}

@@ -282,7 +282,7 @@ def test_the_lists_of_this_package_are_in_running_order(spec: Speculator) -> Non
 
 def test_stages_of_a_tier_begin_with_those_of_the_model(spec: Speculator) -> None:
     stages = list(spec.tiers[2].stages)
-    assert stages[0] == "capture" and stages[-1] == "share_subexpressions"
+    assert stages[0] == "capture" and stages[-1] == "elide_copies"
     assert stages.index("choose_attention") < stages.index("outline") < stages.index("bind_rows")
     assert len({id(tier.stages["outline"]) for tier in spec.engine.tiers.values()}) == 1
     assert all(spec.stages[name].diff for name in ("outline", "bind_rows", "verify_inputs", "commit"))

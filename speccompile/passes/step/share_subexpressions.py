@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.graph.verify import views_of, written
+from speccompile.graph.verify import storages_of, written
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
@@ -34,7 +34,7 @@ class ShareSubexpressions(Pass):
     optional: ClassVar[bool] = True
 
     def run(self, graph: StepGraph) -> Changes:
-        storages, placeholders = _storages(graph), frozenset(graph.placeholders)
+        storages, placeholders = storages_of(graph), frozenset(graph.placeholders)
         writes = {node: _written_storages(graph, node, storages) for node in graph.graph.nodes}
         written_anywhere: set[fx.Node] = set().union(*writes.values())
         anchors = graph.anchors
@@ -56,15 +56,6 @@ class ShareSubexpressions(Pass):
                         continue
             versions.update(writes[node])
         return Changes(shared, f"{shared} ops computed once")
-
-
-def _storages(graph: StepGraph) -> dict[fx.Node, frozenset[fx.Node]]:
-    """The nodes whose memory each node's result may lie in: its own, or those that it is a view of."""
-    found: dict[fx.Node, frozenset[fx.Node]] = {}
-    for node in graph.graph.nodes:
-        sources = [found[source] for source in views_of(node)]
-        found[node] = frozenset().union(*sources) if sources else frozenset({node})
-    return found
 
 
 def _written_storages(graph: StepGraph, node: fx.Node, storages: dict[fx.Node, frozenset[fx.Node]]) -> set[fx.Node]:
