@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import traceback
+
 import torch
 
 from speccompile.ops import noise
+from speccompile.ops.cpu.library import BASE, when_loaded
 from speccompile.ops.define import define
-from speccompile.ops.in_cpp import in_cpp
 
 SCHEMA = (
     "(Tensor scores, Tensor? temperature=None, Tensor? seed=None, Tensor? positions=None, int stream=0, "
@@ -49,36 +52,37 @@ def reference(
     return torch.where(none, -1, tokens)
 
 
-def choose_in_cpp(
-    scores: torch.Tensor,
-    temperature: torch.Tensor | None = None,
-    seed: torch.Tensor | None = None,
-    positions: torch.Tensor | None = None,
-    stream: int = noise.TOKENS,
-    start: torch.Tensor | None = None,
-    forbids: bool = False,
-    first_id: int = 0,
-) -> torch.Tensor:
-    """Kernel on a CPU, with the result and arguments of :func:`reference`. It calls the C++ op ``choose_nearly``, whose
-    logarithms may differ from torch's in their last bits. That op also reports positions where the two best scores are
-    so close that this could matter; :func:`reference` chooses there."""
-    tokens: torch.Tensor
-    tokens, close = torch.ops.speccompile.choose_nearly(
-        scores, temperature, seed, positions, stream, start, forbids, first_id
-    )
-    if temperature is not None and close.any():
-        assert seed is not None and positions is not None
-        for row, place in close.nonzero().tolist():
-            own, at = slice(row, row + 1), slice(place, place + 1)
-            began = None if start is None else start[own]
-            key = (temperature[own], seed[own], positions[own, at], stream, began)
-            tokens[own, at] = reference(scores[own, at], *key, forbids, first_id)
-    return tokens
+@ctypes.CFUNCTYPE(
+    ctypes.c_int64,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_bool,
+    *[ctypes.c_int64] * 4,
+    ctypes.POINTER(ctypes.c_int64),
+    ctypes.c_bool,
+    ctypes.c_int64,
+)
+def _choose_again(address, size, is_bfloat16, vocab, seed, stream, position, start, forbids, first_id):  # type: ignore[no-untyped-def]
+    """Choose the token of one position by :func:`reference`; -2 if that fails.
+
+    The logarithms of the C++ kernels may differ from torch's in their last bits. They call this function where the two
+    best scores are so close that this could matter.
+    """
+    try:
+        dtype = torch.float32 if size == 4 else torch.bfloat16 if is_bfloat16 else torch.float16
+        scores = torch.frombuffer((ctypes.c_char * (size * vocab)).from_address(address), dtype=dtype)
+        began = torch.tensor([start[0]]) if start else None
+        key = (torch.ones(1), torch.tensor([seed]), torch.tensor([[position]]), stream, began)
+        return int(reference(scores.view(1, 1, vocab), *key, forbids, first_id))
+    except BaseException:
+        # An exception cannot pass through C++, which raises its own.
+        traceback.print_exc()
+        return -2
 
 
 def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]
     return scores.new_empty(scores.shape[:2], dtype=torch.int64)
 
 
-define("choose" + SCHEMA, _fake, reference, recorded=True, cuda="choose.choose")
-in_cpp("choose", kernel=choose_in_cpp)
+define("choose" + SCHEMA, _fake, reference, cpp=BASE, recorded=True, cuda="choose.choose")
+when_loaded(BASE, lambda: ctypes.CDLL(None).speccompile_set_choose_again(_choose_again))

@@ -63,12 +63,6 @@ def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no
     return q.new_empty((*q.shape[:3], v_cache.shape[3]))
 
 
-def _choose_nearly(scores, *rest):  # type: ignore[no-untyped-def]
-    """See ``speccompile::choose``: tokens ``[B, T]``, and bool ``[B, T]``, whether another one is as good but for
-    rounding of the noise."""
-    return scores.new_empty(scores.shape[:2], dtype=torch.int64), scores.new_empty(scores.shape[:2], dtype=torch.bool)
-
-
 define(
     "packed_linear(Tensor x, Tensor packed, Tensor? bias, int features) -> Tensor",
     _packed_linear,
@@ -116,9 +110,3 @@ for _form in ROUNDED:
         in_bodies=True,
     )
 define("native_attention" + SCHEMA, _native_attention, cpp=BASE, in_bodies=True, recorded=True)
-define(
-    "choose_nearly(Tensor scores, Tensor? temperature, Tensor? seed, Tensor? positions, int stream, Tensor? start, "
-    "bool forbids, int first_id=0) -> (Tensor, Tensor)",
-    _choose_nearly,
-    cpp=BASE,
-)

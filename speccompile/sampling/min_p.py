@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import N, StateSpec
-from speccompile.ops.tolerances import MIN_P_ROUNDING
 from speccompile.sampling.base import Option, number
 from speccompile.sampling.threshold import ThresholdProcessor
 
 
 class MinP(ThresholdProcessor):
-    """transformers' ``MinPLogitsWarper``, but that a probability that equals the share up to :data:`MIN_P_ROUNDING`
-    stays."""
+    """transformers' ``MinPLogitsWarper``, but that a probability that equals the share up to
+    :data:`~speccompile.ops.tolerances.MIN_P_ROUNDING` stays."""
 
     name = "min_p"
     options: ClassVar = (Option("min_p", number(0, 1), neutral=0.0, draws=True),)
@@ -25,4 +24,5 @@ class MinP(ThresholdProcessor):
         return {"min_p": float(values["min_p"])}
 
     def threshold(self, scores: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
-        return torch.ops.speccompile.greatest(scores, 1) + state[0].log()[:, None, None] - MIN_P_ROUNDING
+        found: torch.Tensor = torch.ops.speccompile.min_p_threshold(scores, *state)
+        return found

@@ -26,7 +26,7 @@ class TopK(ThresholdProcessor):
     def threshold(self, scores: torch.Tensor, *state: torch.Tensor) -> torch.Tensor:
         count = state[0].clamp(max=scores.shape[-1])
         # Only host memory may be asked for a number in the middle of a step.
-        most = int(count.max()) if traits_of(scores.device).host_memory else scores.shape[-1]
+        most = max(1, int(count.max())) if traits_of(scores.device).host_memory else scores.shape[-1]
         values = torch.ops.speccompile.greatest(scores, most)
         index = (count - 1).clamp(min=0)[:, None, None].expand(*scores.shape[:2], 1)
         return torch.where(count[:, None, None] > 0, values.gather(-1, index), float("-inf"))

@@ -17,12 +17,13 @@ from transformers.generation import logits_process as hf
 from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import core_state, resolve_layout
+from speccompile.ops.greatest import SEARCH_SIZES
 from speccompile.passes.step.sample import processed, put_tokens
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.process_scores import state_of_all
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.sequences import SequenceBias
-from speccompile.sampling.top_p import SEARCH_SIZES, TopP
+from speccompile.sampling.top_p import TopP
 from speccompile.sampling.typical_p import row_sums
 from support.errors import raises
 from support.sampling_options import CHOICES, VOCAB, few, options_of, tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,6 +13,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import TOKENS, gumbel_of
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.ranks.broadcast_choice import gathered_of
+from speccompile.passes.step.drawn_accept import divided
 
 aten = torch.ops.aten
 
@@ -58,10 +59,15 @@ class ChooseFromShards(Pass):
         graph.propagate()
         for choice in choices:
             given = _arguments(choice)
-            inputs = [given[name] for name in ("scores", "temperature", "seed", "positions") if given.get(name)]
             options = {"size": size, "group": group, "ranks": ranks, "rank": self.rank}
-            forbids = given.get("forbids", False)
-            (chosen,) = graph.insert(choose_from_part, *inputs, before=choice, forbids=forbids, **options)
+            if choice.target is torch.ops.speccompile.draw_filtered.default:
+                names: tuple[str, ...] = ("logits", "slots", "temperature", "length", "seed", "depths")
+                function: Callable[..., tuple[torch.Tensor]] = draw_from_part
+            else:
+                names, function = ("scores", "temperature", "seed", "positions"), choose_from_part
+                options["forbids"] = given.get("forbids", False)
+            inputs = [given[name] for name in names if given.get(name)]
+            (chosen,) = graph.insert(function, *inputs, before=choice, **options)
             graph.replace(choice, chosen)
         return Changes(len(choices), f"{16 * ranks} bytes a place instead of the logits")
 
@@ -88,6 +94,9 @@ def _is_local(node: fx.Node, logits: fx.Node) -> bool:
 
 
 def _is_choice(node: fx.Node) -> bool:
+    if node.target is torch.ops.speccompile.draw_filtered.default:
+        given = _arguments(node)
+        return all(given[name] is None for name in ("top_k", "top_p", "min_p"))
     if node.target is not torch.ops.speccompile.choose.default:
         return False
     given = _arguments(node)
@@ -98,6 +107,27 @@ def _arguments(choice: fx.Node) -> dict[str, Any]:
     op: Any = choice.target
     names = [argument.name for argument in op._schema.arguments]
     return {**dict(zip(names, choice.args, strict=False)), **choice.kwargs}
+
+
+def draw_from_part(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    length: torch.Tensor,
+    seed: torch.Tensor,
+    depths: torch.Tensor | None = None,
+    **part: Any,
+) -> tuple[torch.Tensor]:
+    """Choose tokens, int64 ``[B, T]``, as ``speccompile::draw_filtered`` does without filters among the logits of all
+    ranks.
+
+    Args:
+        logits: ``[B, T, c]``, this rank's; slots: ``[B]``; temperature, length, seed: ``[N]``.
+        depths: ``[B, T]``, or None.
+        part: further arguments of :func:`choose_from_part`.
+    """
+    scores, own, positions = divided(logits, slots, temperature, length, depths)
+    return choose_from_part(scores, own, seed[slots], positions, forbids=True, **part)
 
 
 def choose_from_part(

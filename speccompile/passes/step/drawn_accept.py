@@ -3,6 +3,7 @@ top-p and min-p."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -16,6 +17,7 @@ from speccompile.ops.noise import TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
 from speccompile.passes.step.use_filters import filter_state, uses_filters
+from speccompile.utils.devices import traits_of
 
 
 @dataclass(frozen=True)
@@ -87,13 +89,7 @@ def drawn_accept(
         length, temperature, seed: ``[N]``.
         filters: top_k, top_p and min_p ``[N]``, or none.
     """
-    count = drafts.shape[1] + 1
-    if filters:
-        logits = logits[:, :count]
-        target = torch.ops.speccompile.draw_filtered(logits, slots, temperature, *filters, length, seed)
-        return target, count_agreeing(target, drafts, draft_lens)
-    positions = length[slots][:, None] + torch.arange(count, device=drafts.device)
-    target = drawn(logits[:, :count], positions, temperature[slots], seed[slots])
+    target = drawn(logits[:, : drafts.shape[1] + 1], slots, length, temperature, seed, filters)
     return target, count_agreeing(target, drafts, draft_lens)
 
 
@@ -109,21 +105,50 @@ def drawn_path(
     *filters: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if filters:
-        target = torch.ops.speccompile.draw_filtered(logits, slots, temperature, *filters, length, seed, depths)
-    else:
-        target = drawn(logits, length[slots][:, None] + depths, temperature[slots], seed[slots])
+    target = drawn(logits, slots, length, temperature, seed, filters, depths)
     path, accepted = torch.ops.speccompile.walk_tree(target, drafts, parents, depth)
     return target.gather(1, path), path, accepted
 
 
-def drawn(logits: torch.Tensor, positions: torch.Tensor, temperature: torch.Tensor, seed: torch.Tensor) -> torch.Tensor:
+def drawn(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    length: torch.Tensor,
+    temperature: torch.Tensor,
+    seed: torch.Tensor,
+    filters: Sequence[torch.Tensor],
+    depths: torch.Tensor | None = None,
+) -> torch.Tensor:
     """Tokens ``[B, T]`` of ``logits`` ``[B, T, V]``, as :func:`speccompile.passes.step.sample.draw` chooses them after
-    the processor of the temperature.
+    the processors of temperature and ``filters``.
 
     Args:
-        positions: int64 ``[B, T]``, of the tokens to be chosen; temperature, seed: ``[B]``.
+        slots: ``[B]``; length, temperature, seed: ``[N]``.
+        filters: top_k, top_p and min_p ``[N]``, or none.
+        depths: ``[B, T]``, the distance of each position from the end of the sequence; None is 0 .. T-1.
     """
-    scores = logits.float() / torch.where(temperature == 0, 1.0, temperature)[:, None, None]
-    tokens: torch.Tensor = torch.ops.speccompile.choose(scores, temperature, seed, positions, TOKENS, forbids=True)
+    if filters or traits_of(logits.device).host_memory:
+        options = filters or (None, None, None)
+        tokens: torch.Tensor = torch.ops.speccompile.draw_filtered(
+            logits, slots, temperature, *options, length, seed, depths
+        )
+        return tokens
+    # On a GPU the division is compiled into other kernels.
+    scores, own, positions = divided(logits, slots, temperature, length, depths)
+    tokens = torch.ops.speccompile.choose(scores, own, seed[slots], positions, TOKENS, forbids=True)
     return tokens
+
+
+def divided(
+    logits: torch.Tensor,
+    slots: torch.Tensor,
+    temperature: torch.Tensor,
+    length: torch.Tensor,
+    depths: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Scores ``[B, T, V]``, which are ``logits`` divided by the temperature, the rows' temperatures ``[B]``, and the
+    positions ``[B, T]`` of the tokens to be drawn. Arguments: see :func:`drawn`."""
+    after = torch.arange(logits.shape[1], device=logits.device) if depths is None else depths
+    own = temperature[slots]
+    scores = logits.float() / torch.where(own == 0, 1.0, own)[:, None, None]
+    return scores, own, length[slots][:, None] + after

@@ -26,6 +26,7 @@ from speccompile.sampling.pipeline import (
 )
 from speccompile.sampling.process_scores import process_scores, state_of_all
 from speccompile.sampling.user import apply_processors
+from speccompile.utils.devices import traits_of
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,12 @@ def exact_accept(
         scores: ``[B, T, V]`` with T > K; drafts: ``[B, K]``; draft_lens, slots: ``[B]``.
         length, temperature, seed: ``[N]``.
     """
-    target = draw(scores[:, : drafts.shape[1] + 1], length[slots], slots, temperature, seed)
+    scores = scores[:, : drafts.shape[1] + 1]
+    if traits_of(scores.device).host_memory:
+        state = (temperature, None, None, None, length, seed)
+        target = torch.ops.speccompile.draw_filtered(scores, slots, *state, divided=True)
+    else:
+        target = draw(scores, length[slots], slots, temperature, seed)
     return target, count_agreeing(target, drafts, draft_lens)
 
 

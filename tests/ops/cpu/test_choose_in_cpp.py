@@ -62,34 +62,79 @@ def rival_scores(apart: float) -> tuple[torch.Tensor, tuple[torch.Tensor, ...]]:
 @pytest.mark.parametrize("apart", [0.0, 1e-6, -1e-6, 1e-5])
 def test_places_too_close_to_call_are_looked_at_again(monkeypatch: pytest.MonkeyPatch, apart: float) -> None:
     scores, arguments = rival_scores(apart)
-    close = ops.choose_nearly(scores, *arguments, True)[1]
-    assert close.all()
     wanted = choose.reference(scores, *arguments, True)
     assert torch.equal(ops.choose(scores, *arguments, True), wanted)
     # Nothing but that second look decides them.
-    monkeypatch.setattr(choose, "reference", lambda scores, *_: torch.full(scores.shape[:2], 99))
-    assert (choose.choose_in_cpp(scores, *arguments, True) == 99).all()
+    monkeypatch.setattr(choose, "reference", second_look)
+    assert (ops.choose(scores, *arguments, True) == 99).all()
 
 
-def test_other_places_are_sure() -> None:
+def second_look(scores: torch.Tensor, *_: object) -> torch.Tensor:
+    return torch.full(scores.shape[:2], 99)
+
+
+def test_other_places_are_sure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(choose, "reference", second_look)
     scores, arguments = rival_scores(1e-2)
-    assert not ops.choose_nearly(scores, *arguments, True)[1].any()
+    assert not (ops.choose(scores, *arguments, True) == 99).any()
     # Without noise there is nothing to doubt: the first of equal ones.
     equal = torch.zeros(1, 2, 40)
-    tokens, close = ops.choose_nearly(equal, None, None, None, 0, None, False)
-    assert not close.any() and not tokens.any()
     cold = (torch.zeros(1), *random_keys(1, 2, 0, started=False))
-    assert not ops.choose_nearly(equal, *cold, False)[1].any()
+    assert not ops.choose(equal).any() and not ops.choose(equal, *cold, False).any()
 
 
-def test_estimates_are_much_nearer_than_what_counts_as_close() -> None:
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_the_second_look_reads_what_the_first_one_read(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    seen = []
+
+    def look(scores: torch.Tensor, *arguments: object) -> torch.Tensor:
+        seen.append((scores, *arguments))
+        return torch.full(scores.shape[:2], 1)
+
+    monkeypatch.setattr(choose, "reference", look)
+    # Two rows of two positions of a wider tensor.
+    wide = torch.full((2, 3, 300), -40.0, dtype=dtype)
+    scores = wide[:, :2]
+    key = torch.tensor([5, 6]), torch.tensor([[7, 8], [9, 2**40]]), noise.DRAFTS, torch.tensor([3, 4])
+    drawn = noise.gumbel(*key[:1], key[2], key[1], 300, key[3]).to(dtype)
+    scores[..., 7], scores[..., 250] = 12 - drawn[..., 7], 12 - drawn[..., 250]
+    tokens = ops.choose(scores, torch.tensor([1.0, 0.5]), *key, True)
+    places = [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert len(seen) == int((tokens == 1).sum()) and (dtype is not torch.float32 or len(seen) == 4)
+    for (row, place), look_at in zip([at for at in places if tokens[at] == 1], seen, strict=True):
+        assert torch.equal(look_at[0][0, 0], scores[row, place])
+        assert (look_at[1], look_at[4], look_at[6:]) == (torch.ones(1), noise.DRAFTS, (True, 0))
+        assert [int(item) for item in (look_at[2], look_at[3], look_at[5])] == [
+            key[0][row],
+            key[1][row, place],
+            key[3][row],
+        ]
+
+
+def test_a_second_look_that_fails_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def fails(*_: object) -> torch.Tensor:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(choose, "reference", fails)
+    scores, arguments = rival_scores(0.0)
+    with pytest.raises(RuntimeError, match="could not be chosen again"):
+        ops.choose(scores, *arguments, True)
+    assert "no memory" in capfd.readouterr().err
+
+
+def test_estimates_are_much_nearer_than_what_counts_as_close(monkeypatch: pytest.MonkeyPatch) -> None:
     """Pairs of tokens, the second one better by a hundredth of that: the first glance may be wrong there, but nowhere
     else."""
     key = torch.tensor([11]), torch.arange(20_000)[None], noise.TOKENS, None
     drawn = noise.gumbel(key[0], noise.TOKENS, key[1], 2)
     for apart, sure in ((1e-5, False), (1e-4, True)):
         scores = torch.stack([-drawn[..., 0], apart - drawn[..., 1]], dim=-1)
-        tokens, close = ops.choose_nearly(scores, torch.ones(1), *key, True)
+        with monkeypatch.context() as patch:
+            patch.setattr(choose, "reference", second_look)
+            tokens = ops.choose(scores, torch.ones(1), *key, True)
+        close = tokens == 99
         assert bool((close | (tokens == 1)).all()) and bool(close.any()) != sure
 
 
@@ -168,7 +213,7 @@ def test_threads_change_nothing() -> None:
 def test_what_does_not_fit_is_refused() -> None:
     scores = torch.zeros(1, 2, 8)
     with pytest.raises(RuntimeError, match="come together"):
-        ops.choose_nearly(scores, torch.ones(1), None, None, 0, None, False)
+        ops.choose(scores, torch.ones(1))
     with pytest.raises(RuntimeError, match="9 of 8 scores"):
         ops.greatest(scores, 9)
     with pytest.raises(RuntimeError, match="the sizes do not fit"):

@@ -13,7 +13,7 @@ from torch._inductor.cpu_vec_isa import valid_vec_isa_list
 from speccompile.errors import Degraded
 from speccompile.ops.cpu import library
 
-FILES = ("test_native_ops.py", "test_grouped.py", "test_choose_in_cpp.py")
+FILES = ("test_native_ops.py", "test_grouped.py", "test_choose_in_cpp.py", "test_draw_in_cpp.py")
 TESTS = [str(Path(__file__).with_name(name)) for name in FILES]
 #: Importing torch again would cost more than some of the tests: the same process says what the ops are built for.
 PROGRAM = """

@@ -2,23 +2,27 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <tuple>
 #include <vector>
 
 #include "../kernels/choose.h"
 #include "../kernels/likeliest.h"
+#include "choose_tokens.h"
 #include "kernel_calls.h"
 #include "tensors.h"
 
 namespace speccompile {
+
+ChooseAgain choose_again = nullptr;
+
+SPECCOMPILE_EXPORT void speccompile_set_choose_again(ChooseAgain function) {
+  choose_again = function;
+}
+
 namespace {
 
-// Work for a thread: so many ids of one place.
-constexpr int64_t kPiece = 16384;
-
-std::tuple<Tensor, Tensor> choose_nearly(
+Tensor choose_op(
     const Tensor& scores, const std::optional<Tensor>& temperature, const std::optional<Tensor>& seed,
     const std::optional<Tensor>& positions, int64_t stream, const std::optional<Tensor>& start, bool forbids,
     int64_t first_id) {
@@ -29,55 +33,28 @@ std::tuple<Tensor, Tensor> choose_nearly(
       "speccompile::choose: temperature, seed and positions come together");
   const Tensor given = scores.stride(2) == 1 ? scores : side_by_side(scores);
   const Type type = type_of(given);
-  const int64_t score_size = type == Type::Float ? 4 : 2;
-  const auto* from = static_cast<const char*>(given.data_ptr());
-  const auto plain = [](const std::optional<Tensor>& tensor, const Tensor& other) {
-    return side_by_side(tensor.value_or(other));
+  const int64_t bytes = type == Type::Float ? 4 : 2;
+  bool in_place = scores.stride(2) == 1;
+  const auto plain = [&](const std::optional<Tensor>& tensor) {
+    in_place = in_place && (!tensor || tensor->is_contiguous());
+    return tensor ? std::optional<Tensor>(side_by_side(*tensor)) : std::nullopt;
   };
-  // Any tensor stands in for noise that there is none of.
-  const Tensor temperatures = plain(temperature, given), seeds = plain(seed, given), places = plain(positions, given),
-               starts = plain(start, given);
-  const auto* heat = temperature ? static_cast<const float*>(temperatures.data_ptr()) : nullptr;
-  const auto* seed_of = static_cast<const int64_t*>(seeds.data_ptr());
-  const auto* position_of = static_cast<const int64_t*>(places.data_ptr());
-  const auto* start_of = start ? static_cast<const int64_t*>(starts.data_ptr()) : nullptr;
-
-  const int64_t pieces = (vocab + kPiece - 1) / kPiece;
-  const int64_t row_bytes = given.stride(0) * score_size, place_bytes = given.stride(1) * score_size;
-  const Tensor tokens = new_integers({rows, width}), close = new_flags({rows, width});
-  auto* token = static_cast<int64_t*>(tokens.data_ptr());
-  auto* unsure = static_cast<bool*>(close.data_ptr());
-  // With noise, the op `choose` looks at `close` and may choose again (ops/choose.py): no single kernel does that.
-  run_kernel(
-      [=] {
-        thread_local std::vector<Best> all;
-        all.resize(std::max<size_t>(all.size(), rows * width * pieces));
-        Best* const found = all.data();
-        parallel_for(0, rows * width * pieces, 1, [=](int64_t first, int64_t last) {
-          for (int64_t i = first; i < last; ++i) {
-            const int64_t at = i / pieces, piece = i % pieces, row = at / width;
-            std::optional<uint64_t> key;
-            if (heat && heat[row] > 0) {
-              key = key_of(
-                  seed_of[row], stream, position_of[at],
-                  start_of ? std::optional<int64_t>(start_of[row]) : std::nullopt);
-            }
-            const char* place = from + row * row_bytes + at % width * place_bytes;
-            found[i] = best_of(type, place, piece * kPiece, std::min((piece + 1) * kPiece, vocab), key, first_id);
-          }
-        });
-        for (int64_t at = 0; at < rows * width; ++at) {
-          Best best = found[at * pieces];
-          for (int64_t piece = 1; piece < pieces; ++piece) {
-            best = join(best, found[at * pieces + piece]);
-          }
-          const bool none = best.is_nan || (forbids && best.top == -std::numeric_limits<float>::infinity());
-          token[at] = none ? -1 : best.token;
-          unsure[at] = !none && heat && heat[at / width] > 0 && is_close(best);
-        }
-      },
-      !heat && scores.stride(2) == 1);
-  return {tokens, close};
+  const std::optional<Tensor> temperatures = plain(temperature), seeds = plain(seed), places_of = plain(positions),
+                              starts = plain(start);
+  Noise noise;
+  if (temperatures) {
+    noise.temperature = static_cast<const float*>(temperatures->data_ptr());
+    noise.seed = static_cast<const int64_t*>(seeds->data_ptr());
+    noise.positions = static_cast<const int64_t*>(places_of->data_ptr());
+    noise.start = starts ? static_cast<const int64_t*>(starts->data_ptr()) : nullptr;
+    noise.stream = stream;
+  }
+  const Places places{static_cast<const char*>(given.data_ptr()), type, rows, width, vocab, given.stride(0) * bytes,
+                      given.stride(1) * bytes};
+  const Tensor tokens = new_integers({rows, width});
+  auto* const token = static_cast<int64_t*>(tokens.data_ptr());
+  run_kernel([=] { choose_tokens(places, noise, forbids, first_id, token); }, in_place);
+  return tokens;
 }
 
 std::tuple<Tensor, Tensor> likeliest_op(
@@ -168,7 +145,7 @@ void mask_below_op(Tensor scores, const Tensor& threshold) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
-  m.impl("choose_nearly", TORCH_BOX(&choose_nearly));
+  m.impl("choose", TORCH_BOX(&choose_op));
   m.impl("likeliest", TORCH_BOX(&likeliest_op));
   m.impl("greatest", TORCH_BOX(&greatest_op));
   m.impl("greatest_share", TORCH_BOX(&greatest_share_op));

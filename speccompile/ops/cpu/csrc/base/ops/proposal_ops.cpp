@@ -14,13 +14,6 @@ namespace {
 
 using Proposals = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-const float* floats(const Tensor& tensor) {
-  STD_TORCH_CHECK(
-      tensor.scalar_type() == ScalarType::Float && tensor.is_contiguous(),
-      "speccompile: scores of drafts are float32, side by side");
-  return static_cast<const float*>(tensor.data_ptr());
-}
-
 Proposals take_passing_op(
     const Tensor& drafts, const Tensor& lens, const std::optional<Tensor>& scores,
     const std::optional<Tensor>& other_drafts, const std::optional<Tensor>& other_lens,
