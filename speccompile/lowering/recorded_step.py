@@ -24,7 +24,8 @@ from torch import fx
 from torch.autograd import profiler
 
 from speccompile.graph.body import Body
-from speccompile.ops.in_cpp import is_recorded
+from speccompile.ops.define import reference_of
+from speccompile.ops.in_cpp import is_recorded, library_of
 from speccompile.utils.torch_private import OpOverload, TorchDispatchMode, has_modes, pytree, without_modes
 from speccompile.utils.workers import in_pool
 
@@ -312,7 +313,7 @@ def _python_call(
     function: Step, arguments: Sequence[Any], options: Mapping[str, Any], results: Sequence[torch.Tensor | None]
 ) -> Callable[[], object]:
     """A call whose results are written to ``results``; None: the result is an argument, or a view of one."""
-    call = functools.partial(function, *arguments, **options)
+    call = functools.partial(_without_dispatcher(function), *arguments, **options)
     if not any(kept is not None for kept in results):
         return call
     if len(results) == 1 and isinstance(function, OpOverload) and (writing := _writing_form(function)) is not None:
@@ -324,6 +325,14 @@ def _python_call(
                 kept.copy_(made)
 
     return call_and_copy
+
+
+def _without_dispatcher(function: Step) -> Step:
+    """The Python function of an op of this package that has no other kernel. The dispatcher takes as long as the
+    function if it passes fifty tensors."""
+    if not isinstance(function, OpOverload) or library_of(function) is not None:
+        return function
+    return reference_of(function) or function
 
 
 @functools.cache

@@ -18,7 +18,8 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import core_state, resolve_layout
 from speccompile.ops.greatest import SEARCH_SIZES
-from speccompile.passes.step.sample import processed, put_tokens
+from speccompile.ops.row_contexts import put_tokens
+from speccompile.passes.step.sample import processed
 from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
 from speccompile.sampling.process_scores import state_of_all
 from speccompile.sampling.request import Sampling, read_sampling

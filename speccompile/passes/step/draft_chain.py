@@ -13,9 +13,10 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED
 from speccompile.ops.draft_rows import cut_drafts, form_of, newest_tokens, next_token, side_by_side
+from speccompile.ops.row_contexts import put_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
-from speccompile.passes.step.sample import draw, probabilities, process, put_tokens
+from speccompile.passes.step.sample import draw, probabilities, process
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 
 #: Token ``[B, 1]``, its position ``[B, 1]`` and its place in the draft to logits ``[B, 1, V]``, or of a part of the

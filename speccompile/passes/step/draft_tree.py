@@ -18,11 +18,12 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.errors import InvalidTiers
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
+from speccompile.ops.row_contexts import put_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import text_so_far
 from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.ranked_tree import ranked
-from speccompile.passes.step.sample import process, put_tokens
+from speccompile.passes.step.sample import process
 from speccompile.passes.step.tree_drafts import fit, set_tree, static_form
 from speccompile.passes.step.tree_expansions import Expansion, expansions, numbers
 

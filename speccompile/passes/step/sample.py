@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph, TracedProcessor
+from speccompile.ops import row_contexts
 from speccompile.ops.noise import DRAFTS, TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
@@ -199,16 +200,11 @@ def text_and_drafts(
     tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Each row's committed tokens and drafts, ``[B, S]``, and the number of committed tokens ``[B]``."""
-    row_length = length[slots]
-    return put_tokens(tokens[slots], row_length, drafts), row_length
-
-
-def put_tokens(context: torch.Tensor, row_length: torch.Tensor, drafts: torch.Tensor) -> torch.Tensor:
-    """``context`` ``[B, S]`` with ``drafts`` ``[B, K]`` from ``row_length`` ``[B]`` on."""
-    places = row_length[:, None] + torch.arange(drafts.shape[1], device=drafts.device)
-    # A row that is about to end may reach beyond the cache, where nothing is ever read.
-    places = places.clamp(max=context.shape[1] - 1)
-    return context.scatter(1, places, drafts)
+    if traits_of(tokens.device).host_memory:
+        context, row_length = torch.ops.speccompile.row_contexts(tokens, length, slots, drafts)
+        return context, row_length
+    # On a GPU this is compiled into other kernels.
+    return row_contexts.reference(tokens, length, slots, drafts)
 
 
 def probabilities(scores: torch.Tensor, temperature: torch.Tensor) -> torch.Tensor:

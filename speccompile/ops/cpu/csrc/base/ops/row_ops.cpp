@@ -1,5 +1,5 @@
-// What rows read at the start of a step and keep at its end, as torch sees it; speccompile/ops/step_inputs.py and
-// store_drafts.py define it.
+// What rows read at the start of a step and keep at its end, as torch sees it; speccompile/ops/step_inputs.py,
+// row_contexts.py and store_drafts.py define it.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -60,6 +60,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> step_inputs_op(
   return {own, lens, read, positions};
 }
 
+std::tuple<Tensor, Tensor> row_contexts_op(
+    const Tensor& tokens, const Tensor& length, const Tensor& slots, const Tensor& drafts) {
+  const int64_t rows = slots.size(0), capacity = tokens.size(1), count = drafts.size(1);
+  STD_TORCH_CHECK(drafts.size(0) == rows, "speccompile::row_contexts: the sizes do not fit");
+  const Tensor own_slots = side_by_side(slots), given = side_by_side(drafts);
+  const int64_t *texts = integers(tokens), *lengths = integers(length), *slot_of = integers(own_slots),
+                *drafts_of = integers(given);
+  const Tensor context = new_integers({rows, capacity}), row_length = new_integers({rows});
+  int64_t *to = integers(context), *to_length = integers(row_length);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t slot = slot_of[row];
+          std::copy_n(texts + slot * capacity, capacity, to + row * capacity);
+          to_length[row] = lengths[slot];
+          for (int64_t i = 0; i < count; ++i) {
+            to[row * capacity + std::min(lengths[slot] + i, capacity - 1)] = drafts_of[row * count + i];
+          }
+        }
+      },
+      slots.is_contiguous() && drafts.is_contiguous());
+  return {context, row_length};
+}
+
 void store_drafts_op(
     Tensor draft_tokens, Tensor draft_lens, const Tensor& length, const Tensor& limit, const Tensor& slots,
     const Tensor& drafts, const Tensor& lens) {
@@ -84,6 +108,7 @@ void store_drafts_op(
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("step_inputs", TORCH_BOX(&step_inputs_op));
+  m.impl("row_contexts", TORCH_BOX(&row_contexts_op));
   m.impl("store_drafts_", TORCH_BOX(&store_drafts_op));
 }
 
