@@ -40,6 +40,7 @@ _PASS_LISTS = "Mode.drafting, Mode.after_commit, Mode.taps and Mode.state(tiers)
 GONE = {
     "speccompile.tools.trtllm_predicates": "a table that nothing read",
     "speccompile.tools.rank_costs.Machine": "it is RankSpeeds; Machine is a class of the report",
+    "speccompile.sampling.Processor.active": "placing a request says which processors run; has_effect can refuse one",
     "speccompile.modes.Mode.goals": "what a pass of after_commit provides must hold in the finished step",
     "speccompile.modes.Mode.network_on_demand": "nothing reads it: split and ready mean the same",
     "speccompile.modes.Mode.splits": "nothing reads it: split is a property",

@@ -52,7 +52,7 @@ OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS fo
 for _processor in PROCESSORS:
     _processor.register()
 
-#: The state that says which processors a slot uses, by :func:`processor_columns`.
+#: The name of the state with the processors that each slot uses, by :func:`processor_columns`.
 USED_PROCESSORS = "used_processors"
 
 #: Processors from outside, by the name of the processor after which they run (:mod:`speccompile.sampling.register`).

@@ -74,7 +74,7 @@ def run_processors(
 
     Args:
         state: ``[N, ...]``, of which ``slots`` ``[B]`` are those of the rows; ``[B, ...]`` without ``slots``.
-        used: bool ``[N, P]``, whose ``columns`` say whether a slot uses each of the processors. None: run all.
+        used: bool ``[N, P]``, whose ``columns`` are those of the processors: whether a slot uses it. None: run all.
     """
     parts = [slice(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
     if slots is None or used is None:
