@@ -246,9 +246,13 @@ def _build(library: str, isa: VecISA, target: Path) -> None:
 
 
 def _lower_priority() -> None:
-    """Leave the cores to the capture, which is slower. On Linux a priority belongs to a thread and its processes."""
+    """Leave a core to the capture, which is slower. On Linux a priority belongs to a thread and its processes.
+
+    Of two cores with two busy programs on them, a thread of this priority gets almost half of one. With the
+    priority 10 it got a tenth, and a wrap waited minutes for it.
+    """
     if sys.platform == "linux":
-        os.nice(10)
+        os.nice(4)
 
 
 def _units(library: str, folder: Path) -> list[Path]:
