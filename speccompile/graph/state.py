@@ -48,6 +48,7 @@ class StateSpec:
             :data:`~speccompile.graph.layer_state.ABSORBED` is 0.
         checkpoint_of: the name of the recurrent tensor ``[N, ...]`` of which this tensor has copies, ``[N - 1, C,
             ...]``. No step reads it.
+        columns: the meaning of each column of a tensor of two dimensions.
     """
 
     name: str
@@ -62,6 +63,7 @@ class StateSpec:
     looks_ahead: int = 0
     recurrent: bool = False
     checkpoint_of: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def per_slot(self) -> bool:
@@ -88,6 +90,7 @@ class StateSpec:
             self.looks_ahead,
             self.recurrent,
             self.checkpoint_of,
+            self.columns,
         )
 
 
@@ -122,6 +125,7 @@ class StateTensor:
     looks_ahead: int = 0
     recurrent: bool = False
     checkpoint_of: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def per_slot(self) -> bool:

@@ -91,6 +91,9 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
     if node.op == "call_function" and isinstance(node.target, OpOverload):
         for index, name, _ in _aliases(node.target):
             yield from _nodes_of(node, index, name)
+        if node.target is torch.ops.aten._unsafe_view.default:
+            # Its schema says nothing of the memory that it shares.
+            yield node.all_input_nodes[0]
 
 
 def _nodes_of(node: fx.Node, index: int, name: str) -> Iterator[fx.Node]:
@@ -106,8 +109,22 @@ def storages_of(graph: StepGraph) -> dict[fx.Node, frozenset[fx.Node]]:
     found: dict[fx.Node, frozenset[fx.Node]] = {}
     for node in graph.graph.nodes:
         sources = [found[source] for source in views_of(node)]
+        if node.op == "call_module":
+            returned = _returned_inputs(graph.bodies[str(node.target)].module.graph)
+            sources += [found[item] for index, item in enumerate(node.args) if index in returned]
         found[node] = frozenset().union(*sources) if sources else frozenset({node})
     return found
+
+
+def _returned_inputs(body: fx.Graph) -> set[int]:
+    """The inputs of a body that its results may be views of."""
+    found: dict[fx.Node, frozenset[int]] = {}
+    inputs = [node for node in body.nodes if node.op == "placeholder"]
+    for node in body.nodes:
+        own = frozenset({inputs.index(node)}) if node.op == "placeholder" else frozenset()
+        found[node] = own.union(*(found[source] for source in views_of(node)))
+    results = body.output_node().all_input_nodes
+    return set().union(*(found[node] for node in results))
 
 
 def state_writes(graph: StepGraph) -> dict[fx.Node, set[str]]:

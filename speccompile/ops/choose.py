@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import traceback
 
 import torch
 
@@ -53,7 +52,7 @@ def reference(
 
 
 @ctypes.CFUNCTYPE(
-    ctypes.c_int64,
+    None,
     ctypes.c_void_p,
     ctypes.c_int64,
     ctypes.c_bool,
@@ -61,23 +60,21 @@ def reference(
     ctypes.POINTER(ctypes.c_int64),
     ctypes.c_bool,
     ctypes.c_int64,
+    ctypes.POINTER(ctypes.c_int64),
 )
-def _choose_again(address, size, is_bfloat16, vocab, seed, stream, position, start, forbids, first_id):  # type: ignore[no-untyped-def]
-    """Choose the token of one position by :func:`reference`; -2 if that fails.
+def _choose_again(address, size, is_bfloat16, vocab, seed, stream, position, start, forbids, first_id, token):  # type: ignore[no-untyped-def]
+    """Choose the token of one position by :func:`reference`, and write it to ``token``.
 
     The logarithms of the C++ kernels may differ from torch's in their last bits. They call this function where the two
-    best scores are so close that this could matter.
+    best scores are so close that this could matter. An exception cannot pass through C++, which raises its own where no
+    token was written. ctypes prints this one.
     """
-    try:
+    with torch.device("cpu"):
         dtype = torch.float32 if size == 4 else torch.bfloat16 if is_bfloat16 else torch.float16
         scores = torch.frombuffer((ctypes.c_char * (size * vocab)).from_address(address), dtype=dtype)
         began = torch.tensor([start[0]]) if start else None
         key = (torch.ones(1), torch.tensor([seed]), torch.tensor([[position]]), stream, began)
-        return int(reference(scores.view(1, 1, vocab), *key, forbids, first_id))
-    except BaseException:
-        # An exception cannot pass through C++, which raises its own.
-        traceback.print_exc()
-        return -2
+        token[0] = int(reference(scores.view(1, 1, vocab), *key, forbids, first_id))
 
 
 def _fake(scores, *rest, **options):  # type: ignore[no-untyped-def]

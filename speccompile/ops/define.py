@@ -75,7 +75,7 @@ def define(
 
 def reference_of(op: OpOverload) -> Callable[..., Any] | None:
     """The definition of an op of the package; None if it only has kernels."""
-    return _references.get(op._opname)
+    return _references.get(op._opname) if op.namespace == "speccompile" else None
 
 
 def _problems(

@@ -2,24 +2,20 @@
 
 A library registers its kernels under the dispatch key ``CPU`` when it is loaded (:mod:`speccompile.ops.cpu.library`).
 Until then, and where no library can be built, the dispatcher runs the reference of an op, which is registered under
-``CompositeExplicitAutograd``. Both return the same values; only the probabilities of ``greatest_share`` and
-``likeliest`` may differ in their last bits. An op of the model whose C++ kernel rounds in another way than the
+``CompositeExplicitAutograd``. Both return the same values; only what ``greatest_share``,
+``top_p_threshold``, ``min_p_threshold`` and ``likeliest`` compute by exponentials and logarithms may differ in its last
+bits. An op of the model whose C++ kernel rounds in another way than the
 reference has a second name, ``native_NAME``: a pass decides which of them runs when a step is built. The decision does
 not depend on the libraries that another wrap of the process has loaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
-import torch
 from torch import fx
 
-from speccompile.ops.cpu.library import BASE, when_loaded
 from speccompile.utils.torch_private import OpOverload, is_explicit_composite
-
-_kernels = torch.library.Library("speccompile", "IMPL", "CPU")
 
 _libraries: dict[str, str] = {}
 #: Names of the ops that bodies call: their libraries also have a C function of each (:mod:`speccompile.ops.cpu.shims`).
@@ -28,16 +24,10 @@ IN_BODIES: list[str] = []
 RECORDED: set[str] = set()
 
 
-def in_cpp(name: str, library: str = BASE, kernel: Callable[..., Any] | None = None) -> None:
+def in_cpp(name: str, library: str) -> None:
     """Declare that ``library`` has a kernel of ``speccompile::name``, which can be called after
-    ``load_cpu_ops(library)``.
-
-    Args:
-        kernel: a function of Python that is the kernel, and that calls ops of the library.
-    """
+    ``load_cpu_ops(library)``."""
     _libraries[name] = library
-    if kernel is not None:
-        when_loaded(library, lambda: _kernels.impl(name, kernel))
 
 
 def library_of(op: OpOverload) -> str | None:

@@ -52,7 +52,8 @@ OPTIONS: dict[str, Option] = {option.name: option for processor in PROCESSORS fo
 for _processor in PROCESSORS:
     _processor.register()
 
-#: The name of the state with the processors that each slot uses, by :func:`processor_columns`.
+#: The name of the state with the processors that each slot uses. Its columns are those of the wrap, whatever is
+#: registered later.
 USED_PROCESSORS = "used_processors"
 
 #: Processors from outside, by the name of the processor after which they run (:mod:`speccompile.sampling.register`).
@@ -86,17 +87,11 @@ def all_processors(state: Collection[str]) -> tuple[Processor, ...]:
     return tuple(in_order(PROCESSORS, state))
 
 
-def processor_columns(state: Collection[str]) -> dict[str, int]:
-    """The column of each processor in the state ``USED_PROCESSORS``, by its name. A processor that is registered again
-    in another place keeps its column."""
-    return {name: column for column, name in enumerate(sorted(item.name for item in all_processors(state)))}
-
-
 def sampling_state(processors: Sequence[Processor] | None = None) -> list[StateSpec]:
     """Per-slot state of ``processors`` (None: all processors), the seed, and the processors that a slot uses."""
     known = [*PROCESSORS, *registered_processors()]
     return [
         StateSpec("seed", (N,), torch.int64, high=2),
-        StateSpec(USED_PROCESSORS, (N, len(known)), torch.bool),
+        StateSpec(USED_PROCESSORS, (N, len(known)), torch.bool, columns=tuple(item.name for item in known)),
         *(spec for item in (known if processors is None else processors) for spec in item.state),
     ]

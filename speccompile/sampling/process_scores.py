@@ -10,7 +10,7 @@ import torch
 
 from speccompile.ops.define import define
 from speccompile.sampling.base import IMPLEMENTATIONS, Processor
-from speccompile.sampling.pipeline import USED_PROCESSORS, processor_columns
+from speccompile.sampling.pipeline import USED_PROCESSORS
 from speccompile.utils.devices import traits_of
 
 
@@ -32,19 +32,20 @@ def process_scores(
     drafted: int,
     slots: torch.Tensor,
     state: Mapping[str, torch.Tensor],
+    columns: Sequence[str],
 ) -> None:
     """Apply ``processors`` to ``scores`` ``[B, T, V]`` in place, one after the other, by one op.
 
     Args:
         drafted: how many of the ``length`` tokens are drafts.
         slots: ``[B]``; state: all tensors of :func:`state_of_all`, ``[N, ...]``, by name.
+        columns: names of the processors of the columns of ``state[USED_PROCESSORS]``.
     """
     # On a GPU one compiled kernel reads the rows of all. A CPU does not need most of them.
     in_host_memory = traits_of(scores.device).host_memory
     given = [[state[name] for name in state_of(processor)] for processor in processors]
     if not in_host_memory:
         given = [[tensor[slots] for tensor in tensors] for tensors in given]
-    columns = processor_columns(state)
     torch.ops.speccompile.process_scores_(
         scores,
         context,
@@ -54,7 +55,7 @@ def process_scores(
         [len(tensors) for tensors in given],
         [tensor for tensors in given for tensor in tensors],
         *((slots, state[USED_PROCESSORS]) if in_host_memory else (None, None)),
-        [columns[processor.name] for processor in processors],
+        [columns.index(processor.name) for processor in processors],
     )
 
 

@@ -23,7 +23,6 @@ from speccompile.sampling.pipeline import (
     USED_PROCESSORS,
     all_processors,
     in_order,
-    processor_columns,
 )
 from speccompile.sampling.replaced import replace_built_in
 from speccompile.sampling.temperature import LEAST_TEMPERATURE
@@ -57,18 +56,19 @@ class Sampling:
             arena.write("guide_number", slot, self.follower.number)
         # The host writes the masks of a guide that it follows where those of such a function would be.
         masked = AllowedTokens.name if self.follower is not None and not self.follows_in_steps else None
-        columns = processor_columns(arena.layout.tensors)
-        used = [False] * len(columns)
+        columns = arena.layout.tensors[USED_PROCESSORS].columns
+        used = set()
         for processor in all_processors(arena.layout.tensors):
             values = {
                 option.name: self.values[option.name] for option in processor.options if option.name in self.values
             }
-            used[columns[processor.name]] = processor.name == masked or (bool(values) and processor.has_effect(values))
+            if processor.name == masked or (values and processor.has_effect(values)):
+                used.add(processor.name)
             if not values:
                 continue
             for name, value in processor.place(values, prompt_length).items():
                 arena.write(name, slot, value)
-        arena.write(USED_PROCESSORS, slot, used)
+        arena.write(USED_PROCESSORS, slot, [name in used for name in columns])
 
     @property
     def asks(self) -> AllowedTokensFunction | None:

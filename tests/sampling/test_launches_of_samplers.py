@@ -16,6 +16,7 @@ from speccompile.sampling.process_scores import state_of_all
 from support.cuda_launches import Launches, launches_on_cuda
 
 VOCAB = 128256
+COLUMNS = tuple(processor.name for processor in PROCESSORS)
 
 
 class Step:
@@ -44,7 +45,7 @@ class Step:
     def sampled(self) -> None:
         names = state_of_all(PROCESSORS)
         context, length = text_and_drafts(*self.of("tokens", "length"), self.slots, self.drafts)
-        scores = processed(self.logits, context, length, self.slots, *self.of(*names), names=names)
+        scores = processed(self.logits, context, length, self.slots, *self.of(*names), names=names, columns=COLUMNS)
         exact_accept(scores, self.drafts, self.lens, self.slots, *self.of("length", "temperature", "seed"))
 
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from transformers import GenerationConfig
 
+from speccompile import wrap
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, StateSpec, core_state, resolve_layout
 from speccompile.sampling import pipeline
-from speccompile.sampling.base import Processor
-from speccompile.sampling.pipeline import PROCESSORS, USED_PROCESSORS, processor_columns, sampling_state
+from speccompile.sampling.base import Option, Processor, number
+from speccompile.sampling.pipeline import PROCESSORS, USED_PROCESSORS, sampling_state
 from speccompile.sampling.process_scores import process_scores, state_of_all
+from speccompile.sampling.register import register_processor
 from speccompile.sampling.request import Sampling, read_sampling
+from support.tiny import tiny_llama
 
 VOCAB = 7
 
@@ -45,9 +49,9 @@ def called(arena: Arena, slots: list[int], monkeypatch: pytest.MonkeyPatch) -> l
     for processor in PROCESSORS:
         monkeypatch.setattr(processor, "call", lambda *_, name=processor.name: names.append(name))
     state = {name: arena[name] for name in state_of_all(PROCESSORS)}
-    rows = torch.tensor(slots)
+    rows, columns = torch.tensor(slots), arena.layout.tensors[USED_PROCESSORS].columns
     text, length = torch.zeros(len(slots), 8, dtype=torch.int64), torch.ones(len(slots), dtype=torch.int64)
-    process_scores(PROCESSORS, torch.zeros(len(slots), 1, VOCAB), text, length, 0, rows, state)
+    process_scores(PROCESSORS, torch.zeros(len(slots), 1, VOCAB), text, length, 0, rows, state, columns)
     return names
 
 
@@ -70,16 +74,39 @@ def test_processors_that_no_row_uses_do_not_run(
     assert called(arena, slots, monkeypatch) == expected
 
 
-def test_a_processor_keeps_its_column_where_another_order_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def register(name: str, after: str) -> None:
-        state = (StateSpec("own_state", (N,), torch.int64),)
-        own = type("Own", (Processor,), {"name": name, "options": (), "state": state})
-        own.__abstractmethods__ = frozenset()
-        monkeypatch.setitem(pipeline.REGISTERED, after, [own()])
+class Shift(Processor):
+    """Adds a number to the score of token 1."""
 
-    register("own", "top_k")
-    state = arena_of(1).layout.tensors
-    before = processor_columns(state)
+    name = "a_shift"
+    options: ClassVar = (Option("a_shift", number(0), neutral=0),)
+    state: ClassVar = (StateSpec("a_shift", (N,), torch.float32),)
+
+    def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
+        return {self.state[0].name: float(values["a_shift"])}
+
+    def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
+        scores[..., 1] += state[0][:, None]
+
+
+class OtherShift(Shift):
+    state: ClassVar = (StateSpec("a_shift_too", (N,), torch.float32),)
+
+
+@pytest.mark.parametrize(("replacement", "after"), [(Shift, "temperature"), (OtherShift, "top_k")])
+def test_a_wrap_keeps_its_columns_whatever_is_registered_later(
+    replacement: type[Shift], after: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its name comes before all others, and another state of the same name is not that of the wrap."""
     monkeypatch.setattr(pipeline, "REGISTERED", {})
-    register("own", "temperature")
-    assert processor_columns(state) == before and len(before) == arena_of(1)[USED_PROCESSORS].shape[1]
+    monkeypatch.setattr(pipeline, "OPTIONS", pipeline.OPTIONS.copy())
+    register_processor(Shift(), after="top_k")
+    sizes: dict[str, Any] = {"tiers": (0, 2), "max_len": 40, "backend": "eager"}
+    with wrap(tiny_llama(), "ngram", **sizes) as spec:
+
+        def text() -> list[int]:
+            options = {"repetition_penalty": 1.5, "do_sample": True, "seed": 3, "top_k": 5}
+            return spec.engine.submit([5, 6, 7, 6, 7], max_new_tokens=20, eos_token_id=[], **options).result().token_ids
+
+        before = text()
+        register_processor(replacement(), after=after, replace=True)
+        assert text() == before

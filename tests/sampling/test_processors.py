@@ -20,7 +20,7 @@ from speccompile.graph.state import core_state, resolve_layout
 from speccompile.ops.greatest import SEARCH_SIZES
 from speccompile.ops.row_contexts import put_tokens
 from speccompile.passes.step.sample import processed
-from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, sampling_state
+from speccompile.sampling.pipeline import OPTIONS, PROCESSORS, USED_PROCESSORS, sampling_state
 from speccompile.sampling.process_scores import state_of_all
 from speccompile.sampling.request import Sampling, read_sampling
 from speccompile.sampling.sequences import SequenceBias
@@ -70,7 +70,16 @@ def ours(rows: list[dict[str, Any]], logits: torch.Tensor) -> torch.Tensor:
     names = state_of_all(PROCESSORS)
     context = put_tokens(arena["tokens"][slots], arena["length"][slots], drafts)
     state = [arena[name] for name in names]
-    return processed(logits, context, arena["length"][slots], slots, *state, names=names)
+    columns = arena.layout.tensors[USED_PROCESSORS].columns
+    return processed(
+        logits,
+        context,
+        arena["length"][slots],
+        slots,
+        *state,
+        names=names,
+        columns=columns,
+    )
 
 
 def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:

@@ -96,7 +96,7 @@ def _is_local(node: fx.Node, logits: fx.Node) -> bool:
 def _is_choice(node: fx.Node) -> bool:
     if node.target is torch.ops.speccompile.draw_filtered.default:
         given = _arguments(node)
-        return all(given[name] is None for name in ("top_k", "top_p", "min_p"))
+        return not given.get("divided") and all(given.get(name) is None for name in ("top_k", "top_p", "min_p"))
     if node.target is not torch.ops.speccompile.choose.default:
         return False
     given = _arguments(node)

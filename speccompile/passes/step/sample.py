@@ -20,6 +20,7 @@ from speccompile.sampling.pipeline import (
     HOST_PROCESSORS,
     LAST,
     PENALTIES,
+    USED_PROCESSORS,
     WARPERS,
     WATERMARK,
     all_processors,
@@ -133,7 +134,8 @@ def process(
         tensors += [graph.constant(f"processor_{index}_{i}", value) for i, value in enumerate(processor.held)]
     # Traced as one: tracing each separately is several times slower.
     nodes = (logits, context, row_length, slots, *tensors)
-    options = {"names": names, "drafted": drafted, "user": user, "calls_host": calls_host}
+    columns = graph.layout.tensors[USED_PROCESSORS].columns
+    options = {"names": names, "columns": columns, "drafted": drafted, "user": user, "calls_host": calls_host}
     scores: fx.Node = graph.insert(processed, *nodes, before=before, **options)
     return scores
 
@@ -152,17 +154,20 @@ def processed(
     slots: torch.Tensor,
     *tensors: torch.Tensor,
     names: tuple[str, ...],
+    columns: tuple[str, ...],
     drafted: int = 0,
     user: tuple[TracedProcessor, ...] = (),
     calls_host: bool = False,
 ) -> torch.Tensor:
-    """``tensors`` are the state tensors ``names``, then those that the user's processors hold."""
+    """``tensors`` are the state tensors ``names``, then those that the user's processors hold; ``columns`` are those
+    of the state with the used processors."""
     held = tensors[len(names) :]
     scores = logits.to(torch.float32, copy=True)
     state = dict(zip(names, tensors, strict=False))
 
     def run(*processors: Processor) -> None:
-        process_scores([*in_order(processors, names)], scores, context, row_length, drafted, slots, state)
+        order = [*in_order(processors, names)]
+        process_scores(order, scores, context, row_length, drafted, slots, state, columns)
 
     warpers = (*HOST_PROCESSORS, *WARPERS, *WATERMARK) if calls_host else WARPERS
     if user:

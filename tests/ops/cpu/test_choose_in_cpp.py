@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -111,17 +113,27 @@ def test_the_second_look_reads_what_the_first_one_read(monkeypatch: pytest.Monke
         ]
 
 
-def test_a_second_look_that_fails_is_an_error(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("fault", [MemoryError("no memory"), KeyboardInterrupt()], ids=repr)
+def test_a_second_look_that_fails_is_an_error(monkeypatch: pytest.MonkeyPatch, fault: BaseException) -> None:
     def fails(*_: object) -> torch.Tensor:
-        raise MemoryError("no memory")
+        raise fault
 
     monkeypatch.setattr(choose, "reference", fails)
     scores, arguments = rival_scores(0.0)
     with pytest.raises(RuntimeError, match="could not be chosen again"):
         ops.choose(scores, *arguments, True)
-    assert "no memory" in capfd.readouterr().err
+    monkeypatch.setattr(choose, "reference", lambda scores, *_: torch.full(scores.shape[:2], 300))
+    with pytest.raises(RuntimeError, match="could not be chosen again"):
+        ops.choose(scores, *arguments, True)
+
+
+def test_the_second_look_runs_on_the_cpu_whatever_the_default_device_is() -> None:
+    scores, token = torch.tensor([0.0, 9.0, 1.0]), ctypes.c_int64(-2)
+    place = (scores.data_ptr(), 4, False, 3, 5, noise.TOKENS, 7, None, True, 0, ctypes.byref(token))
+    with torch.device("meta"):
+        choose._choose_again(*place)
+    assert token.value == 1
 
 
 def test_estimates_are_much_nearer_than_what_counts_as_close(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,10 +143,15 @@ def test_estimates_are_much_nearer_than_what_counts_as_close(monkeypatch: pytest
     drawn = noise.gumbel(key[0], noise.TOKENS, key[1], 2)
     for apart, sure in ((1e-5, False), (1e-4, True)):
         scores = torch.stack([-drawn[..., 0], apart - drawn[..., 1]], dim=-1)
+        close = torch.zeros(1, scores.shape[1], dtype=torch.bool)
+
+        def look(scores: torch.Tensor, *arguments: torch.Tensor, close: torch.Tensor = close) -> torch.Tensor:
+            close[0, int(arguments[2])] = True
+            return torch.zeros(1, 1, dtype=torch.int64)
+
         with monkeypatch.context() as patch:
-            patch.setattr(choose, "reference", second_look)
+            patch.setattr(choose, "reference", look)
             tokens = ops.choose(scores, torch.ones(1), *key, True)
-        close = tokens == 99
         assert bool((close | (tokens == 1)).all()) and bool(close.any()) != sure
 
 

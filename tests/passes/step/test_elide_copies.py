@@ -51,6 +51,11 @@ def viewed_after(x: torch.Tensor) -> torch.Tensor:
     return changed(y[None]) + y[0:1]
 
 
+def unsafely_viewed_after(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    return changed(aten._unsafe_view(y, [1, -1])) + y
+
+
 @pytest.mark.parametrize(
     "function",
     [lambda x: changed(x * 2), lambda x: changed((x * 2)[None]), read_before],
@@ -69,8 +74,17 @@ def test_a_copy_of_a_result_without_later_readers_is_not_made(graph: StepGraph, 
         viewed_after,
         lambda x: (x * 2).to(torch.float32, copy=True).add_(1),
         lambda x: changed((x * 2)[None].expand(3, -1)),
+        unsafely_viewed_after,
     ],
-    ids=["state", "view of state", "read after", "view read after", "other dtype", "other strides"],
+    ids=[
+        "state",
+        "view of state",
+        "read after",
+        "view read after",
+        "other dtype",
+        "other strides",
+        "unsafe view",
+    ],
 )
 def test_state_and_what_is_read_later_are_copied(graph: StepGraph, function: Function) -> None:
     assert elided(graph, function) == 0

@@ -57,10 +57,11 @@ struct Places {
   }
 };
 
-// Chooses one token by torch's own logarithms; -2 if it fails. ops/choose.py sets it where the library is loaded.
-using ChooseAgain = int64_t (*)(
+// Chooses one token by torch's own logarithms, and writes it to `token`, or fails. ops/choose.py sets it where the library
+// is loaded. An exception of Python there ends the call without a word, so what it returns could not be trusted.
+using ChooseAgain = void (*)(
     const void* scores, int64_t bytes, bool is_bfloat16, int64_t vocab, int64_t seed, int64_t stream, int64_t position,
-    const int64_t* start, bool forbids, int64_t first_id);
+    const int64_t* start, bool forbids, int64_t first_id, int64_t* token);
 
 SPECCOMPILE_SHARED extern ChooseAgain choose_again;
 
@@ -71,11 +72,12 @@ inline int64_t choose_closely(
   }
   const int64_t row = at / places.width, bytes = places.type == Type::Float ? 4 : 2;
   const std::optional<int64_t> start = noise.started(row);
-  const int64_t chosen = choose_again(
+  int64_t chosen = -2;
+  choose_again(
       places.place(at), bytes, places.type == Type::BFloat16, places.vocab, noise.seed[noise.slot(row)], noise.stream,
-      noise.position(row, places.width, at), start ? &*start : nullptr, forbids, first_id);
-  if (chosen == -2) {
-    throw std::runtime_error("speccompile::choose: a token could not be chosen again");
+      noise.position(row, places.width, at), start ? &*start : nullptr, forbids, first_id, &chosen);
+  if (chosen < -1 || chosen >= places.vocab) {
+    throw std::runtime_error("speccompile::choose: a token could not be chosen again, or this was interrupted");
   }
   return chosen;
 }

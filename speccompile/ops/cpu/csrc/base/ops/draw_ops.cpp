@@ -1,8 +1,8 @@
 // Tokens drawn after temperature, top-k, top-p and min-p, as torch sees it; speccompile/sampling/filters.py defines it.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <optional>
-#include <vector>
 
 #include "../kernels/filters.h"
 #include "choose_tokens.h"
@@ -106,17 +106,15 @@ Tensor draw_filtered_op(
   noise.stream = kTokenStream;
   const Tensor tokens = new_integers({places.rows, places.width});
   auto* const token = static_cast<int64_t*>(tokens.data_ptr());
-  // Scores that no option changes are read where they are.
+  // Scores that no option changes are read where they are. Others are filtered in memory of the step.
   const bool in_place = divided && !options.top_k && !options.top_p && !options.min_p;
+  const Tensor own = new_floats({in_place ? 0 : places.rows, places.width, places.vocab});
+  auto* const scores = static_cast<float*>(own.data_ptr());
   run_kernel(
       [=] {
         if (in_place) {
           return choose_tokens(places, noise, true, 0, token);
         }
-        const int64_t size = places.rows * places.width * places.vocab;
-        thread_local std::vector<float> all;
-        all.resize(std::max<size_t>(all.size(), size));
-        float* const scores = all.data();
         filter_places(places, noise.slots, options, scores);
         const int64_t bytes = places.vocab * 4;
         const Places filtered{
