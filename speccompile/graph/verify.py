@@ -92,7 +92,7 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
         for index, name, _ in _aliases(node.target):
             yield from _nodes_of(node, index, name)
         if node.target is torch.ops.aten._unsafe_view.default:
-            # Its schema says nothing of the memory that it shares.
+            # Its schema does not declare the memory that it shares.
             yield node.all_input_nodes[0]
 
 
