@@ -14,6 +14,8 @@ from speccompile.errors import VerifierError
 from speccompile.graph.step_graph import SIZE_OPERATORS, StepGraph
 from speccompile.utils.torch_private import OpOverload
 
+aten = torch.ops.aten
+
 Fail = Callable[[str], NoReturn]
 
 
@@ -91,7 +93,7 @@ def views_of(node: fx.Node) -> Iterator[fx.Node]:
     if node.op == "call_function" and isinstance(node.target, OpOverload):
         for index, name, _ in _aliases(node.target):
             yield from _nodes_of(node, index, name)
-        if node.target is torch.ops.aten._unsafe_view.default:
+        if node.target is aten._unsafe_view.default:
             # Its schema does not declare the memory that it shares.
             yield node.all_input_nodes[0]
 

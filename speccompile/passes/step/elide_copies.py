@@ -16,7 +16,9 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.verify import storages_of
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
-_COPIES = frozenset({torch.ops.aten._to_copy.default, torch.ops.aten.clone.default})
+aten = torch.ops.aten
+
+_COPIES = frozenset({aten._to_copy.default, aten.clone.default})
 
 
 @dataclass(frozen=True)
