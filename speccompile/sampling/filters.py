@@ -78,7 +78,7 @@ def _draw_on_cuda(logits, slots, temperature, top_k, top_p, min_p, length, seed,
     from speccompile.ops.triton import draw
 
     if divided or top_k is None or top_p is None or min_p is None:
-        raise NotImplementedError("draw_filtered on CUDA needs logits and all options; call speccompile::choose")
+        raise ValueError("draw_filtered on CUDA needs logits and all options; call speccompile::choose")
     return draw.draw(logits, draw.Filters(slots, temperature, top_k, top_p, min_p), length, depths, seed)
 
 
