@@ -71,15 +71,8 @@ def ours(rows: list[dict[str, Any]], logits: torch.Tensor) -> torch.Tensor:
     context = put_tokens(arena["tokens"][slots], arena["length"][slots], drafts)
     state = [arena[name] for name in names]
     columns = arena.layout.tensors[USED_PROCESSORS].columns
-    return processed(
-        logits,
-        context,
-        arena["length"][slots],
-        slots,
-        *state,
-        names=names,
-        columns=columns,
-    )
+    length = arena["length"][slots]
+    return processed(logits, context, length, slots, *state, names=names, columns=columns)
 
 
 def of_transformers(row: dict[str, Any], logits: torch.Tensor) -> torch.Tensor:
