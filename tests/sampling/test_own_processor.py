@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import runpy
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from speccompile.runtime.request_options import GenerateOptions, SubmitOptions
 from speccompile.sampling import N, Option, Processor, StateSpec, pipeline, whole
 from speccompile.sampling.register import ARGUMENTS
 from support.errors import raises
+from support.own_processors import processor_registry
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_processor.py"
 SIZES: dict[str, Any] = {"tiers": (0, 1, 3), "max_len": 64, "max_batch": 2, "backend": "eager", "policy": "fixed:3"}
@@ -48,27 +48,9 @@ def before(model: LlamaForCausalLM) -> Iterator[Speculator]:
         yield spec
 
 
-@contextlib.contextmanager
-def registry(known: dict[str, list[Processor]]) -> Iterator[None]:
-    """Register processors beside ``known`` ones, and forget them at the end."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "REGISTERED", known)
-        patch.setattr("speccompile.sampling.register.REGISTERED", known)
-        patch.setattr(pipeline, "OPTIONS", options := dict(pipeline.OPTIONS))
-        for module in (
-            "speccompile.sampling.request",
-            "speccompile.sampling.register",
-            "speccompile.runtime.inputs",
-            "speccompile.runtime.arguments",
-        ):
-            patch.setattr(f"{module}.OPTIONS", options)
-        patch.setattr("speccompile.runtime.generate.OPTIONS", options)
-        yield
-
-
 @pytest.fixture(scope="module")
 def registered(before: Speculator) -> Iterator[None]:
-    with registry({}):
+    with processor_registry({}):
         runpy.run_path(str(EXAMPLE))
         yield
 
@@ -76,7 +58,7 @@ def registered(before: Speculator) -> Iterator[None]:
 @pytest.fixture
 def own_registry(registered: None) -> Iterator[None]:
     """Forget the processors that a test registers, except the example's."""
-    with registry({name: list(items) for name, items in pipeline.REGISTERED.items()}):
+    with processor_registry({name: list(items) for name, items in pipeline.REGISTERED.items()}):
         yield
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar
 
 import pytest
@@ -12,12 +12,12 @@ from transformers import GenerationConfig
 from speccompile import wrap
 from speccompile.graph.arena import Arena
 from speccompile.graph.state import N, StateSpec, core_state, resolve_layout
-from speccompile.sampling import pipeline
 from speccompile.sampling.base import Option, Processor, number
 from speccompile.sampling.pipeline import PROCESSORS, USED_PROCESSORS, sampling_state
 from speccompile.sampling.process_scores import process_scores, state_of_all
 from speccompile.sampling.register import register_processor
 from speccompile.sampling.request import Sampling, read_sampling
+from support.own_processors import processor_registry
 from support.tiny import tiny_llama
 
 VOCAB = 7
@@ -92,13 +92,17 @@ class OtherShift(Shift):
     state: ClassVar = (StateSpec("a_shift_too", (N,), torch.float32),)
 
 
+@pytest.fixture
+def own_registry() -> Iterator[None]:
+    with processor_registry({}):
+        yield
+
+
 @pytest.mark.parametrize(("replacement", "after"), [(Shift, "temperature"), (OtherShift, "top_k")])
 def test_a_wrap_keeps_its_columns_whatever_is_registered_later(
-    replacement: type[Shift], after: str, monkeypatch: pytest.MonkeyPatch
+    replacement: type[Shift], after: str, own_registry: None
 ) -> None:
     """Its name comes before all others, and another state of the same name is not that of the wrap."""
-    monkeypatch.setattr(pipeline, "REGISTERED", {})
-    monkeypatch.setattr(pipeline, "OPTIONS", pipeline.OPTIONS.copy())
     register_processor(Shift(), after="top_k")
     sizes: dict[str, Any] = {"tiers": (0, 2), "max_len": 40, "backend": "eager"}
     with wrap(tiny_llama(), "ngram", **sizes) as spec:
