@@ -236,7 +236,7 @@ def head_kind(source: str | Path) -> tuple[str | None, int]:
         return "MTP", int(config.get("num_nextn_predict_layers", 1))
     if is_medusa(config):
         return "Medusa", 0
-    if is_dflash(config) or config.get("speculators_model_type") == "dflash":
+    if is_dflash(config):
         return "DFlash", 0
     return ("EAGLE-3" if any(key in config for key in HEAD_KEYS) else None), 0
 

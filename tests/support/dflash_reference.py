@@ -68,8 +68,18 @@ def recorded(found: dict[int, list[int]]) -> Iterator[None]:
 
 
 def plain_drafts(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> tuple[list[int], torch.Tensor]:
-    """All drafts of a block after ``text``, and their logits ``[K, V]``: the head written down once more, over the
-    whole context at once and without a cache, after ``DFlashDraftModel`` of z-lab's ``dflash/model.py``."""
+    """All drafts of a block after ``text``, and the logits ``[K, Vd]`` that they are chosen from."""
+    logits, drafts = plain_logits(target, head, text), list[int]()
+    for row in logits:
+        row += after_token(head, [*text, *drafts][-1])
+        drafts.append(int(draft_ids(head)[row.argmax()]))
+    return drafts, logits
+
+
+def plain_logits(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> torch.Tensor:
+    """Logits ``[K, Vd]`` of a block after ``text``, without the bias by the token before: the head written down once
+    more, over the whole context at once and without a cache, after ``DFlashDraftModel`` of z-lab's
+    ``dflash/model.py``, and ``DSparkDraftModel`` of speculators."""
     config, weights = head.config, {name: value.double() for name, value in head.own_state().items()}
     with torch.no_grad():
         states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
@@ -116,7 +126,25 @@ def plain_drafts(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> 
         hidden = hidden + linear(
             F.silu(linear(normed, "mlp.gate_proj")) * linear(normed, "mlp.up_proj"), "mlp.down_proj"
         )
-    logits = norm(hidden, "norm")[1:] @ target.get_output_embeddings().weight.detach().double().T * config.logit_scale
+    whole = target.get_output_embeddings().weight.detach().double()
+    first = 0 if config.sample_from_anchor else 1
+    logits = norm(hidden, "norm")[first:] @ weights.get("lm_head.weight", whole).T * config.logit_scale
     if config.logit_softcap is not None:
         logits = (logits / config.logit_softcap).tanh() * config.logit_softcap
-    return logits.argmax(-1).tolist(), logits
+    return logits
+
+
+def after_token(head: DFlashHead, token: int) -> torch.Tensor:
+    """The bias ``[Vd]`` of the logits after a token."""
+    weights = head.own_state()
+    if not head.config.markov_rank:
+        return torch.zeros(len(draft_ids(head)), dtype=torch.float64)
+    first, second = (weights[f"markov_head.markov_{name}.weight"].double() for name in ("w1", "w2"))
+    return second @ first[token]
+
+
+def draft_ids(head: DFlashHead) -> torch.Tensor:
+    """The target's ids of all tokens that the head can draft."""
+    if head.d2t is None:
+        return torch.arange(len(head.embed_tokens.weight))
+    return torch.arange(len(head.d2t)) + head.d2t

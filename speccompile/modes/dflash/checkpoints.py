@@ -1,12 +1,13 @@
-"""Loading and saving of DFlash heads, in the layouts of transformers' assistant models and of z-lab.
+"""Loading and saving of DFlash and DSpark heads.
 
-Both layouts have the same tensors. A tensor that is missing, not known or of another shape is an error: a head with a
+All layouts have the same tensors. A tensor that is missing, not known or of another shape is an error: a head with a
 layer of zeros would only draft badly.
 """
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -15,21 +16,32 @@ from safetensors.torch import save
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
+from speccompile.graph_capture.shard_styles import is_shard, whole_weight
 from speccompile.modes.dflash.config import check_config, check_target, embedding_scale
 from speccompile.modes.dflash.config_files import ASSISTANT, read_config
 from speccompile.modes.dflash.head import DFlashHead
+from speccompile.modes.dflash.speculators import needs_speculators, speculators_config
 from speccompile.modes.network.checkpoint_files import (
     CHECKPOINT_FILES,
     check_tensors,
+    check_vocabulary,
     checkpoint_folder,
     read_tensors,
     renamed,
 )
 from speccompile.modes.network.made_for import check_made_for, noted
+from speccompile.sampling.draft_vocab import target_ids
 from speccompile.utils.whole_files import write_whole
 
 #: Patterns of transformers' names for the tensors, and replacements, applied in this order.
 RENAMED = ((r"^model\.", ""), (r"^encoder\.fc\.", "fc."), (r"^encoder\.output_norm_enc\.", "hidden_norm."))
+
+#: Tensors that drafting does not need: DSpark's confidence head (policies choose the draft length), and what
+#: speculators' training compares with.
+UNUSED = ("confidence_head.", "verifier_lm_head.", "verifier_norm.")
+#: The largest difference, relative to the largest weight, between a checkpoint's copy of a target's weight and the
+#: weight: both are rounded to some dtype.
+MAX_DIFFERENCE = 2**-7
 
 
 def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
@@ -49,8 +61,15 @@ def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
     check_target(config, name, target)
     head = DFlashHead(config, target)
     tensors = renamed(read_tensors(folder, name), RENAMED, name)
+    tensors = {key: value for key, value in tensors.items() if not key.startswith(UNUSED)}
     own = head.own_state()
-    check_tensors(tensors, {key: tuple(value.shape) for key, value in own.items()}, name)
+    _check_copies(tensors, own, target, name)
+    # Heads with the target's vocabulary can also have these.
+    d2t, t2d = tensors.get("d2t"), tensors.pop("t2d", None)
+    if head.d2t is None:
+        tensors.pop("d2t", None)
+    check_tensors(tensors, {key: tuple(value.shape) for key, value in own.items()}, name, integers={"d2t"})
+    check_vocabulary(d2t, t2d, config.draft_vocab_size or head.vocab_size, head.vocab_size, name)
     with torch.no_grad():
         for key, value in own.items():
             value.copy_(tensors[key])
@@ -60,10 +79,31 @@ def load_dflash(source: str | Path, target: PreTrainedModel) -> DFlashHead:
     return head
 
 
+def _check_copies(
+    tensors: dict[str, torch.Tensor], own: Mapping[str, torch.Tensor], target: PreTrainedModel, name: str
+) -> None:
+    """Remove a checkpoint's copies of the target's embedding and lm_head, which the head reads from the target.
+
+    Raises:
+        InvalidHead: a copy differs from the target's weight.
+    """
+    for key, module in (
+        ("embed_tokens.weight", target.get_input_embeddings()),
+        ("lm_head.weight", target.get_output_embeddings()),
+    ):
+        if key in own or (copied := tensors.pop(key, None)) is None or is_shard(target):
+            continue
+        weight = whole_weight(module).detach().cpu().float()
+        same = copied.shape == weight.shape
+        if not same or bool((copied.float() - weight).abs().max() > MAX_DIFFERENCE * weight.abs().max()):
+            raise InvalidHead(source=name, reason=f"its {key} is not that of this target")
+
+
 def save_dflash(
     head: DFlashHead, folder: str | Path, *, dtype: torch.dtype = torch.float16, target_id: str | None = None
 ) -> None:
-    """Write ``config.json`` and ``model.safetensors`` of transformers' assistant model.
+    """Write ``config.json`` and ``model.safetensors`` of transformers' assistant model; or in speculators' layout, if
+    the head has a draft vocabulary, a bias by the token before, or drafts from the newest token on.
 
     Args:
         folder: created if it does not exist. Each file is complete or absent, also after the process is killed.
@@ -72,17 +112,22 @@ def save_dflash(
             load for another target then warns.
 
     Raises:
-        InvalidHead: transformers' class does not support the head's variant.
+        InvalidHead: the layout does not support the head's variant.
         OSError: a file cannot be written.
     """
-    config = assistant_config(head, str(dtype).removeprefix("torch.")) | noted(target_id)
+    speculators, kind = needs_speculators(head.config), str(dtype).removeprefix("torch.")
+    config = speculators_config(head.config, head.vocab_size, kind) if speculators else assistant_config(head, kind)
+    config |= noted(target_id)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {}
     for key, value in head.own_state().items():
-        name = key.replace("hidden_norm.", "encoder.output_norm_enc.")
-        name = f"encoder.{name}" if key.startswith("fc.") else name
-        tensors[name] = value.detach().to("cpu", dtype).contiguous()
+        name = key if speculators else key.replace("hidden_norm.", "encoder.output_norm_enc.")
+        name = f"encoder.{name}" if key.startswith("fc.") and not speculators else name
+        tensors[name] = value.detach().to("cpu", torch.int64 if key == "d2t" else dtype).contiguous()
+    if head.d2t is not None:
+        tensors["t2d"] = torch.zeros(head.vocab_size, dtype=torch.bool)
+        tensors["t2d"][target_ids(head.d2t.cpu())] = True
     write_whole(path / "model.safetensors", save(tensors, {"format": "pt"}))
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
 

@@ -24,7 +24,7 @@ class DFlashConfig:
 
     Args:
         block_size: tokens of a block: the newest token and ``block_size - 1`` mask tokens. Each mask token becomes a
-            draft token.
+            draft token, see also ``sample_from_anchor``.
         mask_token_id: the token whose embedding (the target's) is the input at a mask token.
         taps: the target's decoder layers whose outputs the head reads, in the order in which ``fc`` reads them. The
             last layer's output is read after the final norm, as transformers reports it.
@@ -37,6 +37,13 @@ class DFlashConfig:
         embedding_scale: a factor on the target's embedding weights.
         logit_scale: a factor on the logits.
         logit_softcap: the limit of the scaled logits; None for no limit.
+        sample_from_anchor: the output at each token of the block, the newest one included, predicts the token after it:
+            a block has ``block_size`` draft tokens. Otherwise the output at a mask token predicts the token of that
+            position.
+        draft_vocab_size: Vd, tokens that the head can draft, with an lm_head of its own; None is the target's
+            vocabulary and lm_head.
+        markov_rank: the rank of the bias by the token before, see :class:`~speccompile.modes.dflash.markov.MarkovHead`;
+            0 for none.
     """
 
     hidden_size: int
@@ -58,6 +65,14 @@ class DFlashConfig:
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_softcap: float | None = None
+    sample_from_anchor: bool = False
+    draft_vocab_size: int | None = None
+    markov_rank: int = 0
+
+    @property
+    def most_drafts(self) -> int:
+        """The number of draft tokens of a block."""
+        return self.block_size if self.sample_from_anchor else self.block_size - 1
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None for no window."""
@@ -111,6 +126,8 @@ def check_config(config: DFlashConfig, source: str) -> None:
     layers = config.num_hidden_layers
     if config.block_size < 2:
         refuse(f"its block_size must be at least 2, got {config.block_size}")
+    if config.markov_rank < 0:
+        refuse(f"its markov_rank must be at least 0, got {config.markov_rank}")
     if not config.taps:
         refuse("it names no layers of the target to read (target_layer_ids)")
     if config.hidden_act not in ACT2FN:
@@ -140,6 +157,8 @@ def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> 
         problems.append(f"its hidden states are of size {config.hidden_size}, the target's of {text.hidden_size}")
     if not all(0 <= tap < layers for tap in config.taps):
         problems.append(f"it reads the outputs of layers {list(config.taps)}, and the target has 0 .. {layers - 1}")
+    if not 1 <= (config.draft_vocab_size or 1) < tokens:
+        problems.append(f"it drafts {config.draft_vocab_size} tokens, and the target has {tokens}")
     if not 0 <= config.mask_token_id < tokens:
         problems.append(f"its mask token is {config.mask_token_id}, and the target embeds {tokens} tokens")
     if problems:

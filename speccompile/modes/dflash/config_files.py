@@ -1,4 +1,4 @@
-"""Reading of the config.json of published DFlash heads, in two layouts."""
+"""Reading of the config.json of published DFlash and DSpark heads, in four layouts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
 from speccompile.modes.dflash.config import DFlashConfig, embedding_scale
+from speccompile.modes.dflash.speculators import flat_keys, is_deepspec, is_speculators
 from speccompile.modes.network.config_keys import ConfigKeys, read_keys
 from speccompile.modes.network.head_kinds import unread_kind
 
@@ -30,13 +31,14 @@ REFUSED: Mapping[str, tuple[str, Any]] = {
 
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a DFlash head in a known layout."""
-    return config.get("model_type") == ASSISTANT or OWN in config
+    return config.get("model_type") == ASSISTANT or OWN in config or is_speculators(config) or is_deepspec(config)
 
 
 def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfig:
     """The config of a head for ``target``.
 
-    The layouts differ in three details:
+    The layouts of transformers and of z-lab differ in three details; those of speculators and DeepSpec follow z-lab's
+    but for what :func:`~speccompile.modes.dflash.speculators.flat_keys` lists:
 
     - In transformers' layout a layer attends in both directions, and its window has ``sliding_window`` positions on
       each side of the query.
@@ -56,11 +58,16 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
         )
         other = unread_kind(given.keys, {})
         raise InvalidHead(source=name, reason=f"it is {other}" if other else reason)
-    keys = ConfigKeys({**given.keys, **given.part(OWN)}, name)
+    foreign = is_speculators(given.keys) or is_deepspec(given.keys)
+    keys = ConfigKeys(flat_keys(given) if foreign else {**given.keys, **given.part(OWN)}, name)
     for key, (what, usual) in REFUSED.items():
         if keys.get(key, usual) != usual:
             reason = f"its config has {key}={keys.get(key)!r} ({what}), which is not supported"
             raise InvalidHead(source=name, reason=reason)
+    kind = keys.get("markov_head_type", "vanilla")
+    if keys.get("markov_rank") and kind != "vanilla":
+        reason = f"its config has markov_head_type={kind!r}; only 'vanilla' is supported"
+        raise InvalidHead(source=name, reason=reason)
     own = target.config.get_text_config(decoder=True).vocab_size
     if (vocab := keys.size("vocab_size", own)) != own:
         reason = f"it is for another target: its vocabulary has {vocab} tokens, the target's {own}"
@@ -89,6 +96,10 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
         embedding_scale=keys.number("input_embedding_scale", scale),
         logit_scale=keys.number("output_multiplier", 1.0),
         logit_softcap=None if not softcap else keys.number("final_logit_softcapping", 1.0),
+        # SpecForge writes DSpark heads in z-lab's layout.
+        sample_from_anchor=keys.flag("sample_from_anchor") or keys.get("projector_type") == "dspark",
+        draft_vocab_size=None if (drafted := keys.size("draft_vocab_size", vocab)) == vocab else drafted,
+        markov_rank=keys.size("markov_rank", 0, least=0),
     )
 
 

@@ -23,11 +23,13 @@ from speccompile.errors import InvalidHead
 from speccompile.graph.layer_state import KVShape
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.model_info import decoder_layers
-from speccompile.graph_capture.shard_styles import embedded_rows
+from speccompile.graph_capture.shard_styles import embedded_rows, whole_rows
 from speccompile.modes.dflash.attention import BlockAttention, BlockCache
 from speccompile.modes.dflash.config import DFlashConfig, check_config, check_target
+from speccompile.modes.dflash.markov import MarkovHead
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
 from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rms_norm, rotated
+from speccompile.sampling.draft_vocab import target_ids
 
 SOURCE = "of DFlash"
 
@@ -91,11 +93,17 @@ class DFlashLayer(nn.Module):
 
 
 class DFlashHead(DraftHead):
-    """A DFlash head. Its embedding and lm_head are the target's own modules.
+    """A DFlash head. Its embedding is the target's own module, and so is its lm_head unless it has a draft vocabulary.
+
+    Attributes:
+        d2t: int64 ``[Vd]``: draft token i is the target's token ``i + d2t[i]``. None if the head has the target's
+            vocabulary.
 
     Raises:
         InvalidHead: the config is for another target, or its values do not fit together.
     """
+
+    d2t: torch.Tensor | None
 
     def __init__(self, config: DFlashConfig, target: PreTrainedModel) -> None:
         super().__init__()
@@ -109,25 +117,39 @@ class DFlashHead(DraftHead):
         self.layers = nn.ModuleList([DFlashLayer(config, index) for index in range(config.num_hidden_layers)])
         self.norm = RMSNorm(size, config.rms_norm_eps)
         self.rotary = Rotary(config, SOURCE)
+        vocab, drafted = whole_rows(target.get_input_embeddings()), config.draft_vocab_size
+        self.register_buffer("d2t", torch.zeros(drafted, dtype=torch.int64, device=target.device) if drafted else None)
+        if drafted:
+            self.lm_head = nn.Linear(size, drafted, bias=False)
+        if config.markov_rank:
+            self.markov_head = MarkovHead(vocab, drafted or vocab, config.markov_rank)
         for own in self.own:
             own.to(target.device, target.dtype).eval()
-        self.embed_tokens, self.lm_head = target.get_input_embeddings(), target.get_output_embeddings()
+        self.embed_tokens = target.get_input_embeddings()
+        if not drafted:
+            self.lm_head = target.get_output_embeddings()
+        self.vocab_size = vocab
         self.training = False
 
     @property
     def own(self) -> list[nn.Module]:
         """The head's modules, without those of the target."""
-        return [self.fc, self.hidden_norm, self.layers, self.norm, self.rotary]
+        own = [self.fc, self.hidden_norm, self.layers, self.norm, self.rotary]
+        if self.config.draft_vocab_size:
+            own.append(self.lm_head)
+        if self.config.markov_rank:
+            own.append(self.markov_head)
+        return own
 
     def own_state(self) -> dict[str, torch.Tensor]:
         """The head's tensors, without those of the target."""
-        shared = ("embed_tokens.", "lm_head.")
+        shared = ("embed_tokens.",) if self.config.draft_vocab_size else ("embed_tokens.", "lm_head.")
         return {name: value for name, value in self.state_dict().items() if not name.startswith(shared)}
 
     @staticmethod
     def random(target: PreTrainedModel, mask_token_id: int, seed: int = 0, **fields: Any) -> DFlashHead:
         """A head with random weights and the target's sizes, dtype and device. ``fields`` of :class:`DFlashConfig`
-        override the sizes."""
+        override the sizes. A draft vocabulary is a random part of the target's."""
         with torch.random.fork_rng(devices=[]), torch.no_grad():
             torch.manual_seed(seed)
             head = DFlashHead(DFlashConfig.for_target(target, mask_token_id, **fields), target)
@@ -136,6 +158,9 @@ class DFlashHead(DraftHead):
                     parameter.copy_(torch.randn(parameter.shape) * parameter.shape[1] ** -0.5)
                 elif name.endswith("bias"):
                     parameter.copy_(torch.randn(parameter.shape) * 0.1)
+            if head.d2t is not None:
+                size = len(head.d2t)
+                head.d2t.copy_(torch.randperm(head.vocab_size)[:size].sort().values - torch.arange(size))
         return head
 
     def for_texts(self, max_len: int) -> DFlashHead:
@@ -198,9 +223,14 @@ class DFlashHead(DraftHead):
             hidden_states: ``[B, T, taps * M]``, tapped at these positions.
 
         Returns:
-            Values by name: ``key_0``, ``value_0``, ... ``[B, T, G, D]``, the context's KV of each layer;
-                ``block_positions`` ``[B, T]``; ``normed`` ``[B, T, M]``, the input of the lm_head; ``logits`` ``[B, T,
-                V]`` of the block's tokens.
+            Values by name. Those that the config does not need are absent.
+
+            - ``key_0``, ``value_0``, ... ``[B, T, G, D]``: the context's KV of each layer.
+            - ``block_positions`` ``[B, T]``.
+            - ``normed`` ``[B, T, M]``: the input of the lm_head.
+            - ``logits`` ``[B, T, Vd]`` of the block's tokens.
+            - ``bias`` ``[B, T, Vd]`` of the tokens after ``input_ids``, for their logits.
+            - ``target_ids`` ``[Vd]``: the target's ids of all draft tokens.
         """
         named: dict[str, torch.Tensor] = {}
         context = self.context(hidden_states)
@@ -211,7 +241,12 @@ class DFlashHead(DraftHead):
         last = positions[:, -1:] + torch.zeros_like(positions)
         block = BlockCache(cache.keys, cache.values, cache.slots, positions, last)
         named["normed"] = self.norm(self.read(self.embed(input_ids), positions, block))
-        return named | {"logits": self.logits(named["normed"])}
+        named["logits"] = self.logits(named["normed"])
+        if self.d2t is not None:
+            named["target_ids"] = target_ids(self.d2t)
+        if self.config.markov_rank:
+            named["bias"] = self.markov_head(input_ids)
+        return named
 
     # --- parts of the forward ---------------------------------------------------------------------------------
 
@@ -239,7 +274,7 @@ class DFlashHead(DraftHead):
         return hidden
 
     def logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """Logits ``[B, T, V]`` of normed outputs ``[B, T, M]``."""
+        """Logits ``[B, T, Vd]`` of normed outputs ``[B, T, M]``, without the bias by the token before."""
         logits: torch.Tensor = self.lm_head(normed)
         if self.config.logit_scale != 1.0:
             logits = logits * self.config.logit_scale
@@ -255,7 +290,7 @@ def check_given(head: DFlashHead, target: PreTrainedModel) -> None:
         InvalidHead: it is for another target, on another device, of another dtype, or in training mode.
     """
     weight, reason = head.fc.weight, None
-    if head.lm_head is not target.get_output_embeddings():
+    if head.embed_tokens is not target.get_input_embeddings():
         reason = "it shares modules of another target; create it for this one"
     elif (weight.dtype, weight.device) != (target.dtype, target.device):
         reason = f"it must be {target.dtype} on {target.device}, as the target, got {weight.dtype} on {weight.device}"

@@ -15,6 +15,7 @@ from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.dflash.checkpoints import load_dflash
 from speccompile.modes.dflash.head import DFlashHead, check_given
+from speccompile.modes.dflash.markov_tree import DraftMarkovTree
 from speccompile.modes.dflash.network import DFlashNetwork
 from speccompile.modes.dflash.passes import DraftBlock, KeepContext
 from speccompile.modes.network.head_mode import HeadMode
@@ -26,7 +27,7 @@ from speccompile.passes.step.tap_hidden import Tap
 
 @dataclass(frozen=True)
 class DFlash(HeadMode, SplitMode):
-    """Drafts with a DFlash head; K is at most ``block_size - 1``.
+    """Drafts with a DFlash or DSpark head; K is at most the number of draft tokens of its block.
 
     Args:
         draft: a :class:`~speccompile.heads.DFlashHead` for this target; or the folder or hub id of a published one.
@@ -68,7 +69,7 @@ class DFlash(HeadMode, SplitMode):
 
     @property
     def most_drafts(self) -> int | None:
-        return self.draft.config.block_size - 1 if isinstance(self.draft, DFlashHead) else None
+        return self.draft.config.most_drafts if isinstance(self.draft, DFlashHead) else None
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> DFlashNetwork:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
@@ -77,10 +78,12 @@ class DFlash(HeadMode, SplitMode):
 
     def drafting(self, form: StepForm) -> list[Pass]:
         config, tree = self.draft.config, form.tree
-        sizes = {"block_size": config.block_size, "mask_token_id": config.mask_token_id}
-        if tree is not None:
-            return [DraftTreeAtOnce(tree, DraftBlock(tree.depth, form.draws, **sizes))]
-        return [DraftBlock(*form.chain, **sizes)]
+        names = ("block_size", "mask_token_id", "sample_from_anchor", "markov_rank")
+        sizes = {name: getattr(config, name) for name in names}
+        if tree is None:
+            return [DraftBlock(*form.chain, **sizes)]
+        block = DraftBlock(tree.depth, form.draws, **sizes)
+        return [DraftMarkovTree(tree, form.draws, block=block) if config.markov_rank else DraftTreeAtOnce(tree, block)]
 
     @property
     def taps(self) -> tuple[Tap, ...]:
@@ -95,4 +98,5 @@ class DFlash(HeadMode, SplitMode):
             return f"the DFlash head {self.draft} drafts"
         config = self.draft.config
         layers = ", ".join(str(tap) for tap in config.taps)
-        return f"a DFlash head over the outputs of layers {layers} drafts {config.block_size - 1} tokens in one forward"
+        kind = "DFlash head with a Markov term" if config.markov_rank else "DFlash head"
+        return f"a {kind} over the outputs of layers {layers} drafts {config.most_drafts} tokens in one forward"

@@ -8,6 +8,7 @@ step: the context of the positions that the target reads overwrites it, and the 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import inf
 from typing import ClassVar
 
 import torch
@@ -16,6 +17,7 @@ from torch import fx
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
+from speccompile.modes.network.head_passes import chooses_in_part, target_ids_of
 from speccompile.modes.network.passes import drafter_of
 from speccompile.ops.draft_rows import form_of, network_positions
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
@@ -63,14 +65,17 @@ def write_context(slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.
 
 @dataclass(frozen=True)
 class DraftBlock(DraftAtOnce):
-    """Draft with one forward of the newest token and all mask tokens of the head's block. The first ``draft_len`` mask
-    tokens become drafts.
+    """Draft with one forward of the newest token and all mask tokens of the head's block. The outputs at the first
+    ``draft_len`` mask tokens become drafts, or with ``sample_from_anchor`` those at the first ``draft_len`` tokens.
 
-    The block always has its full size, since drafts depend on the size.
+    The block always has its full size, since drafts depend on the size. With ``markov_rank`` above 0 the token before
+    each draft adds a bias to its logits.
     """
 
     block_size: int = field(kw_only=True)
     mask_token_id: int = field(kw_only=True)
+    sample_from_anchor: bool = field(default=False, kw_only=True)
+    markov_rank: int = field(default=0, kw_only=True)
 
     name: ClassVar[str] = "draft_block"
     looks_for: ClassVar[str] = "the mode's head"
@@ -87,9 +92,36 @@ class DraftBlock(DraftAtOnce):
             head.values["block_positions"]: positions,
         }
         (normed,) = splice_graph(graph, head, given, [head.values["normed"]], start)
-        drafted = graph.insert(mask_places, normed, before=start, draft_len=self.draft_len)
+        first = 0 if self.sample_from_anchor else 1
+        drafted = graph.insert(draft_places, normed, before=start, first=first, draft_len=self.draft_len)
         (logits,) = splice_graph(graph, head, {head.values["normed"]: drafted}, [head.values["logits"]], start)
-        return logits
+        return logits if self.follows_drafts else self._choosable(graph, logits)
+
+    @property
+    def follows_drafts(self) -> bool:
+        return self.markov_rank > 0
+
+    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node) -> fx.Node:
+        if not self.follows_drafts:
+            # :meth:`logits` has prepared those of all places together.
+            return logits
+        head, start = drafter_of(graph), graph.anchors.start
+        inputs = {node.name: node for node in head.placeholders}
+        (bias,) = splice_graph(graph, head, {inputs["input_ids"]: token}, [head.values["bias"]], start)
+        return self._choosable(graph, graph.insert(add_bias, logits, bias, before=start))
+
+    def _choosable(self, graph: StepGraph, logits: fx.Node) -> fx.Node:
+        """The logits that drafts are chosen from, of those of the head's vocabulary."""
+        head, start = drafter_of(graph), graph.anchors.start
+        if "target_ids" not in head.values or chooses_in_part(head, draws=self.draws):
+            return logits
+        (ids,) = splice_graph(graph, head, {}, [head.values["target_ids"]], start)
+        vocab = graph.layout.vocab_size
+        whole: fx.Node = graph.insert(over_target_vocabulary, logits, ids, before=start, vocab_size=vocab)
+        return whole
+
+    def token_ids(self, graph: StepGraph) -> fx.Node | None:
+        return target_ids_of(graph, draws=self.draws)
 
     def what(self, graph: StepGraph) -> str:
         return f"{self.draft_len} of a block of {self.block_size} in one forward"
@@ -107,6 +139,19 @@ def masked_block(
     return block, positions.clamp(max=most)
 
 
-def mask_places(normed: torch.Tensor, *, draft_len: int) -> torch.Tensor:
-    """The outputs at the first mask tokens, ``[B, K, M]``, of those of the block, ``[B, block_size, M]``."""
-    return normed[:, 1 : draft_len + 1].contiguous()
+def draft_places(normed: torch.Tensor, *, first: int, draft_len: int) -> torch.Tensor:
+    """The outputs that become drafts, ``[B, K, M]``, of those of the block, ``[B, block_size, M]``."""
+    return normed[:, first : first + draft_len].contiguous()
+
+
+def add_bias(logits: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Logits ``[B, T, Vd]`` with the bias ``[B, T, Vd]`` by the token before; the logits may be of one place ``[B, 1,
+    Vd]``."""
+    return logits + bias
+
+
+def over_target_vocabulary(logits: torch.Tensor, ids: torch.Tensor, *, vocab_size: int) -> torch.Tensor:
+    """Logits ``[B, T, V]`` over the target's vocabulary, -inf at tokens that the head cannot draft, of ``logits`` ``[B,
+    T, Vd]`` of the tokens ``ids`` ``[Vd]``."""
+    whole = logits.new_full((*logits.shape[:-1], vocab_size), -inf)
+    return whole.index_copy(-1, ids, logits)

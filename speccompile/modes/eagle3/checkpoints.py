@@ -14,7 +14,6 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from speccompile.errors import HeadKeys, InvalidHead, InvalidInput
 from speccompile.graph_capture.shard_styles import whole_weight
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.config_files import read_config
@@ -22,12 +21,12 @@ from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.network.checkpoint_files import (
     CHECKPOINT_FILES,
     check_tensors,
+    check_vocabulary,
     checkpoint_folder,
     read_tensors,
     renamed,
 )
 from speccompile.modes.network.made_for import check_made_for
-from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
 #: Patterns of other names for the tensors, and replacements, applied in this order.
 RENAMED = (
@@ -67,7 +66,7 @@ def load_eagle3(source: str | Path, target: PreTrainedModel) -> Eagle3Head:
     _check_keys(head, tensors, target_weights, name)
     # A head with the target's whole vocabulary can also have a d2t.
     d2t = tensors.pop("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
-    _check_vocabulary(d2t, t2d, config, name)
+    check_vocabulary(d2t, t2d, config.draft_vocab_size, config.vocab_size, name)
     if head.d2t is not None:
         tensors["d2t"] = d2t.to(torch.int64)
     head.load_state_dict(tensors, strict=False)
@@ -108,23 +107,3 @@ def _check_keys(
     expected.setdefault("d2t", (head.config.draft_vocab_size,))
     optional = {"d2t"} if head.d2t is None else set()
     check_tensors(tensors, expected, name, optional=optional, integers={"d2t"})
-
-
-def _check_vocabulary(d2t: torch.Tensor, t2d: torch.Tensor | None, config: Eagle3Config, name: str) -> None:
-    try:
-        check_d2t(d2t, config.vocab_size)
-    except InvalidInput as error:
-        raise InvalidHead(source=name, reason=str(error).rstrip(".")) from error
-    if config.draft_vocab_size == config.vocab_size and bool(d2t.any()):
-        raise InvalidHead(source=name, reason="its d2t must be 0 for a head with the whole vocabulary")
-    if t2d is None:
-        return
-    if tuple(t2d.shape) != (config.vocab_size,):
-        raise HeadKeys(
-            source=name,
-            problems=f"\n  of another shape: t2d is {list(t2d.shape)} and must be {[config.vocab_size]}",
-        )
-    drafted = torch.zeros(config.vocab_size, dtype=torch.bool)
-    drafted[target_ids(d2t.long())] = True
-    if not torch.equal(drafted, t2d.bool()):
-        raise InvalidHead(source=name, reason="its t2d does not mark the tokens that its d2t names")

@@ -10,7 +10,8 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
-from speccompile.errors import HeadKeys, InvalidHead, error_line
+from speccompile.errors import HeadKeys, InvalidHead, InvalidInput, error_line
+from speccompile.sampling.draft_vocab import check_d2t, target_ids
 
 #: The files that are fetched from a repository on the hub.
 CHECKPOINT_FILES = ("config.json", "*.safetensors", "pytorch_model.bin")
@@ -142,3 +143,38 @@ def check_tensors(
 def _closest_key(key: str, others: Iterable[str]) -> str | None:
     found = difflib.get_close_matches(key, list(others), n=1, cutoff=MIN_SIMILARITY)
     return found[0] if found else None
+
+
+def check_vocabulary(
+    d2t: torch.Tensor | None, t2d: torch.Tensor | None, draft_vocab_size: int, vocab_size: int, name: str
+) -> None:
+    """Check the draft vocabulary of a head.
+
+    Args:
+        d2t: int64 ``[Vd]``, the offset of each draft token's id; t2d: bool ``[V]``, the tokens that can be drafted;
+            None if the checkpoint has none.
+        draft_vocab_size: Vd; vocab_size: V, the target's.
+        name: the checkpoint's name, for messages.
+
+    Raises:
+        InvalidHead: a draft token is not a token of the target, two are the same one, or ``t2d`` marks others.
+        HeadKeys: ``t2d`` is of another shape.
+    """
+    if d2t is None:
+        d2t = torch.zeros(draft_vocab_size, dtype=torch.int64)
+    try:
+        check_d2t(d2t, vocab_size)
+    except InvalidInput as error:
+        raise InvalidHead(source=name, reason=str(error).rstrip(".")) from error
+    if draft_vocab_size == vocab_size and bool(d2t.any()):
+        raise InvalidHead(source=name, reason="its d2t must be 0 for a head with the whole vocabulary")
+    if t2d is None:
+        return
+    if tuple(t2d.shape) != (vocab_size,):
+        raise HeadKeys(
+            source=name, problems=f"\n  of another shape: t2d is {list(t2d.shape)} and must be {[vocab_size]}"
+        )
+    drafted = torch.zeros(vocab_size, dtype=torch.bool)
+    drafted[target_ids(d2t.long())] = True
+    if not torch.equal(drafted, t2d.bool()):
+        raise InvalidHead(source=name, reason="its t2d does not mark the tokens that its d2t names")

@@ -22,7 +22,8 @@ class DraftAtOnce(DraftByNetwork):
     """Draft all tokens from the logits of one forward.
 
     A greedy step chooses all tokens at once. A step that draws chooses one after another, since the request's logits
-    processors read the tokens before.
+    processors read the tokens before. So does a drafter whose logits follow from the tokens before
+    (:attr:`follows_drafts`).
     """
 
     @abstractmethod
@@ -36,8 +37,18 @@ class DraftAtOnce(DraftByNetwork):
             Logits ``[B, K, V]``, or ``[B, K, Vd]`` of the vocabulary that :meth:`token_ids` returns.
         """
 
+    @property
+    def follows_drafts(self) -> bool:
+        """Whether :meth:`after_token` changes logits."""
+        return False
+
+    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node) -> fx.Node:
+        """The final logits ``[B, T, V]`` after the tokens ``token`` ``[B, T]``, from those of the forward, ``[B, 1,
+        V]``."""
+        return logits
+
     def run(self, graph: StepGraph) -> Changes:
-        if self.draws:
+        if self.draws or self.follows_drafts:
             return super().run(graph)
         slots, start = graph.values["slots"], graph.anchors.start
         state = [graph.state(name) for name in ("tokens", "length", "limit")]
@@ -56,7 +67,7 @@ class DraftAtOnce(DraftByNetwork):
             if place == 0:
                 of_all.append(self.logits(graph, token, position))
             logits: fx.Node = graph.insert(at_place, of_all[0], before=graph.anchors.start, place=place)
-            return logits
+            return self.after_token(graph, logits, token)
 
         return forward
 

@@ -33,8 +33,8 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     instead = "such heads are not supported; use an EAGLE-3 head of this target"
     if is_medusa(config) or any(_MEDUSA_TENSOR.fullmatch(key) for key in tensors):
         return "a checkpoint of Medusa heads; use mode='medusa'"
-    if config.get("speculators_model_type") == "dflash":
-        return f"a DFlash head in speculators' layout; {instead}, or a DFlash head in z-lab's or transformers' layout"
+    if config.get("speculators_model_type") in ("dflash", "dspark"):
+        return "a DFlash or DSpark head; use mode='dflash'"
     if config.get("speculators_model_type") == "eagle" or _is_eagle1(tensors):
         return f"an EAGLE-1 or EAGLE-2 head, which reads only the target's last hidden state; {instead}"
     if eagle.get("use_aux_hidden_state") is False:

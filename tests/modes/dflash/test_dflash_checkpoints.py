@@ -163,8 +163,6 @@ def test_configs_that_are_refused(
 def test_a_config_of_something_else(model: LlamaForCausalLM, head: DFlashHead, tmp_path: Path) -> None:
     with raises(InvalidHead, reason=re.compile("not a DFlash head")):
         load_dflash(edited(zlab(head, tmp_path), dflash_config=None), model)
-    with raises(InvalidHead, reason=re.compile("^it is a DFlash head in speculators' layout")):
-        load_dflash(edited(tmp_path, speculators_model_type="dflash"), model)
 
 
 def test_tensors_that_do_not_fit_are_named(model: LlamaForCausalLM, head: DFlashHead, tmp_path: Path) -> None:

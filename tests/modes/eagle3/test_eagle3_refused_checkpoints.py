@@ -160,7 +160,7 @@ def test_heads_of_other_kinds_are_named(tmp_path: Path) -> None:
     for fields, tensors, reason in (
         ({"eagle_config": {"use_aux_hidden_state": False}}, {}, "a head without auxiliary hidden states"),
         ({"eagle_config": {"parallel_draft_step": 4}}, {}, "parallel_draft_step=4"),
-        ({"speculators_model_type": "dflash"}, {}, "a DFlash head in speculators' layout"),
+        ({"speculators_model_type": "dflash"}, {}, "a DFlash or DSpark head; use mode='dflash'"),
         ({"medusa_num_heads": 3}, {}, "Medusa heads; use mode='medusa'"),
         ({}, {"mask_hidden": torch.ones(1, 1, HIDDEN)}, "a P-EAGLE head, .* parallel_drafting=true"),
     ):
