@@ -1,7 +1,8 @@
 """Training of heads that draft a block in one forward.
 
 Source: "DFlash" (2026, arXiv 2602.06036), section 4: blocks after random tokens of a text, and a loss with larger
-weights for the first draft tokens; SpecForge, ``OnlineDFlashModel``.
+weights for the first draft tokens; SpecForge, ``OnlineDFlashModel``; "DSpark" (2026, arXiv 2607.05147) for the Markov
+term and the loss of total variation.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from torch import nn
 from torch.nn import functional as F
 
 from speccompile.heads import DFlashHead
+from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.acceptance import DraftCounts
 from speccompile.training.block_attention import BlocksAttention
-from speccompile.training.losses import cross_entropy, less_memory
+from speccompile.training.draft_vocab import TargetOverDrafts
+from speccompile.training.losses import less_memory, pace_weights, total_variation
 from speccompile.training.teacher import TargetStates, Teacher
 
 #: Multiples of this number modulo 1: any number of first positions in this order is spread evenly.
@@ -24,25 +27,33 @@ class BlockTraining(nn.Module):
     """Module of a DFlash head and its loss.
 
     A block starts with the token at position a of a text, and drafts the tokens at a + 1, a + 2, ... from the target's
-    hidden states before a. The loss of draft i is the cross entropy with the target's distribution after position
-    a + i - 1. Drafts have the weights 1, decay, decay^2, ... Blocks start at random positions in training, and at
-    evenly spread ones in eval mode.
+    hidden states before a. The loss of draft i compares its distribution with the target's after position a + i - 1,
+    over the draft vocabulary, where the target's choice is in that vocabulary. Blocks start at random positions in
+    training, and at evenly spread ones in eval mode. A Markov term reads the text's own token before each draft.
 
     Args:
         head: its own modules are trained. Modules that it shares with the target are not submodules here.
         teacher: computes hidden states that are missing in a batch.
         blocks: largest number of blocks of a text and step.
-        decay: ratio of the weights of a draft and of the one before.
+        decay: weight of a draft relative to the one before; None for the weights of :func:`pace_weights`.
+        variation: share of :func:`total_variation` in the loss; the rest is cross entropy.
         seed: seed of the positions at which blocks start.
     """
 
     steps: torch.Tensor
 
-    def __init__(self, head: DFlashHead, teacher: Teacher, *, blocks: int, decay: float, seed: int) -> None:
+    def __init__(
+        self, head: DFlashHead, teacher: Teacher, *, blocks: int, decay: float | None, variation: float, seed: int
+    ) -> None:
         super().__init__()
         self.fc, self.hidden_norm, self.layers, self.norm = head.fc, head.hidden_norm, head.layers, head.norm
+        if head.d2t is not None:
+            self.lm_head = head.lm_head
+        if head.config.markov_rank:
+            self.markov_head = head.markov_head
         self._shared, self._teacher = (head,), teacher
-        self._blocks, self._decay, self._seed = blocks, decay, seed
+        self._blocks, self._decay, self._variation, self._seed = blocks, decay, variation, seed
+        self.targets = None if head.d2t is None else TargetOverDrafts(teacher, target_ids(head.d2t))
         #: Number of training steps so far, as the seed of positions. Unlike torch's random state, it does not depend on
         #: evaluations and interruptions.
         self.register_buffer("steps", torch.zeros((), dtype=torch.int64, device=teacher.weight.device))
@@ -67,25 +78,42 @@ class BlockTraining(nn.Module):
         starts, rows = self._starts(loss_mask)
         left = self._drafts(head, input_ids, states, starts)
         texts_of = torch.arange(len(input_ids), device=input_ids.device)[:, None].expand_as(starts)
-        counts = DraftCounts()
-        loss = torch.zeros((), device=input_ids.device)
-        for draft in range(1, head.config.block_size):
+        counts, anchor = DraftCounts(), head.config.sample_from_anchor
+        # By draft, of all blocks ``[B, N]``.
+        losses: list[torch.Tensor] = []
+        divergences: list[torch.Tensor] = []
+        judged: list[torch.Tensor] = []
+        for draft in range(1, head.config.most_drafts + 1):
             place = starts + draft
             rows = rows & (place < width)
             place = place.clamp(max=width - 1)
             rows = rows & loss_mask[texts_of, place]
             before = (texts_of, place - 1)
-            normed, final_before = left[:, :, draft][rows], states.final[before][rows]
+            normed, tokens = left[:, :, draft - anchor][rows], input_ids[before][rows]
+            final_before = states.final[before][rows]
             if self.training:
-                own = less_memory(self._loss, normed, final_before, columns=len(self._teacher.weight))
+                columns = len(self._teacher.weight if self.targets is None else self.targets.weight)
+                found = less_memory(self._losses, normed, tokens, final_before, columns=columns)
             else:
-                logits = self._logits(normed).float()
-                own = cross_entropy(logits, self._teacher.probs(final_before))
+                logits = self._logits(normed, tokens)
+                found = self._of_logits(logits, final_before)
                 drafts = torch.full_like(starts, -1)
-                drafts[rows] = logits.argmax(-1)
+                drafts[rows] = logits.argmax(-1) if self.targets is None else self.targets.ids[logits.argmax(-1)]
                 counts.add(rows, drafts, states.choices[before], input_ids[texts_of, place])
-            loss = loss + self._decay ** (draft - 1) * own
+            known = rows if self.targets is None else rows & (self.targets.draft_ids[states.choices[before]] >= 0)
+            for whole, column in zip((losses, divergences), found.unbind(-1), strict=True):
+                whole.append(torch.zeros_like(starts, dtype=column.dtype).masked_scatter(rows, column))
+            judged.append(known)
+        loss = self._weighted(*(torch.stack(part, -1) for part in (losses, divergences, judged)))
         return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
+
+    def _weighted(self, losses: torch.Tensor, divergences: torch.Tensor, judged: torch.Tensor) -> torch.Tensor:
+        """Loss of losses ``[B, N, K]``: for each draft the weighted mean over blocks, and their sum."""
+        if self._decay is None:
+            weights = pace_weights(divergences, judged)
+        else:
+            weights = self._decay ** torch.arange(losses.shape[-1], device=losses.device) * judged
+        return ((weights * losses).sum((0, 1)) / judged.sum((0, 1)).clamp(min=1)).sum()
 
     def _starts(self, loss_mask: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Positions ``[B, N]`` at which blocks start, and bool ``[B, N]``, whether each has a draft to learn. The token
@@ -122,11 +150,25 @@ class BlockTraining(nn.Module):
         normed: torch.Tensor = head.norm(left)
         return normed.unflatten(1, (starts.shape[1], size))
 
-    def _logits(self, normed: torch.Tensor) -> torch.Tensor:
-        """Logits ``[..., V]`` of the target's lm_head, in its dtype."""
-        teacher = self._teacher
-        return F.linear(normed.to(teacher.weight.dtype), teacher.weight, teacher.bias)
+    def _logits(self, normed: torch.Tensor, before: torch.Tensor) -> torch.Tensor:
+        """Logits ``[R, Vd]``, float32, of outputs ``[R, M]`` and the tokens before the drafts, ``[R]``."""
+        head, teacher = self._shared[0], self._teacher
+        if self.targets is None:
+            logits = F.linear(normed.to(teacher.weight.dtype), teacher.weight, teacher.bias)
+        else:
+            logits = head.lm_head(normed)
+        return logits.float() + head.markov_head(before).float() if head.config.markov_rank else logits.float()
 
-    def _loss(self, left: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
-        """Loss of rows ``[R, M]``, given the target's hidden states ``[R, M]`` before their drafts."""
-        return cross_entropy(self._logits(left).float(), self._teacher.probs(final))
+    def _losses(self, normed: torch.Tensor, before: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        return self._of_logits(self._logits(normed, before), final)
+
+    def _of_logits(self, logits: torch.Tensor, final: torch.Tensor) -> torch.Tensor:
+        """Losses of rows and their divergences, ``[R, 2]``, of logits ``[R, Vd]`` and the target's hidden states ``[R,
+        M]`` before the drafts."""
+        probs = (self._teacher if self.targets is None else self.targets).probs(final)
+        entropy = logits.logsumexp(-1) - (probs * logits).sum(-1)
+        loss = entropy
+        if self._variation:
+            loss = self._variation * total_variation(logits, probs) + (1 - self._variation) * entropy
+        divergence = entropy.detach() - torch.special.entr(probs).sum(-1)
+        return torch.stack([loss, divergence], -1)

@@ -15,18 +15,20 @@ from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.heads import DFlashConfig, DFlashHead, load_dflash, save_dflash
 from speccompile.hidden_states.target_id import target_id
-from speccompile.modes.dflash.checkpoints import assistant_config
+from speccompile.modes.dflash.checkpoints import config_of
 from speccompile.modes.dflash.config import spread_taps
 from speccompile.modes.dflash.head import SOURCE
+from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.blocks import BlockTraining
+from speccompile.training.draft_vocab import most_frequent
 from speccompile.training.kinds import NEW, HeadKind
 from speccompile.training.teacher import Teacher
 
 
 class BlockKind(HeadKind):
-    """Head of ``head_layers`` layers of the target's sizes over up to five of its layers. It shares embedding and
-    lm_head with the target, and these are not trained."""
+    """Head of ``head_layers`` layers of the target's sizes over up to five of its layers. It shares the embedding with
+    the target, and the lm_head unless it has a draft vocabulary; what it shares is not trained."""
 
     mode: ClassVar[str] = "dflash"
 
@@ -52,13 +54,14 @@ class BlockKind(HeadKind):
         options = self.options
         if options.start in NEW:
             return None
-        if options.layers is not None:
-            reason = f"the head {options.start} has its own layers; leave it out"
-            raise InvalidOption(where="train_head", name="layers", value=options.layers, reason=reason)
+        for name in ("layers", "draft_vocab", "markov_rank", "sample_from_anchor"):
+            if (value := getattr(options, name)) != options.default_of(name):
+                reason = f"the head {options.start} has its own {name}; leave it out"
+                raise InvalidOption(where="train_head", name=name, value=value, reason=reason)
         head = load_dflash(options.start, self.target)
         last = len(decoder_layers(self.target)[1]) - 1
         # Fail now if the head cannot be saved.
-        assistant_config(head, "float32")
+        config_of(head, "float32")
         if any(head.config.windows) or last in head.config.taps:
             reason = "it must have no sliding window, and not read the target's last layer; start from another head"
             raise InvalidHead(source=options.start, reason=reason)
@@ -74,6 +77,10 @@ class BlockKind(HeadKind):
     def build(self, counts: torch.Tensor, always: Collection[int]) -> DFlashHead:
         if self.given is not None:
             return self.given
+        vocab, size = len(counts), self.options.draft_vocab
+        if size is not None and size > vocab:
+            reason = f"it must be at most the {vocab} tokens of the target's vocabulary"
+            raise InvalidOption(where="train_head", name="draft_vocab", value=size, reason=reason)
         text = self.target.config.get_text_config(decoder=True)
         config = DFlashConfig.for_target(
             self.target,
@@ -83,12 +90,21 @@ class BlockKind(HeadKind):
             num_hidden_layers=self.options.head_layers,
             max_position_embeddings=getattr(text, "max_position_embeddings", None) or 2048,
             rms_norm_eps=getattr(text, "rms_norm_eps", None) or 1e-6,
+            draft_vocab_size=None if size == vocab else size,
+            markov_rank=self.options.markov_rank,
+            sample_from_anchor=self.options.sample_from_anchor,
         )
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.options.seed)
             head = DFlashHead(config, self.target)
+        if head.d2t is not None:
+            ids = most_frequent(counts, len(head.d2t), always)
+            head.d2t.copy_(ids - torch.arange(len(ids)))
         if self.options.start == "target":
             _begin_as_target(head, self.target)
+        if config.markov_rank:
+            # At first every bias is 0.
+            nn.init.zeros_(head.markov_head.markov_w2.weight)
         for own in head.own:
             own.to(torch.float32)
         return head
@@ -96,8 +112,14 @@ class BlockKind(HeadKind):
     def training(self, head: nn.Module, teacher: Teacher) -> BlockTraining:
         head, options = cast(DFlashHead, head), self.options
         self.scale_outputs(head.norm.weight, teacher)
-        sizes: dict[str, Any] = dict(blocks=options.blocks, decay=options.decay, seed=options.seed)
-        return BlockTraining(head, teacher, **sizes)
+        return BlockTraining(
+            head,
+            teacher,
+            blocks=options.blocks,
+            decay=None if options.weights == "pace" else options.decay,
+            variation=options.variation,
+            seed=options.seed,
+        )
 
     def save(self, head: nn.Module, folder: Path) -> None:
         save_dflash(cast(DFlashHead, head), folder, target_id=target_id(self.target))
@@ -115,6 +137,9 @@ def _begin_as_target(head: DFlashHead, target: PreTrainedModel) -> None:
     """Copy parameters of the same name and shape from the target's last layers and final norm. The projection of the
     context is initialised to pass on the last tapped layer."""
     size = head.config.hidden_size
+    if head.d2t is not None:
+        lm_head: Any = target.get_output_embeddings()
+        cast(torch.Tensor, head.lm_head.weight).copy_(lm_head.weight[target_ids(head.d2t)])
     head.fc.weight[:, -size:].add_(torch.eye(size, dtype=head.fc.weight.dtype, device=head.fc.weight.device))
     layers: list[nn.Module] = list(decoder_layers(target)[1])
     for own, theirs in zip(reversed(head.layers), reversed(layers), strict=False):

@@ -20,11 +20,15 @@ KINDS = ("eagle3", "mtp", "block")
 #: Options that only some kinds have, and these kinds.
 OF_KINDS = {
     "unroll": ("eagle3", "mtp"),
-    "draft_vocab": ("eagle3",),
+    "draft_vocab": ("eagle3", "block"),
     "layers": ("eagle3", "block"),
     "block_size": ("block",),
     "blocks": ("block",),
     "head_layers": ("block",),
+    "markov_rank": ("block",),
+    "sample_from_anchor": ("block",),
+    "weights": ("block",),
+    "variation": ("block",),
     "layout": ("eagle3",),
 }
 
@@ -89,7 +93,8 @@ class TrainOptions(Options):
     draft_vocab: int | None = field(
         default=None,
         metadata=option(
-            "Most frequent tokens, which an EAGLE-3 head can draft; by default 8192 of a vocabulary over 16384.",
+            "Most frequent tokens, which the head can draft. By default 8192 of a vocabulary over 16384 for an EAGLE-3 "
+            "head, and all tokens for a block drafter, which then has the target's lm_head.",
             WholeNumber(2, or_none=True),
         ),
     )
@@ -151,6 +156,28 @@ class TrainOptions(Options):
         default=64, metadata=option("Most blocks of a text that a step trains, after random tokens.", WholeNumber(1))
     )
     head_layers: int = field(default=2, metadata=option("Decoder layers of a block drafter.", WholeNumber(1)))
+    markov_rank: int = field(
+        default=0,
+        metadata=option("Rank of a block drafter's bias by the token before (DSpark's); 0 for none.", WholeNumber(0)),
+    )
+    sample_from_anchor: bool = field(
+        default=False,
+        metadata=option("A block of n tokens has n drafts (DSpark's) instead of n - 1 (DFlash's).", flag),
+    )
+    weights: str = field(
+        default="decay",
+        metadata=option(
+            "Weights of a block drafter's losses: by `decay`, or D-PACE's (`pace`), the drafts expected to be accepted "
+            "from each one on.",
+            OneOf(("decay", "pace")),
+        ),
+    )
+    variation: float = field(
+        default=0.0,
+        metadata=option(
+            "Share of the total variation in a block drafter's loss; the rest is cross entropy.", Number(0, 1)
+        ),
+    )
 
     def as_json(self) -> dict[str, Any]:
         """Options that the training depends on."""
@@ -160,10 +187,14 @@ class TrainOptions(Options):
         super().__post_init__()
         for name in OF_KINDS:
             value = getattr(self, name)
-            if value != self._field(name).default and not self._has(name):
+            if value != self.default_of(name) and not self._has(name):
                 kinds = " and ".join(OF_KINDS[name])
                 reason = f"only kind {kinds} has this option, and the kind is {self.kind}; leave it out"
                 raise InvalidOption(where=self.where, name=name, value=value, reason=reason)
+
+        if self.weights == "pace" and self.decay != self.default_of("decay"):
+            reason = "it has no effect with weights='pace'; leave it out"
+            raise InvalidOption(where=self.where, name="decay", value=self.decay, reason=reason)
 
     def _has(self, name: str) -> bool:
         """Return whether the kind has the option ``name``."""

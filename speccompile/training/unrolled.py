@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from speccompile.modes.network.draft_head import RowAttention
 from speccompile.training.acceptance import REPORTED, DraftCounts
+from speccompile.training.draft_vocab import TargetOverDrafts
 from speccompile.training.frozen import leave_out_frozen
 from speccompile.training.losses import cross_entropy, less_memory
 from speccompile.training.teacher import Teacher
@@ -54,26 +55,11 @@ class UnrolledTraining(nn.Module):
             :data:`~speccompile.training.acceptance.REPORTED`.
     """
 
-    ids: torch.Tensor
-    draft_ids: torch.Tensor
-    weight: torch.Tensor
-    bias: torch.Tensor | None
-
     def __init__(self, head: nn.Module, teacher: Teacher, ids: torch.Tensor, *, unroll: int, decay: float) -> None:
         super().__init__()
         self.head: Any = head
         self._teacher, self._unroll, self._decay = teacher, unroll, decay
-        device = teacher.weight.device
-        ids = ids.to(device)
-        draft_ids = torch.full((teacher.weight.shape[0],), -1, device=device)
-        draft_ids[ids] = torch.arange(len(ids), device=device)
-        self.register_buffer("ids", ids, persistent=False)
-        #: ``[V]``, the draft token of each token of the target, or -1.
-        self.register_buffer("draft_ids", draft_ids, persistent=False)
-        rows = slice(None) if len(ids) == len(teacher.weight) else ids
-        self.register_buffer("weight", teacher.weight[rows].float(), persistent=False)
-        bias = None if teacher.bias is None else teacher.bias[rows].float()
-        self.register_buffer("bias", bias, persistent=False)
+        self.targets = TargetOverDrafts(teacher, ids)
         leave_out_frozen(self)
 
     def forward(
@@ -97,21 +83,21 @@ class UnrolledTraining(nn.Module):
         rows = later(loss_mask, 1)
         counts = DraftCounts()
         loss = torch.zeros((), device=input_ids.device)
-        tapped = states.tapped.to(self.weight.dtype)
+        tapped = states.tapped.to(self.targets.weight.dtype)
         for step, left in enumerate(unrolled(self.head, input_ids, tapped, steps)):
             rows = rows & later(loss_mask, step + 2)
             chosen, text = later(states.choices, step + 1), later(input_ids, step + 2)
-            learnt = self.draft_ids[chosen[rows]] >= 0
+            learnt = self.targets.draft_ids[chosen[rows]] >= 0
             wanted = later(place, step + 1)[rows][learnt]
             if self.training:
-                own = less_memory(self._loss, left[rows], learnt, probs, wanted, columns=len(self.ids))
+                own = less_memory(self._loss, left[rows], learnt, probs, wanted, columns=len(self.targets.ids))
                 loss = loss + self._decay**step * own
             else:
                 logits = self.head.logits(left[rows]).float()
                 if step < self._unroll:
                     loss = loss + self._decay**step * cross_entropy(logits[learnt], probs[wanted])
                 drafts = torch.full_like(chosen, -1)
-                drafts[rows] = self.ids[logits.argmax(-1)]
+                drafts[rows] = self.targets.ids[logits.argmax(-1)]
                 counts.add(rows, drafts, chosen, text)
         return {"loss": loss} if self.training else {"loss": loss, "counts": counts.total()[None]}
 
@@ -127,9 +113,7 @@ class UnrolledTraining(nn.Module):
     def _target_probs(self, final: torch.Tensor, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The target's distributions over the draft vocabulary after the positions ``rows`` (bool ``[B, T]``), float32
         ``[R, Vd]``, and the index of each position's distribution, int64 ``[B, T]``."""
-        with torch.autocast(final.device.type, enabled=False):
-            probs = self._teacher.after(F.linear(final[rows].float(), self.weight, self.bias)).softmax(-1)
-        return probs, (rows.flatten().cumsum(0) - 1).view_as(rows)
+        return self.targets.probs(final[rows]), (rows.flatten().cumsum(0) - 1).view_as(rows)
 
 
 def unrolled(

@@ -64,6 +64,11 @@ class Options:
         return str(cls._field(name).metadata["sentence"])
 
     @classmethod
+    def default_of(cls, name: str) -> Any:
+        """Return the default of an option."""
+        return cls._field(name).default
+
+    @classmethod
     def least(cls, name: str) -> int | None:
         """Return the least value of an int option; None if it has none."""
         read = cls._field(name).metadata["read"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -39,7 +40,7 @@ def decoded(head: DFlashHead, token: int, hidden: torch.Tensor) -> torch.Tensor:
 @pytest.mark.parametrize("fields", [{}, {"num_hidden_layers": 2}, {"causal": (True,)}], ids=str)
 def test_every_block_is_that_of_the_decoding_head(fields: dict[str, Any]) -> None:
     head = small_head(**fields)
-    module = BlockTraining(head, Teacher(learnable(), TAPS), blocks=3, decay=0.8, seed=0)
+    module = BlockTraining(head, Teacher(learnable(), TAPS), blocks=3, decay=0.8, variation=0.0, seed=0)
     texts = torch.tensor([random_prompt(LENGTH, seed=seed, vocab=VOCAB) for seed in (1, 2)])
     hidden = torch.randn(2, LENGTH, head.hidden_size)
     starts = torch.tensor([[5, 1, 11], [2, 8, 3]])
@@ -52,7 +53,7 @@ def test_every_block_is_that_of_the_decoding_head(fields: dict[str, Any]) -> Non
 
 
 def test_blocks_start_where_a_draft_is_learnt() -> None:
-    module = BlockTraining(small_head(), Teacher(learnable(), TAPS), blocks=3, decay=0.8, seed=0)
+    module = BlockTraining(small_head(), Teacher(learnable(), TAPS), blocks=3, decay=0.8, variation=0.0, seed=0)
     mask = torch.zeros(2, 10, dtype=torch.bool)
     mask[0, 2:9], mask[1, :3] = True, True
     for training in (True, False):
@@ -62,37 +63,70 @@ def test_blocks_start_where_a_draft_is_learnt() -> None:
         assert starts[1, 0] == 1
 
 
-def test_the_loss_and_the_counts_are_those_of_their_definition() -> None:
-    model, decay = learnable(), 0.7
-    head = small_head()
-    module = BlockTraining(head, Teacher(model, TAPS), blocks=LENGTH, decay=decay, seed=0).eval()
+VARIANTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "markov": {"markov_rank": 3},
+    "anchor": {"sample_from_anchor": True},
+    "vocabulary": {"draft_vocab_size": 24},
+    "all": {"markov_rank": 3, "sample_from_anchor": True, "draft_vocab_size": 24},
+}
+
+
+@pytest.mark.parametrize(("decay", "variation"), [(0.7, 0.0), (None, 0.3)], ids=["decay", "pace"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_the_loss_and_the_counts_are_those_of_their_definition(
+    name: str, decay: float | None, variation: float
+) -> None:
+    model, head = learnable(), small_head(**VARIANTS[name])
+    module = BlockTraining(head, Teacher(model, TAPS), blocks=LENGTH, decay=decay, variation=variation, seed=0).eval()
     text = random_prompt(LENGTH, vocab=VOCAB)
     mask = torch.tensor([[False] * 4 + [True] * 8])
-    losses: list[list[torch.Tensor]] = [[] for _ in range(BLOCK - 1)]
-    accepted, judged = [0] * (BLOCK - 1), [0] * (BLOCK - 1)
+    most, anchor = head.config.most_drafts, int(head.config.sample_from_anchor)
+    ids = list(range(VOCAB)) if head.d2t is None else (torch.arange(len(head.d2t)) + head.d2t).tolist()
+    losses: list[list[torch.Tensor]] = [[] for _ in range(most)]
+    accepted, judged = [0] * most, [0] * most
     with torch.no_grad():
         target = model(torch.tensor([text]), output_hidden_states=True)
         hidden = torch.cat([target.hidden_states[tap + 1][0] for tap in TAPS], dim=-1)
         for start in range(4, LENGTH - 1):
-            logits, alive = model.lm_head(decoded(head, text[start], hidden[:start])), True
-            for draft in range(1, min(BLOCK, LENGTH - start)):
+            of_block, chances, alive = [], [], True
+            outputs = decoded(head, text[start], hidden[:start])
+            for draft in range(1, min(most + 1, LENGTH - start)):
+                logits = head.lm_head(outputs[draft - anchor])
+                if head.config.markov_rank:
+                    logits = logits + head.markov_head(torch.tensor(text[start + draft - 1]))
                 wanted = target.logits[0, start + draft - 1]
-                losses[draft - 1].append(-(wanted.softmax(-1) * logits[draft].log_softmax(-1)).sum())
+                p, q = wanted[ids].softmax(-1), logits.softmax(-1)
+                entropy = -(p * q.log()).sum()
+                loss = variation * (1 - torch.minimum(p, q).sum()) + (1 - variation) * entropy
+                known = int(wanted.argmax()) in ids
+                # A draft outside of the vocabulary has no loss, and does not change the chance of others.
+                chances.append(0.5 + 0.5 * float((-(p * (p / q).log()).sum()).exp()) if known else 1.0)
+                of_block.append((loss, known))
                 judged[draft - 1] += alive
-                alive = alive and bool(logits[draft].argmax() == wanted.argmax())
+                alive = alive and ids[int(logits.argmax())] == int(wanted.argmax())
                 accepted[draft - 1] += alive
                 alive = alive and int(wanted.argmax()) == text[start + draft]
+            for draft, (loss, known) in enumerate(of_block):
+                later = range(draft, len(of_block))
+                pace = sum(math.prod(chances[: place + 1]) for place in later if of_block[place][1])
+                if known:
+                    losses[draft].append(loss * (pace if decay is None else decay**draft))
         found = module(torch.tensor([text]), mask)
-    expected = sum(decay**draft * torch.stack(of_draft).mean() for draft, of_draft in enumerate(losses))
+    expected = torch.stack([torch.stack(of_draft).mean() for of_draft in losses if of_draft]).sum()
     torch.testing.assert_close(found["loss"], expected)
     assert found["counts"].tolist() == [[accepted, judged]]
+    torch.testing.assert_close(
+        module.train()(torch.tensor([text]), mask)["loss"].detach(), expected, rtol=1e-4, atol=1e-4
+    )
 
 
-def test_the_heads_own_tensors_alone_are_trained_and_saved() -> None:
+@pytest.mark.parametrize("name", ["plain", "all"])
+def test_the_heads_own_tensors_alone_are_trained_and_saved(name: str) -> None:
     model = learnable()
-    head = DFlashHead.random(model, MASK, taps=TAPS, block_size=BLOCK)
-    module = BlockTraining(head, Teacher(model, TAPS), blocks=3, decay=0.8, seed=0)
-    assert set(module.state_dict()) == {*head.own_state(), "steps"}
+    head = DFlashHead.random(model, MASK, taps=TAPS, block_size=BLOCK, **VARIANTS[name])
+    module = BlockTraining(head, Teacher(model, TAPS), blocks=3, decay=0.8, variation=0.0, seed=0)
+    assert set(module.state_dict()) == {*head.own_state(), "steps"} - {"d2t"}
     text = torch.tensor([random_prompt(LENGTH, vocab=VOCAB)])
     module(text, torch.ones_like(text, dtype=torch.bool))["loss"].backward()
     assert all(parameter.grad is not None for parameter in module.parameters())

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 import speccompile
+from speccompile import Tree
 from speccompile.errors import InvalidOption
 from speccompile.training import TrainedHead, TrainOptions, train_head
 from support.errors import raises
@@ -75,6 +76,29 @@ def test_a_wrap_of_another_target_warns(model: LlamaForCausalLM, trained: Traine
         speccompile.wrap(other, trained.mode, draft=trained.folder, **SIZES).close()
 
 
+def test_a_block_with_all_that_dspark_adds(tmp_path: Path) -> None:
+    """It drafts in its mode what it was judged to draft, also as a tree, and is trained further from its files."""
+    model = learnable(kv_heads=2)
+    texts = write_texts(tmp_path / "texts", model, greedy_texts(model, 200))
+    added: dict[str, Any] = {"markov_rank": 8, "draft_vocab": 24, "sample_from_anchor": True}
+    losses: dict[str, Any] = {"weights": "pace", "variation": 0.2}
+    options = quick_kind("block", **added, **losses)
+    found = train_head(model, texts, tmp_path / "head", options, progress=False)
+    assert found.acceptance.length(3) > 2.6 and len(found.acceptance.rates) == 8
+    tree = Tree.dynamic(nodes=7, depth=3, branches=2)
+    with speccompile.wrap(model, "dflash", draft=found.folder, **SIZES | {"tiers": (0, 3, tree)}) as spec:
+        for shape in (3, tree):
+            spec.set_tier(shape)
+            made = greedy_texts(model, 6, new=6 + 29, seed=9)
+            assert all(torch.equal(spec.generate(text[None, :9], max_new_tokens=29)[0], text) for text in made)
+        assert spec.stats.acceptance_length > 2.3
+    further = quick_kind("block", epochs=1, start=str(found.folder), learning_rate=1e-5, **losses)
+    again = train_head(model, texts, tmp_path / "further", further, progress=False)
+    assert again.acceptance.length(3) == pytest.approx(found.acceptance.length(3), abs=0.1)
+    with raises(InvalidOption, name="markov_rank"):
+        train_head(model, texts, tmp_path / "other", quick_kind("block", start=str(found.folder), markov_rank=8))
+
+
 def test_a_training_of_blocks_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:
     """Where blocks start is random."""
     model = learnable()
@@ -96,8 +120,15 @@ def test_a_training_of_blocks_that_was_stopped_ends_with_the_same_weights(tmp_pa
         ("mtp", "layout", "specforge"),
         ("block", "unroll", 2),
         ("eagle3", "blocks", 3),
+        ("eagle3", "markov_rank", 3),
+        ("mtp", "weights", "pace"),
     ],
 )
 def test_an_option_of_another_kind_is_refused(of_kind: str, name: str, value: Any) -> None:
     with raises(InvalidOption, where="train_head", name=name):
         TrainOptions(kind=of_kind, **{name: value})
+
+
+def test_a_decay_that_has_no_effect_is_refused() -> None:
+    with raises(InvalidOption, where="train_head", name="decay"):
+        TrainOptions(kind="block", weights="pace", decay=0.5)

@@ -115,9 +115,8 @@ def save_dflash(
         InvalidHead: the layout does not support the head's variant.
         OSError: a file cannot be written.
     """
-    speculators, kind = needs_speculators(head.config), str(dtype).removeprefix("torch.")
-    config = speculators_config(head.config, head.vocab_size, kind) if speculators else assistant_config(head, kind)
-    config |= noted(target_id)
+    speculators = needs_speculators(head.config)
+    config = config_of(head, str(dtype).removeprefix("torch.")) | noted(target_id)
     path = Path(folder)
     path.mkdir(parents=True, exist_ok=True)
     tensors = {}
@@ -130,6 +129,17 @@ def save_dflash(
         tensors["t2d"][target_ids(head.d2t.cpu())] = True
     write_whole(path / "model.safetensors", save(tensors, {"format": "pt"}))
     write_whole(path / "config.json", (json.dumps(config, indent=2, sort_keys=True) + "\n").encode())
+
+
+def config_of(head: DFlashHead, dtype: str) -> dict[str, Any]:
+    """The config.json of a head, in speculators' layout or of transformers' assistant model.
+
+    Raises:
+        InvalidHead: the layout does not support the head's variant.
+    """
+    if needs_speculators(head.config):
+        return speculators_config(head.config, head.vocab_size, dtype)
+    return assistant_config(head, dtype)
 
 
 def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:

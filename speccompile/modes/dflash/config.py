@@ -40,7 +40,7 @@ class DFlashConfig:
         sample_from_anchor: the output at each token of the block, the newest one included, predicts the token after it:
             a block has ``block_size`` draft tokens. Otherwise the output at a mask token predicts the token of that
             position.
-        draft_vocab_size: Vd, tokens that the head can draft, with an lm_head of its own; None is the target's
+        draft_vocab_size: Vd, tokens that the head can draft, with an own lm_head; None is the target's
             vocabulary and lm_head.
         markov_rank: the rank of the bias by the token before, see :class:`~speccompile.modes.dflash.markov.MarkovHead`;
             0 for none.
