@@ -23,10 +23,16 @@ DRAWN: list[dict[str, Any]] = [{}, {"do_sample": True, "seed": 5, "temperature":
 TINY = {"layers": 3, "dtype": torch.bfloat16}
 
 
-@pytest.fixture(scope="module")
-def spec(model: LlamaForCausalLM) -> Iterator[Speculator]:
+VARIANTS: dict[str, dict[str, Any]] = {
+    "DFlash": {},
+    "DSpark": {"markov_rank": 8, "sample_from_anchor": True, "draft_vocab_size": 50},
+}
+
+
+@pytest.fixture(scope="module", params=VARIANTS)
+def spec(model: LlamaForCausalLM, request: pytest.FixtureRequest) -> Iterator[Speculator]:
     sizes: dict[str, Any] = {"block_size": 4, "num_hidden_layers": 2, "taps": (0, 1), "windows": WINDOWS}
-    head = DFlashHead.random(model, 3, **sizes)
+    head = DFlashHead.random(model, 3, **sizes, **VARIANTS[request.param])
     options = OPTIONS | {"tiers": TIERS, "policy": "fixed:3", "draft_weights": "int8", "fused": False}
     with wrap(model, "dflash", draft=head, **options) as made:
         yield made
