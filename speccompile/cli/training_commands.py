@@ -172,9 +172,15 @@ def train_head(
     block_size: Annotated[int, option_of(TrainOptions, "block_size", panel=_BLOCK)] = TrainOptions.block_size,
     blocks: Annotated[int, option_of(TrainOptions, "blocks", panel=_BLOCK)] = TrainOptions.blocks,
     head_layers: Annotated[int, option_of(TrainOptions, "head_layers", panel=_BLOCK)] = TrainOptions.head_layers,
-    draft_vocab: Annotated[
-        int | None, option_of(TrainOptions, "draft_vocab", panel=_EAGLE3)
-    ] = TrainOptions.draft_vocab,
+    markov_rank: Annotated[int, option_of(TrainOptions, "markov_rank", panel=_BLOCK)] = TrainOptions.markov_rank,
+    sample_from_anchor: Annotated[
+        bool, option_of(TrainOptions, "sample_from_anchor", "--sample-from-anchor", panel=_BLOCK)
+    ] = TrainOptions.sample_from_anchor,
+    weights: Annotated[
+        str, option_of(TrainOptions, "weights", more="decay or pace.", panel=_BLOCK)
+    ] = TrainOptions.weights,
+    variation: Annotated[float, option_of(TrainOptions, "variation", panel=_BLOCK)] = TrainOptions.variation,
+    draft_vocab: Annotated[int | None, option_of(TrainOptions, "draft_vocab")] = TrainOptions.draft_vocab,
     layers: Annotated[str | None, option_of(TrainOptions, "layers", more="Such as 1,14,26.")] = None,
     start: Annotated[str, option_of(TrainOptions, "start")] = TrainOptions.start,
     learn_from: Annotated[str, option_of(TrainOptions, "learn_from", more="answers or all.")] = TrainOptions.learn_from,
@@ -205,6 +211,10 @@ def train_head(
             block_size=block_size,
             blocks=blocks,
             head_layers=head_layers,
+            markov_rank=markov_rank,
+            sample_from_anchor=sample_from_anchor,
+            weights=weights,
+            variation=variation,
             draft_vocab=draft_vocab,
             layers=None if layers is None else parse_layers(layers),
             start=start,

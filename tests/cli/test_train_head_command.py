@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import re
+from dataclasses import fields
 from pathlib import Path
 
 from typer.testing import CliRunner
 
 from speccompile.cli import app
+from speccompile.cli.training_commands import train_head
 from speccompile.heads import load_eagle3
+from speccompile.training import TrainOptions
 from support.chats import END, chat_model, chat_tokenizer
 from support.training_data import greedy_texts, write_texts
 
@@ -31,3 +35,8 @@ def test_a_head_is_trained_in_two_calls(tmp_path: Path) -> None:
     assert load_eagle3(tmp_path / "head", model).config.taps == (0,)
     done = CliRunner().invoke(app, [*arguments, "--seed", "1"])
     assert done.exit_code == 2 and "begun with seed 0 and not 1" in " ".join(done.output.split())
+
+
+def test_every_option_of_a_training_is_one_of_the_command() -> None:
+    options = {field.name for field in fields(TrainOptions)}
+    assert options <= set(inspect.signature(train_head).parameters)
