@@ -144,7 +144,7 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
     """Check that ``mode`` has a head that can be trained during serving, for a wrap with ``learn``."""
     reason = ""
     if mode.learns_from is None:
-        reason = f"mode {mode.name!r} has no head that can be trained; use mode eagle3 or eagle3_one_model"
+        reason = f"mode {mode.name!r} has no head that can be trained; use a mode with an EAGLE-3, MTP or DFlash head"
     elif config.max_draft_len == 0:
         reason = "no tier has drafts; give tiers with a draft length above 0"
     elif not config.rule.text_invariant:
@@ -153,8 +153,8 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
         reason = (
             "the head learns from the model's own weights, which free_originals=True frees; use free_originals=False"
         )
-    elif config.weights.rounds:
-        reason = f"the head learns from the model's own weights, and the text is that of weights={options.weights!r}"
+    elif config.weights.format:
+        reason = f"the head learns from the model's lm_head, whose weights are stored as {config.weights.format}"
     elif options.save_hidden_states is not None:
         reason = "hidden states are kept for save_hidden_states; leave one of the two out"
     if reason:

@@ -52,12 +52,14 @@ class TrainableHead:
 
     Args:
         head: the draft head. Only ``adopt`` changes its parameters.
+        taps: the target's layers whose outputs the head reads.
         target: the model whose sequences the head learns from.
         adopt: copies new values of some of the head's parameters, by name, between two steps.
         idle: whether no request runs or waits.
     """
 
     head: nn.Module
+    taps: tuple[int, ...]
     target: PreTrainedModel
     adopt: Callable[[Mapping[str, torch.Tensor]], None]
     idle: Callable[[], bool]
@@ -160,7 +162,9 @@ class HeadTraining:
             rows: the hidden states that steps store for each position.
         """
         adopt, loop = WeightUpdate(head, packs, target, self._loop), self._loop
-        self.learner = learner = learning.start(TrainableHead(head, target.model, adopt, lambda: loop.idle))
+        self.learner = learner = learning.start(
+            TrainableHead(head, rows.layers, target.model, adopt, lambda: loop.idle)
+        )
         self._retirement.keeper = Collector(learner, rows, self._arena)
 
     def close(self) -> None:

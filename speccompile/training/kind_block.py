@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -31,6 +32,7 @@ class BlockKind(HeadKind):
     the target, and the lm_head unless it has a draft vocabulary; what it shares is not trained."""
 
     mode: ClassVar[str] = "dflash"
+    head_class: ClassVar[type[nn.Module]] = DFlashHead
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -62,8 +64,9 @@ class BlockKind(HeadKind):
         last = len(decoder_layers(self.target)[1]) - 1
         # Fail now if the head cannot be saved.
         config_of(head, "float32")
-        if any(head.config.windows) or last in head.config.taps:
-            reason = "it must have no sliding window, and not read the target's last layer; start from another head"
+        if not head.config.trainable or last in head.config.taps:
+            reason = "it must have no sliding window and no scale of logits, and not read the target's last layer"
+            reason = f"{reason}; start from another head"
             raise InvalidHead(source=options.start, reason=reason)
         for own in head.own:
             own.to(torch.float32).requires_grad_(True)
@@ -120,6 +123,14 @@ class BlockKind(HeadKind):
             variation=options.variation,
             seed=options.seed,
         )
+
+    def trainable_copy(self, head: nn.Module) -> DFlashHead:
+        head = cast(DFlashHead, head)
+        shared = [head.embed_tokens] if head.d2t is not None else [head.embed_tokens, head.lm_head]
+        own = copy.deepcopy(head, {id(module): module for module in shared})
+        for module in own.own:
+            module.to(torch.float32).requires_grad_(True)
+        return own
 
     def save(self, head: nn.Module, folder: Path) -> None:
         save_dflash(cast(DFlashHead, head), folder, target_id=target_id(self.target))

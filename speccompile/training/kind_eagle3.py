@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +29,7 @@ class Eagle3Kind(HeadKind):
     trained."""
 
     mode: ClassVar[str] = "eagle3_one_model"
+    head_class: ClassVar[type[nn.Module]] = Eagle3Head
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -105,6 +107,15 @@ class Eagle3Kind(HeadKind):
         d2t = head.d2t
         ids = torch.arange(teacher.weight.shape[0]) if d2t is None else target_ids(d2t)
         return UnrolledTraining(head, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
+
+    def trainable_copy(self, head: nn.Module) -> Eagle3Head:
+        head = cast(Eagle3Head, head)
+        shared = head.embed_tokens.weight
+        frozen = nn.Parameter(shared.detach().float(), requires_grad=False)
+        own = copy.deepcopy(head, {id(shared): frozen} if head.shares_embedding else {}).float()
+        for name, parameter in own.named_parameters():
+            parameter.requires_grad_(not name.startswith("embed_tokens."))
+        return own
 
     def save(self, head: nn.Module, folder: Path) -> None:
         layout: Any = self.options.layout

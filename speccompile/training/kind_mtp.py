@@ -6,6 +6,7 @@ One module is trained. It drafts token by token, and reads its own output from t
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection
 from functools import cached_property
 from pathlib import Path
@@ -29,6 +30,7 @@ class MtpKind(HeadKind):
     embedding, final norm and lm_head with the target, and these are not trained."""
 
     mode: ClassVar[str] = "mtp_eagle_one_model"
+    head_class: ClassVar[type[nn.Module]] = MtpHead
     keeps_tokens: ClassVar[bool] = False
 
     @property
@@ -63,6 +65,14 @@ class MtpKind(HeadKind):
             self.scale_outputs(weight, teacher)
         chain, ids = MtpChain(head), torch.arange(teacher.weight.shape[0])
         return UnrolledTraining(chain, teacher, ids, unroll=self.options.unroll, decay=self.options.decay)
+
+    def trainable_copy(self, head: nn.Module) -> MtpHead:
+        head = cast(MtpHead, head)
+        shared = (head.embed_tokens, head.final_norm, head.rotary_emb, head.lm_head)
+        own = copy.deepcopy(head, {id(module): module for module in shared})
+        for module in (own.layers, own.norms):
+            module.to(torch.float32).requires_grad_(True)
+        return own
 
     def save(self, head: nn.Module, folder: Path) -> None:
         save_mtp(cast(MtpHead, head), self.target, folder)

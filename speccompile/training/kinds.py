@@ -31,10 +31,12 @@ class HeadKind(ABC):
 
     Attributes:
         mode: mode that drafts with such a head.
+        head_class: class of such a head.
         given: head that the training starts from, in float32; None for a new head.
     """
 
     mode: ClassVar[str]
+    head_class: ClassVar[type[nn.Module]]
     #: Whether a new head depends on the tokens ``always`` of :meth:`build`.
     keeps_tokens: ClassVar[bool] = True
 
@@ -91,6 +93,10 @@ class HeadKind(ABC):
         :class:`~speccompile.training.batches.Batches`) and returns ``loss`` and, in eval mode, ``counts``. Called
         once."""
 
+    @abstractmethod
+    def trainable_copy(self, head: nn.Module) -> nn.Module:
+        """Copy a head that drafts, in float32. What it shares with the target is not copied."""
+
     @torch.no_grad()
     def scale_outputs(self, weight: torch.Tensor, teacher: Teacher) -> None:
         """Multiply ``weight``, copied from the target's lm_head, by the factor that follows the lm_head (Cohere,
@@ -109,6 +115,15 @@ class HeadKind(ABC):
 
 def kind_of(target: PreTrainedModel, options: TrainOptions) -> HeadKind:
     """Create the kind that ``options`` name: ``KIND`` of the module of that name."""
-    assert options.kind in KINDS
-    found: type[HeadKind] = import_module(f"{__package__}.kind_{options.kind}").KIND
-    return found(target, options)
+    return _kind(options.kind)(target, options)
+
+
+def kind_of_head(head: nn.Module) -> str:
+    """Name of the kind of a head that drafts."""
+    return next(name for name in KINDS if isinstance(head, _kind(name).head_class))
+
+
+def _kind(name: str) -> type[HeadKind]:
+    assert name in KINDS
+    found: type[HeadKind] = import_module(f"{__package__}.kind_{name}").KIND
+    return found

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.training.text_options import Number
+from speccompile.training.train_options import OF_KINDS, TrainOptions
 from speccompile.utils.options import Options, WholeNumber, option
 
 if TYPE_CHECKING:
@@ -34,7 +35,9 @@ class OnlineTraining(Options):
     )
     learning_rate: float = field(default=3e-4, metadata=option("Learning rate of AdamW.", Number(0)))
     batch_tokens: int = field(default=512, metadata=option("Most tokens of a training step.", WholeNumber(8)))
-    unroll: int = field(default=3, metadata=option("Draft steps that are trained in a row.", WholeNumber(1)))
+    unroll: int = field(
+        default=3, metadata=option("Draft steps that are trained in a row; not of a block drafter.", WholeNumber(1))
+    )
     decay: float = field(
         default=0.8, metadata=option("Weight of a draft step's loss relative to the one before.", Number(0, 1))
     )
@@ -51,6 +54,13 @@ class OnlineTraining(Options):
         default=10, metadata=option("Training steps after which new weights are judged.", WholeNumber(1))
     )
     seed: int = field(default=0, metadata=option("Seed of the choice of texts.", WholeNumber(0)))
+
+    def for_head(self, kind: str) -> TrainOptions:
+        """Options of the training of a head of this kind, which exists already."""
+        given: dict[str, Any] = {"decay": self.decay, "seed": self.seed}
+        if kind in OF_KINDS["unroll"]:
+            given["unroll"] = self.unroll
+        return TrainOptions(kind=kind, start="random", **given)
 
     def start(self, trainable: TrainableHead) -> OnlineLearner:
         """Start to train ``trainable``, in a separate thread unless ``share`` is 0."""

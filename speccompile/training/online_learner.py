@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import math
 import random
 import threading
@@ -19,15 +18,12 @@ import torch
 from torch import nn
 
 from speccompile.errors import TrainingDiverged
-from speccompile.heads import Eagle3Head, save_eagle3
-from speccompile.hidden_states.target_id import target_id
 from speccompile.runtime.learning import ServedText, TrainableHead
-from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.acceptance import JUDGED, Acceptance
+from speccompile.training.kinds import kind_of, kind_of_head
 from speccompile.training.online import OnlineTraining
 from speccompile.training.teacher import Teacher
 from speccompile.training.text_ring import TextRing, as_batch
-from speccompile.training.unrolled import UnrolledTraining
 from speccompile.utils.low_priority import start_low_priority
 
 #: Limit of the gradient's norm.
@@ -68,17 +64,15 @@ class OnlineLearner:
     def __init__(self, trainable: TrainableHead, options: OnlineTraining) -> None:
         self._trainable, self._options = trainable, options
         head = trainable.head
-        assert isinstance(head, Eagle3Head)
-        self._live, self._copy = _trainable(head), _trainable(head)
-        self._teacher = teacher = Teacher(trainable.target, head.config.taps)
-        ids = torch.arange(teacher.weight.shape[0]) if head.d2t is None else target_ids(head.d2t)
-        self._judged, self._trained = (
-            UnrolledTraining(own, teacher, ids, unroll=options.unroll, decay=options.decay)
-            for own in (self._live, self._copy)
-        )
-        trained = [parameter for parameter in self._copy.parameters() if parameter.requires_grad]
-        self._optimizer = torch.optim.AdamW(trained, lr=options.learning_rate, betas=(0.9, 0.95))
-        self._parameters = trained
+        self._kind = kind = kind_of(trainable.target, options.for_head(kind_of_head(head)))
+        self._live, self._copy = kind.trainable_copy(head), kind.trainable_copy(head)
+        self._teacher = teacher = Teacher(trainable.target, trainable.taps)
+        self._judged, self._trained = (kind.training(own, teacher) for own in (self._live, self._copy))
+        self._parameters = [parameter for parameter in self._trained.parameters() if parameter.requires_grad]
+        known = set(map(id, self._parameters))
+        #: Names of the trained parameters in the head.
+        self._names = [name for name, parameter in self._copy.named_parameters() if id(parameter) in known]
+        self._optimizer = torch.optim.AdamW(self._parameters, lr=options.learning_rate, betas=(0.9, 0.95))
         self._ring = TextRing(options.ring_tokens, options.judge_tokens)
         # Texts that are not in the ring yet. Another thread appends to it.
         self._arrived: deque[ServedText] = deque()
@@ -143,8 +137,7 @@ class OnlineLearner:
             OSError: the folder cannot be written.
         """
         with self._lock:
-            target = self._trainable.target
-            save_eagle3(self._live, folder, target=type(target).__name__, target_id=target_id(target))
+            self._kind.save(self._live, Path(folder))
 
     def close(self, *, wait: bool) -> None:
         """Stop the training. With ``wait``, wait for the end of its thread."""
@@ -176,7 +169,7 @@ class OnlineLearner:
 
     def _begin_again(self) -> None:
         """Restart training from the head that is in use."""
-        _copy_values(self._live, self._copy)
+        self._copy_values(self._live, self._copy)
         self._optimizer.state.clear()
 
     @torch.no_grad()
@@ -188,14 +181,23 @@ class OnlineLearner:
         taken = after.length(JUDGED) > before.length(JUDGED)
         self._in_vain = 0 if taken else self._in_vain + 1
         if taken:
-            self._trainable.adopt(_values(self._copy))
-            _copy_values(self._copy, self._live)
+            self._trainable.adopt(self._values(self._copy))
+            self._copy_values(self._copy, self._live)
         elif after.length(JUDGED) < before.length(JUDGED):
             # A copy that has become worse would first need to recover before its weights can come into use.
             self._begin_again()
         # A copy that drafts equally well continues: an improvement may not show yet on so few tokens.
         self.history.append(Learnt(steps, taken, before, after))
         return self.history[-1]
+
+    def _values(self, head: nn.Module) -> dict[str, torch.Tensor]:
+        """Trained parameters of the head, by name."""
+        return {name: head.get_parameter(name).detach() for name in self._names}
+
+    def _copy_values(self, source: nn.Module, to: nn.Module) -> None:
+        new = self._values(source)
+        for name, value in self._values(to).items():
+            value.copy_(new[name])
 
 
 class _Background:
@@ -237,25 +239,3 @@ class _Background:
         while not self._idle() and (left := until - time.monotonic()) > 0:
             if self._stop.wait(min(left, LOOK_AGAIN)):
                 return
-
-
-def _values(head: nn.Module) -> dict[str, torch.Tensor]:
-    """Trained parameters, by name."""
-    return {name: value.detach() for name, value in head.named_parameters() if value.requires_grad}
-
-
-@torch.no_grad()
-def _copy_values(source: nn.Module, to: nn.Module) -> None:
-    new = _values(source)
-    for name, value in _values(to).items():
-        value.copy_(new[name])
-
-
-def _trainable(head: Eagle3Head) -> Eagle3Head:
-    """Float32 copy of the head. An embedding that is the target's is shared, not copied."""
-    shared = head.embed_tokens.weight
-    known = {id(shared): nn.Parameter(shared.detach().float(), requires_grad=False)} if head.shares_embedding else {}
-    own = copy.deepcopy(head, known).float()
-    for name, parameter in own.named_parameters():
-        parameter.requires_grad_(not name.startswith("embed_tokens."))
-    return own

@@ -138,7 +138,6 @@ def test_a_drafters_weights_are_not_sharded(model: LlamaForCausalLM) -> None:
             {"free_originals": True},
             "the head learns from the model's own weights, which free_originals=True frees; use free_originals=False",
         ),
-        ({"weights": "int8"}, "the head learns from the model's own weights, and the text is that of weights='int8'"),
         (
             {"save_hidden_states": SaveHiddenStates("records", eagle3_layers_to_capture=(0,))},
             "hidden states are kept for save_hidden_states; leave one of the two out",
@@ -155,7 +154,7 @@ def test_what_a_head_cannot_learn_beside(
 
 
 def test_a_mode_without_a_head_does_not_learn(model: LlamaForCausalLM) -> None:
-    reason = "mode 'ngram' has no head that can be trained; use mode eagle3 or eagle3_one_model"
+    reason = "mode 'ngram' has no head that can be trained; use a mode with an EAGLE-3, MTP or DFlash head"
     with raises(InvalidOption, where="wrap", name="learn", value=LEARN, reason=reason):
         planned(model, "ngram", learn=LEARN, **SIZES)
 

@@ -74,6 +74,11 @@ class DFlashConfig:
         """The number of draft tokens of a block."""
         return self.block_size if self.sample_from_anchor else self.block_size - 1
 
+    @property
+    def trainable(self) -> bool:
+        """Whether :mod:`speccompile.training` supports such a head: no windows, and logits without a scale or cap."""
+        return not any(self.windows) and (self.logit_scale, self.logit_softcap) == (1.0, None)
+
     def window(self, layer: int) -> int | None:
         """The window of a layer; None for no window."""
         return self.windows[layer] if self.windows else None

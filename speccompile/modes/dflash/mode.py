@@ -90,6 +90,13 @@ class DFlash(HeadMode, SplitMode):
         last = self.draft.layers_of_target - 1
         return tuple(Tap(tap, post_norm=tap == last) for tap in self.draft.config.taps)
 
+    @property
+    def learns_from(self) -> tuple[int, ...] | None:
+        if not isinstance(self.draft, DFlashHead) or not self.draft.config.trainable:
+            return None
+        # Unlike other layers, the last one is read after the final norm.
+        return None if self.draft.layers_of_target - 1 in self.draft.config.taps else self.draft.config.taps
+
     def after_commit(self, form: StepForm) -> list[Pass]:
         return [KeepContext()]
 

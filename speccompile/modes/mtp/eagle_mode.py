@@ -12,6 +12,7 @@ from typing import ClassVar
 
 from transformers import PreTrainedModel
 
+from speccompile.graph_capture.masks import Mask
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.mode import MtpMode
@@ -36,6 +37,12 @@ class MtpEagle(MtpMode, RecurrentHead):
 
     def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> MtpNetwork:
         return MtpNetwork(self.draft, info, max_len, weights=self.draft_form)
+
+    @property
+    def learns_from(self) -> tuple[int, ...] | None:
+        # Training does not support a layer that attends within a window.
+        trainable = isinstance(self.draft, MtpHead) and self.draft.masks[0] == Mask()
+        return (self.draft.last_layer,) if trainable else None
 
     def explain(self) -> str:
         if not isinstance(self.draft, MtpHead):

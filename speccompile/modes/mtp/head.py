@@ -87,6 +87,8 @@ class MtpHead(DraftHead):
         text = target.config.get_text_config(decoder=True)
         self.variant = variant or VARIANTS.get(text.model_type, DEEPSEEK)
         self.vocab_size = int(text.vocab_size)
+        #: The target's layer whose output the modules read.
+        self.last_layer = len(decoder_layers(target)[1]) - 1
         try:
             self.config = module_config(text, modules, self.variant)
             built = [MtpModule(target, self.config, index, self.variant) for index in range(modules)]
