@@ -208,6 +208,7 @@ def serve(
     ] = None,
     max_lora_rank: Annotated[int, typer.Option(min=1, help="The largest rank of an adapter.")] = Adapters.max_rank,
     memory: Annotated[Path | None, option_of(ServeOptions, "memory")] = ServeOptions.memory,
+    learn: Annotated[Path | None, option_of(ServeOptions, "learn")] = ServeOptions.learn,
     option: ModeOptions = None,
 ) -> None:
     """Serve a model by the OpenAI API, with a page to chat with it at /."""
@@ -241,6 +242,7 @@ def serve(
             shutdown_seconds=shutdown_seconds,
             keep_alive_seconds=keep_alive_seconds,
             memory=memory,
+            learn=learn,
         )
         check_address(host, port)
         check_wrap(model, options, device)

@@ -18,6 +18,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.tree import Tree
 from speccompile.modes.auto import Auto
 from speccompile.serve.options import ServeOptions
+from speccompile.training import OnlineTraining
 from speccompile.utils.progress import task
 
 
@@ -44,6 +45,7 @@ def run(
     """
     with session():
         try:
+            from speccompile.serve.learned_head import has_head
             from speccompile.serve.server import run_server
             from speccompile.serve.service import Service
             from speccompile.serve.warm import warm_up_steps
@@ -52,6 +54,9 @@ def run(
             raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
         # The likeliest tokens are read from the logits of a step.
         options = replace(options, scores=True)
+        if serving.learn is not None:
+            draft = {"draft": str(serving.learn)} if has_head(serving.learn) else {}
+            options = replace(options, learn=OnlineTraining(), mode_options={**options.mode_options, **draft})
         if options.mode == Auto.name and not any(isinstance(tier, Tree) for tier in options.draft_lens):
             # Not every combination of several drafters drafts trees.
             options = replace(options, mode_options={"predictions": True, **options.mode_options})

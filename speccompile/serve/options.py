@@ -50,7 +50,7 @@ def _origins(where: str, name: str, value: Any) -> tuple[str, ...]:
 
 def _path_or_none(where: str, name: str, value: Any) -> Path | None:
     if value is not None and not isinstance(value, str | Path):
-        raise InvalidOption(where=where, name=name, value=value, reason="it must be the path of a file, or None")
+        raise InvalidOption(where=where, name=name, value=value, reason="it must be a path, or None")
     return None if value is None else Path(value)
 
 
@@ -115,6 +115,14 @@ class ServeOptions(Options):
         default=None,
         metadata=option(
             "A file of what the drafter learns from requests: read at the start, written at the end.", _path_or_none
+        ),
+    )
+    learn: Path | None = field(
+        default=None,
+        metadata=option(
+            "Train the draft head on what is served. It is written to this folder at the end, and drafts at the next "
+            "start.",
+            _path_or_none,
         ),
     )
 

@@ -23,6 +23,7 @@ from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
 from speccompile.serve.fields import GenerationFields, Message
 from speccompile.serve.guide_compiler import GuideCompiler
+from speccompile.serve.learned_head import close_head, open_head
 from speccompile.serve.memory_file import close_memory, open_memory
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.prompts import text_ids
@@ -82,6 +83,8 @@ class Service:
     def __post_init__(self) -> None:
         if self.options.memory is not None:
             open_memory(self.spec, self.options.memory)
+        if self.options.learn is not None:
+            open_head(self.spec, self.options.learn)
         self.counts = Counts(self.labels)
         self.vocabulary = Vocabulary(self.tokenizer)
         self.guides = GuideCompiler(self.tokenizer, self.options)
@@ -129,6 +132,8 @@ class Service:
         try:
             if self.options.memory is not None and not self.spec.closed:
                 close_memory(self.spec, self.options.memory)
+            if self.options.learn is not None and not self.spec.closed:
+                close_head(self.spec, self.options.learn)
         finally:
             self.spec.close()
 

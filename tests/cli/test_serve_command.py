@@ -13,12 +13,16 @@ from typing import IO
 
 import httpx2
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from speccompile.cli import app
+from speccompile.cli.models import load
+from speccompile.heads import DFlashHead, save_dflash
 from speccompile.serve import server
 from speccompile.serve.server import is_loopback
 from speccompile.serve.service import Service
+from speccompile.training.online_learner import OnlineLearner
 from support.ports import free_port
 from support.serving import Client
 
@@ -145,6 +149,33 @@ def test_a_memory_is_read_and_written(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert result.exit_code == 2 and "memory=" in result.stderr and "cannot be opened" in result.stderr
     result = CliRunner().invoke(app, [*START, "--mode", "ngram", "--memory", str(path)])
     assert result.exit_code == 2 and "learns nothing from earlier requests" in result.stderr
+
+
+def test_a_head_learns_and_drafts_at_the_next_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    model, _ = load("tiny")
+    given, learned, made = tmp_path / "given", tmp_path / "learned", []
+    save_dflash(DFlashHead.random(model, 3, block_size=4, taps=(0,)), given)
+
+    def ask(service: Service, host: str, port: int) -> None:
+        head = service.spec.mode.draft.fc.weight
+        Client(service).post("/v1/completions", {"prompt": "ab", "max_tokens": 12})
+        assert isinstance(service.spec.learner, OnlineLearner)
+        with torch.no_grad():
+            service.spec.learner._live.fc.weight.add_(1.0)
+        made.append(head.clone())
+        service.close()
+
+    monkeypatch.setattr(server, "run_server", ask)
+    arguments = [*START, "--mode", "dflash", "--tiers", "0,1", "--option", f"draft={given}", "--learn", str(learned)]
+    for _ in range(2):
+        result = CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert result.exit_code == 0, result.output
+    torch.testing.assert_close(made[1], made[0] + 1.0, rtol=2e-3, atol=2e-3)
+    (tmp_path / "file").write_text("")
+    result = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "file")])
+    assert result.exit_code == 2 and "learn=" in result.stderr and "cannot be written" in result.stderr
+    result = CliRunner().invoke(app, [*START, "--mode", "ngram", "--learn", str(tmp_path / "other")])
+    assert result.exit_code == 2 and "no head that can be trained" in result.stderr
 
 
 def test_other_machines_reach_no_loopback_address() -> None:
