@@ -90,7 +90,7 @@ class RunningCosts:
     def ms(self, live_rows: int, draft_len: int, context: float, *, drafted: bool = True) -> float:
         """Milliseconds of a step: the table's value, corrected by the observed steps."""
         rows = self._table.rows(live_rows)
-        factor = self._shared.get(rows, 1.0) * self._own.get((rows, draft_len, drafted), 1.0)
+        factor = self._shared.get(rows, 1.0) * self._own.get(_step(rows, draft_len, drafted), 1.0)
         return factor * self._table.ms(live_rows, draft_len, context, drafted=drafted)
 
     def note(
@@ -98,7 +98,12 @@ class RunningCosts:
     ) -> None:
         """Correct the costs by the time of a step."""
         rows = self._table.rows(live_rows)
-        key = rows, draft_len, drafted
+        key = _step(rows, draft_len, drafted)
         ratio = min(milliseconds / self.ms(live_rows, draft_len, context, drafted=drafted), LONGEST)
         self._shared[rows] = self._shared.get(rows, 1.0) * ratio**SHARED
         self._own[key] = self._own.get(key, 1.0) * ratio**OWN
+
+
+def _step(rows: int, draft_len: int, drafted: bool) -> tuple[int, int, bool]:
+    """Key of steps that run the same executables: before K=0 no drafter runs."""
+    return rows, draft_len, drafted and draft_len != 0

@@ -33,7 +33,7 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
     :class:`~speccompile.policies.costs.RunningCosts` corrects. No live slot changes.
 
     Args:
-        undrafted: also time steps without their split drafter.
+        undrafted: also time steps without their split drafter. It never runs before K=0, which is timed once.
 
     A request's first step waits for this, so it must be quick. Only the fewest and the most rows are timed, and values
     between them are interpolated linearly. A longer context is timed with the smallest and the largest draft length.
@@ -44,7 +44,7 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
         (rows, draft_len, drafted): tier.run if drafted else tier.run_target
         for (draft_len, rows, built), tier in tiers.items()
         if built == kind
-        for drafted in (True, *[False] * undrafted)
+        for drafted in (True, *[False] * (undrafted and draft_len != 0))
     }
     counts, draft_lens = ({key[part] for key in own} for part in (0, 1))
     timed = {key: run for key, run in own.items() if key[0] in (min(counts), max(counts))}
@@ -61,7 +61,9 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
         {(rows, draft_len): cost for (rows, draft_len, runs), cost in costs.items() if runs is which}
         for which in (True, False)
     )
-    return CostTable(drafted, without)
+    return CostTable(
+        drafted, {**{key: cost for key, cost in drafted.items() if key[1] == 0}, **without} if without else {}
+    )
 
 
 def _between(key: Key, values: Mapping[Key, float]) -> float:

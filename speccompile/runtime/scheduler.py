@@ -171,13 +171,6 @@ class Scheduler:
         name = self._choice.name(draft_len)
         tier = self.tier = tiers[name]
         drafts = Upcoming(tuple(offered)).drafted
-        if self._unread is not None:
-            in_flight = [flight.tier for flight in self.flights]
-            # A fused drafter runs in every tier with drafts.
-            runs = bool(tier.draft_len) and (drafts or tier.drafter is None)
-            self._unread.before_step(rows, tier, in_flight, drafts=runs)
-        if reader is not None:
-            self._prompts.point_at(reader)
         started, timed = time.perf_counter(), list[float]()
 
         def note_seconds(seconds: float) -> None:
@@ -186,6 +179,14 @@ class Scheduler:
             timed.append(seconds)
 
         with self._clock.time(note_seconds):
+            # What a drafter has to read first is a cost of its step.
+            if self._unread is not None:
+                in_flight = [flight.tier for flight in self.flights]
+                # A fused drafter runs in every tier with drafts.
+                runs = bool(tier.draft_len) and (drafts or tier.drafter is None)
+                self._unread.before_step(rows, tier, in_flight, drafts=runs)
+            if reader is not None:
+                self._prompts.point_at(reader)
             if self._drafter is not None:
                 tier, offered = self._drafter.run(name, rows, offered)
                 self.tier = tier

@@ -227,6 +227,7 @@ def test_both_kinds_of_steps_are_timed(spec: Speculator, monkeypatch: pytest.Mon
     assert costs is not None and costs.entries.keys() == costs.undrafted.keys()
     # The target's part alone, and both parts.
     assert costs.ms(1, K, drafted=False) == pytest.approx(1.0) and costs.ms(1, K) == pytest.approx(2.0)
+    assert costs.undrafted[1, 0] == costs.entries[1, 0], "no drafter runs before K=0"
 
 
 # --- what does not compose ---------------------------------------------------------------------------------------

@@ -274,6 +274,17 @@ def test_a_tier_that_takes_longer_than_it_did_is_found_out() -> None:
     assert costs.ms(1, 7, 0) / costs.ms(1, 0, 0) == pytest.approx(3.4, rel=0.1)
 
 
+def test_steps_without_drafts_are_one_step_whoever_has_no_drafts() -> None:
+    """No drafter runs before K=0."""
+    drafted = table(2.0)
+    costs = RunningCosts(CostTable(drafted.entries, table(1.0).entries))
+    for _ in range(50):
+        costs.note(1, 0, 0, 20.0, drafted=False)
+        costs.note(1, 7, 0, 17.0, drafted=False)
+    assert costs.ms(1, 0, 0, drafted=True) == costs.ms(1, 0, 0, drafted=False)
+    assert costs.ms(1, 7, 0, drafted=True) > costs.ms(1, 7, 0, drafted=False)
+
+
 def test_one_long_step_counts_little() -> None:
     costs = RunningCosts(table(1.0))
     costs.note(1, 0, 0, 1e6)

@@ -11,7 +11,9 @@ from transformers import LlamaForCausalLM
 from speccompile import Speculator, Tree, wrap
 from speccompile.heads import Eagle3Head
 from speccompile.modes.network.catch_up import UNREAD_TOKENS, most_unread
+from speccompile.runtime import scheduler, timing
 from speccompile.runtime.request import Request
+from support.clocks import SimulatedClock
 from support.drafters import random_drafter
 from support.eagle3_specs import TAPS, eagle3, plain_of, run_until, states_of
 from support.tiny import admitted, cancel_all, greedy, random_prompt
@@ -112,6 +114,21 @@ def test_after_steps_without_drafts(
     request.cancel()
     spec.engine.step()
     assert request.result().token_ids == greedy(model, request.prompt, len(request.new_tokens))
+
+
+def test_what_is_read_before_a_step_counts_in_its_time(spec: Speculator, monkeypatch: pytest.MonkeyPatch) -> None:
+    catch_up = spec.engine.table.catch_up
+    clock = SimulatedClock(lambda tier: 10.0 if tier is catch_up else 1.0, monkeypatch)
+    for module in (scheduler, timing):
+        monkeypatch.setattr(module, "time", clock)
+    request = admitted(spec.engine, random_prompt(15, seed=3), max_new_tokens=40)
+    steps(spec, 0, 9)
+    spec.stats.reset()
+    steps(spec, K, 2)
+    # In the first of the two steps.
+    assert int(spec.stats.tier_seconds[K]) // 10 == 1
+    request.cancel()
+    spec.engine.step()
 
 
 def test_chains_trees_and_steps_without_drafts_in_turns(
