@@ -89,7 +89,8 @@ class AcceptanceEstimator:
 
     def note(self, done: Done) -> None:
         """Learn from the results of a step."""
-        means = self._all.means()
+        # Only trees have use for them.
+        means = self._all.means() if self._trees else ()
         for row, (request, accepted, proposed) in enumerate(
             zip(done.requests, done.accepted, done.proposed, strict=True)
         ):

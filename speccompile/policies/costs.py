@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 #: Weight of a new measurement in the correction that all tiers share (the machine), and in that of one tier.
@@ -33,12 +34,12 @@ class CostTable:
     entries: Mapping[tuple[int, int], TierCost]
     undrafted: Mapping[tuple[int, int], TierCost] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def draft_lens(self) -> tuple[int, ...]:
         """The draft lengths that were timed, ascending."""
         return tuple(sorted({draft_len for _, draft_len in self.entries}))
 
-    @property
+    @cached_property
     def row_counts(self) -> tuple[int, ...]:
         """The row counts that were timed, ascending."""
         return tuple(sorted({rows for rows, _ in self.entries}))
@@ -51,8 +52,12 @@ class CostTable:
     def ms(self, live_rows: int, draft_len: int, context: float = 0.0, *, drafted: bool = True) -> float:
         """Milliseconds of a step of ``live_rows`` rows with the mean context ``context``. ``drafted``: a split drafter
         runs before the step."""
+        return self.of(self.rows(live_rows), draft_len, drafted=drafted).at(context)
+
+    def of(self, rows: int, draft_len: int, *, drafted: bool) -> TierCost:
+        """The cost of the executable of ``rows`` rows, see :meth:`ms`."""
         entries = self.entries if drafted or not self.undrafted else self.undrafted
-        return entries[self.rows(live_rows), draft_len].at(context)
+        return entries[rows, draft_len]
 
     def describe(self, live_rows: int) -> str:
         """The costs of all tiers for ``live_rows`` rows at an empty context, as one line of text."""
@@ -91,7 +96,7 @@ class RunningCosts:
         """Milliseconds of a step: the table's value, corrected by the observed steps."""
         rows = self._table.rows(live_rows)
         factor = self._shared.get(rows, 1.0) * self._own.get(_step(rows, draft_len, drafted), 1.0)
-        return factor * self._table.ms(live_rows, draft_len, context, drafted=drafted)
+        return factor * self._table.of(rows, draft_len, drafted=drafted).at(context)
 
     def note(
         self, live_rows: int, draft_len: int, context: float, milliseconds: float, *, drafted: bool = True
