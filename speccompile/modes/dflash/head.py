@@ -209,6 +209,10 @@ class DFlashHead(DraftHead):
         return {self.hidden_size, config.block_size, *(window for window in config.windows if window)}
 
     @property
+    def compared(self) -> tuple[str, ...]:
+        return ("logits", "bias") if self.config.markov_rank else ("logits",)
+
+    @property
     def places_per_row(self) -> int:
         return 2
 

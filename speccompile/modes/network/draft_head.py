@@ -111,6 +111,11 @@ class DraftHead(nn.Module):
         return {self.hidden_size}
 
     @property
+    def compared(self) -> tuple[str, ...]:
+        """The values of its forward that the check of its capture compares; all have one shape."""
+        return ("logits",)
+
+    @property
     def places_per_row(self) -> int:
         """The number of positions that a row of its forward writes in the KV."""
         return 1

@@ -47,21 +47,22 @@ class HeadProbe:
         return [piece for piece in found if piece["input_ids"].shape[1]]
 
     def own(self) -> list[torch.Tensor]:
-        """The logits of each piece, by the head's own forward."""
+        """The values that are compared, of each piece, by the head's own forward."""
         layout, device = self.network.layout(self.arena.layout).tensors, self.tokens.device
         kv = {
             name: torch.zeros((ROWS, *tensor.shape[1:]), dtype=tensor.dtype, device=device)
             for name, tensor in layout.items()
         }
         rows = torch.arange(ROWS, device=device)
-        logits = []
+        found = []
         for piece in self.pieces():
             keys = {layer: kv[f"k_{layer}"] for layer in self.network.kv}
             values = {layer: kv[f"v_{layer}"] for layer in self.network.kv}
             cache = HeadCache(keys, values, rows, piece["position_ids"])
             inputs = (piece["input_ids"], piece["position_ids"], piece["hidden_states"])
-            logits.append(self.head(*inputs, cache)["logits"])
-        return logits
+            values_by_name = self.head(*inputs, cache)
+            found.append(torch.stack([values_by_name[name] for name in self.head.compared]))
+        return found
 
     def difference(self, run: Run, expected: list[torch.Tensor]) -> float:
         worst = 0.0
@@ -71,11 +72,8 @@ class HeadProbe:
                 port = self.graph.ports[node.name]
                 value = piece[node.name] if port.role == "input" else port.value
                 arguments.append(self.arena[node.name] if value is None else value)
-            (result,) = [
-                value
-                for node, value in zip(cast(Any, self.graph.output.args[0]), run(*arguments), strict=True)
-                if node is self.graph.values["logits"]
-            ]
+            results = dict(zip(cast(Any, self.graph.output.args[0]), run(*arguments), strict=True))
+            result = torch.stack([results[self.graph.values[name]] for name in self.head.compared])
             change = (result - own).abs().float()
             worst = max(worst, float(torch.where(change.isfinite(), change, torch.inf).max()))
         return worst

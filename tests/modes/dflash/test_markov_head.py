@@ -10,7 +10,9 @@ import torch
 from transformers import LlamaForCausalLM
 
 from speccompile import Tree, wrap
+from speccompile.errors import CaptureMismatch
 from speccompile.heads import DFlashHead
+from speccompile.modes.dflash.markov import MarkovHead
 from speccompile.passes.step.tree_expansions import expansions
 from support.dflash_reference import after_token, draft_ids, plain_drafts, plain_logits
 from support.eagle3_specs import drafted, run_until
@@ -104,3 +106,15 @@ def test_texts_are_those_without_drafts(model: LlamaForCausalLM, head: DFlashHea
     assert texts[0] == texts[1]
     if not sampled:
         assert texts[0] == [greedy(model, prompt, 30) for prompt in prompts]
+
+
+def test_the_check_of_the_capture_covers_the_bias(model: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = MarkovHead.forward
+
+    def other_than_captured(self: MarkovHead, before: torch.Tensor) -> torch.Tensor:
+        return right(self, before) + (0.0 if torch.compiler.is_exporting() else 1.0)
+
+    monkeypatch.setattr(MarkovHead, "forward", other_than_captured)
+    head = DFlashHead.random(model, 3, block_size=BLOCK, taps=(0, 1), markov_rank=6)
+    with pytest.raises(CaptureMismatch):
+        wrap(model, "dflash", draft=head, tiers=(0, 1), **SIZES)
