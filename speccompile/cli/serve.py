@@ -55,8 +55,12 @@ def run(
         # The likeliest tokens are read from the logits of a step.
         options = replace(options, scores=True)
         if serving.learn is not None:
-            draft = {"draft": str(serving.learn)} if has_head(serving.learn) else {}
-            options = replace(options, learn=OnlineTraining(), mode_options={**options.mode_options, **draft})
+            mode_options = dict(options.mode_options)
+            if has_head(serving.learn):
+                # In the mode "auto" both name the head.
+                mode_options.pop("head", None)
+                mode_options["draft"] = str(serving.learn)
+            options = replace(options, learn=OnlineTraining(), mode_options=mode_options)
         if options.mode == Auto.name and not any(isinstance(tier, Tree) for tier in options.draft_lens):
             # Not every combination of several drafters drafts trees.
             options = replace(options, mode_options={"predictions": True, **options.mode_options})

@@ -67,9 +67,10 @@ def measure_tiers(arena: Arena, tiers: Mapping[TierName, Tier], *, undrafted: bo
 
 
 def _between(key: Key, values: Mapping[Key, float]) -> float:
-    """Interpolate the value at ``key`` linearly between known ones; 0 if none is known."""
+    """Interpolate the value at ``key`` linearly between known ones; 0 if none is known. K=0 belongs to both kinds of
+    steps."""
     rows, draft_len, drafted = key
-    known = {(own, k): value for (own, k, runs), value in values.items() if runs is drafted}
+    known = {(own, k): value for (own, k, runs), value in values.items() if runs is drafted or k == 0}
     if not known:
         return 0.0
     columns = {}

@@ -7,26 +7,39 @@ from pathlib import Path
 
 from speccompile import Speculator
 from speccompile.errors import InvalidOption, error_line
+from speccompile.modes.network.config_keys import read_keys
+from speccompile.modes.network.made_for import KEY
 
 log = logging.getLogger("speccompile.serve")
 
 
 def has_head(folder: Path) -> bool:
-    """Whether a head was written to the folder."""
-    return (folder / "config.json").exists()
+    """Whether an earlier server, or a training, has written a head to the folder.
+
+    Raises:
+        InvalidOption: it holds something else, which would be overwritten.
+    """
+    path = folder / "config.json"
+    if not path.exists():
+        return False
+    if KEY not in read_keys(path, str(folder)):
+        reason = (
+            "it holds a config.json that neither --learn nor train-head has written; name another folder, and give the "
+            "head with --option draft="
+        )
+        raise InvalidOption(where="serve", name="learn", value=str(folder), reason=reason)
+    return True
 
 
 def open_head(spec: Speculator, folder: Path) -> None:
-    """Write the head, unless the folder has one: a path that cannot be written is then an error before requests are
-    served.
+    """Write the head: a path that cannot be written is then an error before requests are served.
 
     Raises:
-        InvalidOption: the head does not learn, or the folder cannot be written.
+        InvalidOption: the head does not learn, or the folder cannot be written, or holds something else.
     """
+    has_head(folder)
     try:
-        spec.learner  # noqa: B018  raises InvalidOption if no head learns
-        if not has_head(folder):
-            spec.save_head(folder)
+        spec.save_head(folder)
     except OSError as error:
         reason = f"it cannot be written: {error_line(error)}"
         raise InvalidOption(where="serve", name="learn", value=str(folder), reason=reason) from error

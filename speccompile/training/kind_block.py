@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, cast
@@ -19,6 +20,7 @@ from speccompile.hidden_states.target_id import target_id
 from speccompile.modes.dflash.checkpoints import config_of
 from speccompile.modes.dflash.config import spread_taps
 from speccompile.modes.dflash.head import SOURCE
+from speccompile.modes.dflash.speculators import needs_speculators
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.training.beginnings import final_scale, layer_weights
 from speccompile.training.blocks import BlockTraining
@@ -56,7 +58,7 @@ class BlockKind(HeadKind):
         options = self.options
         if options.start in NEW:
             return None
-        for name in ("layers", "draft_vocab", "markov_rank", "sample_from_anchor"):
+        for name in ("layers", "block_size", "head_layers", "draft_vocab", "markov_rank", "sample_from_anchor"):
             if (value := getattr(options, name)) != options.default_of(name):
                 reason = f"the head {options.start} has its own {name}; leave it out"
                 raise InvalidOption(where="train_head", name=name, value=value, reason=reason)
@@ -97,6 +99,9 @@ class BlockKind(HeadKind):
             markov_rank=self.options.markov_rank,
             sample_from_anchor=self.options.sample_from_anchor,
         )
+        if needs_speculators(config):
+            # That layout has no scale.
+            config = replace(config, embedding_scale=1.0)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.options.seed)
             head = DFlashHead(config, self.target)
@@ -108,6 +113,8 @@ class BlockKind(HeadKind):
         if config.markov_rank:
             # At first every bias is 0.
             nn.init.zeros_(head.markov_head.markov_w2.weight)
+        # Fail now, not after the training, if the head cannot be saved.
+        config_of(head, "float32")
         for own in head.own:
             own.to(torch.float32)
         return head

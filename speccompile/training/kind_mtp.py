@@ -72,6 +72,8 @@ class MtpKind(HeadKind):
         own = copy.deepcopy(head, {id(module): module for module in shared})
         for module in (own.layers, own.norms):
             module.to(torch.float32).requires_grad_(True)
+        # Fail when the model is wrapped, not in the thread that trains.
+        MtpChain(own).check()
         return own
 
     def save(self, head: nn.Module, folder: Path) -> None:

@@ -28,7 +28,9 @@ def pace_weights(divergence: torch.Tensor, judged: torch.Tensor, *, smoothing: f
     """Weights of the losses of a block's drafts: of each draft, the expected number of drafts that are accepted from it
     on, by smoothed chances. A draft that is rarely reached has a small weight.
 
-    Source: "D-PACE" (2026, arXiv 2605.18810); speculators, ``dpace_loss_decay`` of ``losses/utils.py``.
+    Source: "D-PACE" (2026, arXiv 2605.18810); speculators, ``dpace_loss_decay`` of ``losses/utils.py``. There a chance
+    is exp of the negative cross entropy with one token; here of the divergence, since the target's distributions have
+    an entropy, which says nothing against a draft.
 
     Args:
         divergence: float ``[..., K]``, Kullback-Leibler divergence of each draft's distribution from the target's.

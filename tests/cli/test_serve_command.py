@@ -157,12 +157,13 @@ def test_a_head_learns_and_drafts_at_the_next_start(monkeypatch: pytest.MonkeyPa
     save_dflash(DFlashHead.random(model, 3, block_size=4, taps=(0,)), given)
 
     def ask(service: Service, host: str, port: int) -> None:
-        head = service.spec.mode.draft.fc.weight
         Client(service).post("/v1/completions", {"prompt": "ab", "max_tokens": 12})
-        assert isinstance(service.spec.learner, OnlineLearner)
+        learner = service.spec.learner
+        assert isinstance(learner, OnlineLearner)
+        head = learner._live.get_parameter("fc.weight")
+        made.append(head.detach().clone())
         with torch.no_grad():
-            service.spec.learner._live.fc.weight.add_(1.0)
-        made.append(head.clone())
+            head.add_(1.0)
         service.close()
 
     monkeypatch.setattr(server, "run_server", ask)
@@ -171,11 +172,18 @@ def test_a_head_learns_and_drafts_at_the_next_start(monkeypatch: pytest.MonkeyPa
         result = CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert result.exit_code == 0, result.output
     torch.testing.assert_close(made[1], made[0] + 1.0, rtol=2e-3, atol=2e-3)
+    named = [*START, "--mode", "auto", "--tiers", "0,1", "--option", f"head={given}", "--learn", str(learned)]
+    result = CliRunner().invoke(app, named, catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    torch.testing.assert_close(made[2], made[0] + 2.0, rtol=2e-3, atol=2e-3)
     (tmp_path / "file").write_text("")
     result = CliRunner().invoke(app, [*arguments[:-1], str(tmp_path / "file")])
     assert result.exit_code == 2 and "learn=" in result.stderr and "cannot be written" in result.stderr
     result = CliRunner().invoke(app, [*START, "--mode", "ngram", "--learn", str(tmp_path / "other")])
     assert result.exit_code == 2 and "no head that can be trained" in result.stderr
+    (given / "config.json").write_text("{}")
+    result = CliRunner().invoke(app, [*arguments[:-1], str(given)])
+    assert result.exit_code == 2 and "name another folder" in result.stderr
 
 
 def test_other_machines_reach_no_loopback_address() -> None:

@@ -39,6 +39,18 @@ def test_costs_are_those_of_the_runs_and_what_was_not_run_lies_on_a_line(
         assert cost.per_token == pytest.approx(0.01 * (1 + k))
 
 
+def test_steps_without_their_drafter_lie_on_a_line_from_the_one_step_without_drafts(
+    make: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = make().engine
+    SimulatedClock(lambda tier: milliseconds(tier) / 1e3, monkeypatch)
+    costs = measure_tiers(engine.arena, engine.tiers, undrafted=True)
+    assert costs.undrafted.keys() == costs.entries.keys()
+    for key, cost in costs.undrafted.items():
+        assert cost.fixed == pytest.approx(costs.entries[key].fixed)
+        assert cost.per_token == pytest.approx(costs.entries[key].per_token)
+
+
 @pytest.mark.parametrize(("seconds", "repeats"), [(0.0001, MOST_REPEATS), (QUICK / 4, REPEATS)])
 def test_each_tier_is_run_a_few_times(
     make: Make, monkeypatch: pytest.MonkeyPatch, runs: list[str], seconds: float, repeats: int

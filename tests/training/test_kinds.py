@@ -13,8 +13,11 @@ from transformers import LlamaForCausalLM
 import speccompile
 from speccompile import Tree
 from speccompile.errors import InvalidOption
+from speccompile.heads import load_dflash
 from speccompile.training import TrainedHead, TrainOptions, train_head
+from speccompile.training.kinds import kind_of
 from support.errors import raises
+from support.families import family
 from support.training_data import QUICK_BY_KIND, greedy_texts, learnable, quick_kind, write_texts
 
 
@@ -95,8 +98,20 @@ def test_a_block_with_all_that_dspark_adds(tmp_path: Path) -> None:
     further = quick_kind("block", epochs=1, start=str(found.folder), learning_rate=1e-5, **losses)
     again = train_head(model, texts, tmp_path / "further", further, progress=False)
     assert again.acceptance.length(3) == pytest.approx(found.acceptance.length(3), abs=0.1)
-    with raises(InvalidOption, name="markov_rank"):
-        train_head(model, texts, tmp_path / "other", quick_kind("block", start=str(found.folder), markov_rank=8))
+    for name, value in (("markov_rank", 8), ("block_size", 4), ("head_layers", 1)):
+        options = quick_kind("block", start=str(found.folder), **{name: value})
+        with raises(InvalidOption, name=name):
+            train_head(model, texts, tmp_path / "other", options, progress=False)
+
+
+def test_a_block_for_a_target_that_scales_its_embedding(tmp_path: Path) -> None:
+    """speculators' layout has no scale: a head that is saved in it has none."""
+    target = family("gemma2")
+    kind = kind_of(target, TrainOptions(kind="block", markov_rank=4, layers=(0,)))
+    head = kind.build(torch.ones(target.config.vocab_size, dtype=torch.int64), ())
+    kind.save(head, tmp_path)
+    loaded = load_dflash(tmp_path, target)
+    assert loaded.config.embedding_scale == 1.0 and torch.equal(loaded.fc.weight, head.fc.weight.half().float())
 
 
 def test_a_training_of_blocks_that_was_stopped_ends_with_the_same_weights(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,11 @@ from torch import nn
 from transformers import LlamaForCausalLM
 
 from speccompile import wrap
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidHead, InvalidOption
 from speccompile.heads import DFlashHead, Eagle3Head, MtpHead
 from speccompile.training import OnlineTraining
 from support.errors import raises
+from support.families import family
 from support.training_data import TAPS, learnable
 
 K, NEW = 3, 29
@@ -82,7 +84,17 @@ def test_the_target_may_be_rounded(kind: str, model: LlamaForCausalLM) -> None:
         assert spec.stats.acceptance_length > first + 0.3
 
 
-@pytest.mark.parametrize("fields", [{"windows": (9,)}, {"taps": (0, 2)}, {"logit_scale": 0.5}], ids=str)
+def test_modules_that_training_does_not_support() -> None:
+    target = family("gemma2")
+    with raises(InvalidHead, reason=re.compile("soft cap")):
+        wrap(target, "mtp_eagle_one_model", draft=MtpHead.random(target), learn=LEARN, **SIZES)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"windows": (9,)}, {"taps": (0, 2)}, {"logit_scale": 0.5}, {"attention_bias": True}, {"causal": (True,)}],
+    ids=str,
+)
 def test_a_block_that_training_does_not_support(fields: dict[str, Any], model: LlamaForCausalLM) -> None:
     head = DFlashHead.random(model, **BLOCK | fields)
     with raises(InvalidOption, where="wrap", name="learn"):

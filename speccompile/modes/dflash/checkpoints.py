@@ -142,6 +142,15 @@ def config_of(head: DFlashHead, dtype: str) -> dict[str, Any]:
     return assistant_config(head, dtype)
 
 
+def can_be_saved(head: DFlashHead) -> bool:
+    """Whether :func:`save_dflash` has a layout for the head's variant."""
+    try:
+        config_of(head, "float32")
+    except InvalidHead:
+        return False
+    return True
+
+
 def assistant_config(head: DFlashHead, dtype: str) -> dict[str, Any]:
     """The config of transformers' assistant model.
 

@@ -162,8 +162,11 @@ def check_target(config: DFlashConfig, source: str, target: PreTrainedModel) -> 
         problems.append(f"its hidden states are of size {config.hidden_size}, the target's of {text.hidden_size}")
     if not all(0 <= tap < layers for tap in config.taps):
         problems.append(f"it reads the outputs of layers {list(config.taps)}, and the target has 0 .. {layers - 1}")
-    if not 1 <= (config.draft_vocab_size or 1) < tokens:
-        problems.append(f"it drafts {config.draft_vocab_size} tokens, and the target has {tokens}")
+    if config.draft_vocab_size is not None and not 1 <= config.draft_vocab_size < tokens:
+        problems.append(
+            f"its draft_vocab_size is {config.draft_vocab_size}, and must be less than the target's {tokens} tokens, "
+            "or None for all of them"
+        )
     if not 0 <= config.mask_token_id < tokens:
         problems.append(f"its mask token is {config.mask_token_id}, and the target embeds {tokens} tokens")
     if problems:

@@ -10,7 +10,7 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidHead
 from speccompile.modes.dflash.config import DFlashConfig, embedding_scale
-from speccompile.modes.dflash.speculators import flat_keys, is_deepspec, is_speculators
+from speccompile.modes.dflash.speculators import DEEPSPEC, flat_keys, is_deepspec, is_speculators
 from speccompile.modes.network.config_keys import ConfigKeys, read_keys
 from speccompile.modes.network.head_kinds import unread_kind
 
@@ -54,7 +54,8 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
     assistant = given.get("model_type") == ASSISTANT
     if not is_dflash(given.keys):
         reason = (
-            f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}: it is not a DFlash head in a known layout"
+            f"its config has neither model_type {ASSISTANT!r} nor {OWN!r}, and is not one of speculators or of "
+            f"DeepSpec's {DEEPSPEC}: it is not a DFlash head in a known layout"
         )
         other = unread_kind(given.keys, {})
         raise InvalidHead(source=name, reason=f"it is {other}" if other else reason)

@@ -13,7 +13,7 @@ from transformers import PreTrainedModel
 
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.dflash.checkpoints import load_dflash
+from speccompile.modes.dflash.checkpoints import can_be_saved, load_dflash
 from speccompile.modes.dflash.head import DFlashHead, check_given
 from speccompile.modes.dflash.markov_tree import DraftMarkovTree
 from speccompile.modes.dflash.network import DFlashNetwork
@@ -95,7 +95,8 @@ class DFlash(HeadMode, SplitMode):
         if not isinstance(self.draft, DFlashHead) or not self.draft.config.trainable:
             return None
         # Unlike other layers, the last one is read after the final norm.
-        return None if self.draft.layers_of_target - 1 in self.draft.config.taps else self.draft.config.taps
+        reads_last = self.draft.layers_of_target - 1 in self.draft.config.taps
+        return None if reads_last or not can_be_saved(self.draft) else self.draft.config.taps
 
     def after_commit(self, form: StepForm) -> list[Pass]:
         return [KeepContext()]

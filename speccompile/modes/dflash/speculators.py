@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig
 
-from speccompile.errors import InvalidHead
+from speccompile.errors import InvalidHead, error_line
 from speccompile.modes.dflash.config import DFlashConfig
 from speccompile.modes.network.config_keys import ConfigKeys
 
@@ -42,7 +43,7 @@ def flat_keys(keys: ConfigKeys) -> dict[str, Any]:
     - DSpark's blocks draft from the newest token on.
 
     Raises:
-        InvalidHead: its layers are of another kind.
+        InvalidHead: its layers are of another kind, or their config is not valid.
     """
     if is_deepspec(keys.keys):
         return {"is_causal": False, "sample_from_anchor": True, **keys.keys}
@@ -51,7 +52,12 @@ def flat_keys(keys: ConfigKeys) -> dict[str, Any]:
         reason = f"the model_type of its layers must be 'qwen3' in speculators' layout, got {kind!r}"
         raise InvalidHead(source=keys.name, reason=reason)
     given = {key: value for key, value in keys.keys.items() if value is not None}
-    flat = AutoConfig.for_model(**{"model_type": "qwen3", **layer}).to_dict() | given
+    try:
+        whole = AutoConfig.for_model(**{"model_type": "qwen3", **layer}).to_dict()
+    except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
+        reason = f"its transformer_layer_config is no config of Qwen3: {error_line(error)}"
+        raise InvalidHead(source=keys.name, reason=reason) from error
+    flat = whole | given
     flat["target_layer_ids"] = [index - 1 for index in keys.layers("aux_hidden_state_layer_ids")]
     flat["sample_from_anchor"] = keys.get("sample_from_anchor", keys.keys[TYPE] == "dspark")
     if keys.flag("sliding_window_non_causal"):
