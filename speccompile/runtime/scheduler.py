@@ -179,7 +179,7 @@ class Scheduler:
             timed.append(seconds)
 
         with self._clock.time(note_seconds):
-            # What a drafter has to read first is a cost of its step.
+            # What a drafter must read first is a cost of its step.
             if self._unread is not None:
                 in_flight = [flight.tier for flight in self.flights]
                 # A fused drafter runs in every tier with drafts.

@@ -30,7 +30,7 @@ def pace_weights(divergence: torch.Tensor, judged: torch.Tensor, *, smoothing: f
 
     Source: "D-PACE" (2026, arXiv 2605.18810); speculators, ``dpace_loss_decay`` of ``losses/utils.py``. There a chance
     is exp of the negative cross entropy with one token; here of the divergence, since the target's distributions have
-    an entropy, which says nothing against a draft.
+    an entropy, whatever the draft is.
 
     Args:
         divergence: float ``[..., K]``, Kullback-Leibler divergence of each draft's distribution from the target's.

@@ -55,7 +55,7 @@ def flat_keys(keys: ConfigKeys) -> dict[str, Any]:
     try:
         whole = AutoConfig.for_model(**{"model_type": "qwen3", **layer}).to_dict()
     except (StrictDataclassError, TypeError, ValueError, AttributeError) as error:
-        reason = f"its transformer_layer_config is no config of Qwen3: {error_line(error)}"
+        reason = f"its transformer_layer_config is not valid: {error_line(error)}"
         raise InvalidHead(source=keys.name, reason=reason) from error
     flat = whole | given
     flat["target_layer_ids"] = [index - 1 for index in keys.layers("aux_hidden_state_layer_ids")]

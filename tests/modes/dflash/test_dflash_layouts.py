@@ -146,8 +146,8 @@ def test_heads_of_other_trainers(model: LlamaForCausalLM, tmp_path: Path, layout
         ({"markov_rank": -1}, "markov_rank in its config must be"),
         ({"aux_hidden_state_layer_ids": [0, 2]}, r"layers \[-1, 1\], and the target has 0 .. 3"),
         ({"draft_vocab_size": 200}, "its draft_vocab_size is 200, and must be less than the target's 128 tokens"),
-        ({"transformer_layer_config": {"hidden_size": "64"}}, "its transformer_layer_config is no config of Qwen3"),
-        ({"transformer_layer_config": {"layer_types": ["foo"]}}, "its transformer_layer_config is no config of Qwen3"),
+        ({"transformer_layer_config": {"hidden_size": "64"}}, "its transformer_layer_config is not valid"),
+        ({"transformer_layer_config": {"layer_types": ["foo"]}}, "its transformer_layer_config is not valid"),
         ({"transformer_layer_config": {"model_type": "llama"}}, "must be 'qwen3' in speculators' layout, got 'llama'"),
     ],
 )
