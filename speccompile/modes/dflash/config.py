@@ -87,6 +87,21 @@ class DFlashConfig:
         """Whether a layer is causal."""
         return self.causal[layer] if self.causal else False
 
+    def layer_keys(self) -> dict[str, Any]:
+        """The sizes of the layers by transformers' names, which all layouts write."""
+        return {
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_hidden_layers,
+            "num_attention_heads": self.num_attention_heads,
+            "num_key_value_heads": self.num_key_value_heads,
+            "head_dim": self.head_dim,
+            "rms_norm_eps": self.rms_norm_eps,
+            "hidden_act": self.hidden_act,
+            "max_position_embeddings": self.max_position_embeddings,
+            "rope_parameters": dict(self.rope),
+        }
+
     @staticmethod
     def for_target(model: PreTrainedModel, mask_token_id: int, **fields: Any) -> DFlashConfig:
         """The config of a head with the target's sizes. ``fields`` override them."""
