@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import speccompile.ops
 import speccompile.sampling
-import speccompile.sampling.guide_ops  # noqa: F401
+import speccompile.sampling.guide_ops
+import speccompile.sampling.process_scores  # noqa: F401
 from speccompile.errors import LoweringError
 from speccompile.ops.cpu.library import load_cpu_ops
 

@@ -32,7 +32,7 @@ def test_linears_are_told_apart_by_their_place() -> None:
 
 def test_it_runs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "parts.json"
-    step_parts.main("tiny", "ngram", "0,3", "same", "20,40", 2, file)
+    step_parts.main("tiny", tiers="0,3", weights="same", contexts="20,40", repeats=2, json_file=file)
     assert "gate and up" in capsys.readouterr().out
     parts = json.loads(file.read_text())["parts"]
     assert list(parts) == [f"K={draft_len}, context {context}" for context in (20, 40) for draft_len in (0, 3)]

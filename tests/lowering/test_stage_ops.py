@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import speccompile
 import speccompile.lowering.stage_ops
 from speccompile.compiler.frontend import build_stages
 from speccompile.errors import LoweringError
@@ -70,6 +71,19 @@ def test_every_printed_stage_runs_in_a_process_of_its_own(tmp_path: Path) -> Non
         )
         assert run.returncode == 0, run.stdout.splitlines()[-1:] + run.stderr.splitlines()[-3:]
         assert run.stdout.count("file ") == len(paths)
+
+
+def test_every_module_that_defines_ops_is_imported() -> None:
+    package = Path(speccompile.__file__).parent
+    files = [
+        file for file in package.rglob("*.py") if re.search(r"^(@|\w+ = )?define\(", file.read_text(), re.MULTILINE)
+    ]
+    defining = {".".join(file.relative_to(package.parent).with_suffix("").parts) for file in files}
+    assert len(defining) > 20
+    # Other tests import more, so a new process does.
+    program = "import sys, speccompile.lowering.stage_ops; print(*sys.modules)"
+    run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert defining <= set(run.stdout.split())
 
 
 def test_a_stage_names_the_reason_when_the_compiled_ops_cannot_be_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
