@@ -11,6 +11,22 @@ import numpy as np
 from speccompile.errors import InvalidGuide
 from speccompile.guides.tokens import GuideTokens, llguidance
 
+#: Work to compile the expressions of a grammar in the middle of a step, in llguidance's units: 0.04 s.
+_LITTLE_FUEL = 100_000
+
+
+@dataclass
+class Automaton:
+    """A grammar's automaton. It grows while texts follow it.
+
+    Args:
+        matcher: an ``LLMatcher`` at the beginning of a text. Its copies share the automaton.
+        is_full: it has reached its limit. From then on its matchers return wrong results, without an error.
+    """
+
+    matcher: Any
+    is_full: bool = False
+
 
 @dataclass(frozen=True, eq=False)
 class Guide:
@@ -29,12 +45,31 @@ class Guide:
     loosened: tuple[str, ...] = ()
 
     @cached_property
-    def _compiled(self) -> Any:
-        return llguidance().LLMatcher(self.tokens.for_llguidance, self.grammar, log_level=0)
+    def _automaton(self) -> Automaton:
+        return Automaton(self._compile())
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether a text can begin without compilation."""
+        return "_automaton" in self.__dict__
+
+    def automaton(self, *, shared: bool = True) -> Automaton:
+        """The automaton that texts share, or a new one. The matcher of a new one is in error if its compilation
+        needs long."""
+        if shared:
+            return self._automaton
+        return Automaton(self._compile(limits=llguidance().LLParserLimits(initial_lexer_fuel=_LITTLE_FUEL)))
+
+    def release(self) -> None:
+        """Free the automaton when no text follows it any more. Later texts share a new one."""
+        self.__dict__.pop("_automaton", None)
+
+    def _compile(self, **options: Any) -> Any:
+        return llguidance().LLMatcher(self.tokens.for_llguidance, self.grammar, log_level=0, **options)
 
     def matcher(self) -> Any:
-        """A new ``LLMatcher`` at the beginning of a text. All share what they have compiled."""
-        return self._compiled.deep_copy()
+        """A new ``LLMatcher`` at the beginning of a text."""
+        return self._automaton.matcher.deep_copy()
 
     def matches(self, ids: list[int], *, whole: bool = True) -> bool:
         """Return whether ``ids`` are allowed from the beginning and, with ``whole``, are a complete text."""

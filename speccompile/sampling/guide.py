@@ -17,7 +17,8 @@ import torch
 
 from speccompile.errors import InvalidGuide
 from speccompile.graph.state import N, StateSpec
-from speccompile.guides.guide import Guide, first_line
+from speccompile.guides.guide import Guide
+from speccompile.guides.matcher import TextMatcher
 from speccompile.sampling.base import Option, Processor
 from speccompile.utils.devices import traits_of
 
@@ -40,7 +41,7 @@ class GuideFollower:
     def __init__(self, guide: Guide, eos: Sequence[int], vocab_size: int, prompt_length: int) -> None:
         self._guide, self._vocab_size = guide, vocab_size
         self._eos, self._prompt_length = sorted(eos), prompt_length
-        self._matcher = guide.matcher()
+        self._matcher = TextMatcher(guide)
         # Committed tokens that the matcher has read.
         self._read = 0
         # Positions in the sequence whose token was forced.
@@ -67,7 +68,7 @@ class GuideFollower:
                     return
                 taken += 1
         finally:
-            matcher.rollback(taken)
+            matcher.unread(taken)
 
     def allowed(self, text: torch.Tensor, drafts: Sequence[int]) -> int:
         """The number of the first ``drafts`` after ``text`` ``[length]`` that are allowed. An EOS token after a
@@ -78,16 +79,15 @@ class GuideFollower:
             if not self._takes(token):
                 break
             count += 1
-        ends = count < len(drafts) and drafts[count] in self._eos and self._matcher.is_accepting()
-        self._matcher.rollback(count)
+        ends = count < len(drafts) and drafts[count] in self._eos and self._matcher.is_complete()
+        self._matcher.unread(count)
         return count + ends
 
     def forced(self, text: torch.Tensor) -> list[int]:
         """The tokens that must come after ``text`` ``[length]``, as the tokenizer splits them. Empty if there is a
         choice."""
         self._catch_up(text)
-        found: list[int] = self._matcher.compute_ff_tokens()
-        forced = list(itertools.takewhile(lambda token: token not in self._eos, found))
+        forced = list(itertools.takewhile(lambda token: token not in self._eos, self._matcher.forced()))
         # Another spelling may have come meanwhile, after which other tokens are forced.
         self._forced = {position for position in self._forced if position < len(text)}
         self._forced.update(range(len(text), len(text) + len(forced)))
@@ -111,31 +111,29 @@ class GuideFollower:
         # After an EOS token the request has ended.
         new = list(itertools.takewhile(lambda token: token not in self._eos, new))
         self._read += len(new)
-        if new and not self._matcher.consume_tokens(new):
+        if self._matcher.read(new) < len(new):
             raise self._failed()
 
     def _takes(self, token: int) -> bool:
         known = 0 <= token < self._guide.tokens.vocab_size and token not in self._eos
-        return known and bool(self._matcher.try_consume_tokens([token]))
+        return known and self._matcher.read([token]) == 1
 
     def _mask(self) -> torch.Tensor:
         # By numpy, whose calls on so few values take a fraction of torch's.
-        matcher = self._matcher
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        if not matcher.is_stopped():
-            size = self._guide.tokens.vocab_size
-            bits = np.frombuffer(matcher.compute_bitmask(), dtype=np.uint8)
-            mask[:size] = np.unpackbits(bits, count=size, bitorder="little")
-        if matcher.is_error():
+        bits = np.frombuffer(self._matcher.bitmask(), dtype=np.uint8)
+        if self._matcher.error() is not None:
             raise self._failed()
-        mask[self._eos] = matcher.is_accepting()
+        if len(bits):
+            size = self._guide.tokens.vocab_size
+            mask[:size] = np.unpackbits(bits, count=size, bitorder="little")
+        mask[self._eos] = self._matcher.is_complete()
         if not mask.any():
             raise self._failed("only an EOS token can come next, within the text")
         return torch.from_numpy(mask)
 
     def _failed(self, reason: str = "the text has left it") -> InvalidGuide:
-        reason = first_line(self._matcher.get_error()) or reason
-        self.error = InvalidGuide(what=self._guide.text, reason=reason)
+        self.error = InvalidGuide(what=self._guide.text, reason=self._matcher.error() or reason)
         return self.error
 
 

@@ -25,6 +25,10 @@ from speccompile.serve.options import ServeOptions
 log = logging.getLogger("speccompile.serve")
 
 _KEPT_GUIDES = 256
+#: Longest sources of kept guides, in characters of all together.
+_KEPT_CHARACTERS = 2**25
+#: Largest number of kept guides whose automata are kept, too. Each may need hundreds of MiB.
+_KEPT_AUTOMATA = 8
 #: Largest number of guides that wait while another one is compiled.
 _MOST_WAITING = 16
 _START_SECONDS = 120
@@ -40,8 +44,9 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 
 class GuideCompiler:
-    """Compiles one guide at a time: in a separate process that limits end, then in a thread of this process. Known
-    guides and failures are returned at once. A spare process is ready to replace the first one.
+    """Compiles one guide at a time: in a separate process that limits end, then in a thread of this process. A spare
+    process is ready to replace the first one. Known failures and guides are returned at once. The automaton of a known
+    guide that has not been used for a while is compiled again, in the thread.
 
     Args:
         options: the limits.
@@ -68,7 +73,7 @@ class GuideCompiler:
             QueueFull: too many guides wait.
         """
         found = self._known(source)
-        if found is not None:
+        if isinstance(found, SpecCompileError) or (found is not None and found.is_compiled):
             known: Future[Guide] = Future()
             if isinstance(found, Guide):
                 known.set_result(found)
@@ -111,14 +116,25 @@ class GuideCompiler:
     def _compile_once(self, source: GuideSource) -> Guide:
         # An earlier source in the queue may have been equal.
         found = self._known(source) or self._compile(source, self._ready_process())
+        if isinstance(found, Guide) and not found.is_compiled:
+            found.matcher().compute_bitmask()
         with self._lock:
             self._kept[source] = found
-            if len(self._kept) > _KEPT_GUIDES:
-                self._kept.popitem(last=False)
+            self._forget()
         if isinstance(found, SpecCompileError):
             # An exception that is raised keeps the frames of those that raised it.
             raise copy.copy(found)
         return found
+
+    def _forget(self) -> None:
+        """Forget what has not been used for the longest time."""
+        characters = sum(len(source.text) for source in self._kept)
+        while len(self._kept) > 1 and (len(self._kept) > _KEPT_GUIDES or characters > _KEPT_CHARACTERS):
+            source, _ = self._kept.popitem(last=False)
+            characters -= len(source.text)
+        guides = [found for found in self._kept.values() if isinstance(found, Guide)]
+        for guide in guides[:-_KEPT_AUTOMATA]:
+            guide.release()
 
     def _compile(self, source: GuideSource, process: _Process) -> Guide | SpecCompileError:
         """Return the guide, or the error that the source has each time.

@@ -60,14 +60,13 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, seconds: int
 
     Args:
         seconds: most CPU time for one source.
-        megabytes: largest memory beyond that at the start.
+        megabytes: most memory for one source, beyond that of the process before it.
     """
     # Ctrl-C reaches all processes of a terminal. Only the server may end this one.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # Build the data that all guides of a tokenizer share. If that fails, each request receives the error.
     with contextlib.suppress(SpecCompileError):
         compile_guide(GuideSource("regex", "a"), tokenizer)
-    _limit_memory(megabytes)
     connection.send_bytes(READY)
     while True:
         try:
@@ -76,6 +75,7 @@ def run(connection: Connection, tokenizer: PreTrainedTokenizerBase, seconds: int
             return
         # SIGPROF ends a process that does not handle it.
         signal.setitimer(signal.ITIMER_PROF, seconds)
+        _limit_memory(megabytes)
         answer: SpecCompileError | None = None
         try:
             compile_guide(source, tokenizer)
@@ -97,4 +97,5 @@ def _limit_memory(megabytes: int) -> None:
     with open("/proc/self/statm") as file:
         pages = int(file.read().split()[0])
     most = pages * resource.getpagesize() + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    _, hard = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (most if hard == resource.RLIM_INFINITY else min(most, hard), hard))

@@ -103,7 +103,7 @@ class ServeOptions(Options):
         default=5, metadata=option("Most CPU time to compile a schema or pattern, in seconds.", WholeNumber(1))
     )
     max_guide_megabytes: int = field(
-        default=1024, metadata=option("Most memory to compile a schema or pattern, in MiB.", WholeNumber(64))
+        default=256, metadata=option("Most memory to compile a schema or pattern, in MiB.", WholeNumber(64))
     )
     shutdown_seconds: int = field(
         default=30, metadata=option("How long running requests may continue after SIGTERM or Ctrl-C.", WholeNumber(0))

@@ -178,6 +178,29 @@ def test_guides_are_compiled_once(compiler: GuideCompiler) -> None:
     assert guide is compiler.guide(source).result() and guide.matches(tokenizer()("aba")["input_ids"])
 
 
+def test_automata_of_the_last_guides_are_kept(compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.serve.guide_compiler._KEPT_AUTOMATA", 2)
+    sources = [GuideSource("regex", f"[ab]{{5}}{number}") for number in range(4)]
+    guides = [compiler.guide(source).result() for source in sources]
+    assert [guide.is_compiled for guide in guides] == [False, False, True, True]
+    text = guides[2].matcher()
+    assert compiler.guide(sources[2]).result() is guides[2]
+    # The same guide, without another check of its source.
+    with mock.patch.object(compiler, "_compile", side_effect=AssertionError):
+        assert compiler.guide(sources[0]).result() is guides[0]
+    assert [guide.is_compiled for guide in guides] == [True, False, True, False]
+    compiler.guide(sources[1]).result()
+    assert not guides[2].is_compiled and text.consume_tokens(tokenizer()("ababa2")["input_ids"])
+
+
+def test_long_sources_are_forgotten_early(compiler: GuideCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.serve.guide_compiler._KEPT_CHARACTERS", 2500)
+    sources = [GuideSource("choice", json.dumps([f"{number}" * 1000])) for number in range(1, 4)]
+    for source in sources:
+        compiler.guide(source).result()
+    assert list(compiler._kept) == sources[1:]
+
+
 def test_failures_are_kept(compiler: GuideCompiler) -> None:
     source, errors = GuideSource("regex", "(a"), []
     for _ in range(2):
