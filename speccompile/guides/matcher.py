@@ -14,7 +14,7 @@ class TextMatcher:
     """Position of one text in a guide's automaton.
 
     All texts of a guide share an automaton, which grows with what they read, up to a limit. When it is full, each text
-    is read again by an automaton of its own, so that none fails for what others have read.
+    is read again by a separate automaton. No text fails for what others have read.
     """
 
     def __init__(self, guide: Guide) -> None:
