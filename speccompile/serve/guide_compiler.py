@@ -26,7 +26,7 @@ log = logging.getLogger("speccompile.serve")
 
 _KEPT_GUIDES = 256
 #: Longest sources of kept guides, in characters of all together.
-_KEPT_CHARACTERS = 2**25
+_KEPT_CHARACTERS = 2**23
 #: Largest number of kept guides whose automata are kept, too. Each may need hundreds of MiB.
 _KEPT_AUTOMATA = 8
 #: Largest number of guides that wait while another one is compiled.
