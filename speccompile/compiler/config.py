@@ -170,6 +170,12 @@ class BuildConfig:
         return self.mode.drafts_in_segments and len(self.tiers) > len({0} & set(self.tiers)) + 1
 
     @property
+    def drafts_known(self) -> bool:
+        """Whether the drafts of every step are known before it, as chains: the host can ask a guide about them."""
+        known = self.mode.ready and not self.mode.split and not self.rule.fills_drafts
+        return known and self.max_draft_len > 0 and not self.trees
+
+    @property
     def catches_up(self) -> int:
         """Most tokens of a sequence that the drafter's executables have not read when they run; 0 if every step updates
         the drafter."""

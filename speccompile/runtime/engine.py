@@ -189,7 +189,7 @@ class Engine:
         self.adapters = AdapterTable(adapters, arena, slots, waiting, loop)
         self._async_driver, self.training = AsyncDriver(loop), HeadTraining(arena, loop, retirement)
         self.submitter = RequestSubmitter(
-            RequestFactory(target, arena, self.adapters, saver, drawn_options=traits.drawn_options),
+            RequestFactory(target, arena, self.adapters, saver, traits),
             table,
             loop,
             slots,

@@ -36,6 +36,7 @@ class StepTraits:
         segments: a tier's drafter continues that of the next smaller tier, and may be stopped between them.
         drawn_options: options of requests that run executables of the kind ``drawn``; else empty.
         prompts_differ: the same tokens leave another state within a prompt than after it.
+        drafts_known: the drafts of a step are known before it, as chains: the host can ask a guide about them.
         network_on_demand: ``ready``, and separate executables of a network draft for the rows without a proposal.
     """
 
@@ -47,4 +48,5 @@ class StepTraits:
     segments: bool = False
     prompts_differ: bool = False
     network_on_demand: bool = False
+    drafts_known: bool = False
     drawn_options: frozenset[str] = frozenset()

@@ -177,7 +177,7 @@ class PromptReader:
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
         arena, is_last = self._arena, request.cached + count == len(request.prompt)
         if is_last:
-            self._host_calls.ask(request)
+            self._host_calls.ask(request, drafts=False)
             if request.finished:
                 return
         self.point_at(request)

@@ -15,6 +15,7 @@ from speccompile.hidden_states.records import RecordSpec
 from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prediction, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
+from speccompile.runtime.options import StepTraits
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import Driver, Request
 from speccompile.runtime.request_options import SubmitOptions
@@ -34,7 +35,7 @@ class RequestFactory:
     Args:
         adapters: adapters that requests can name.
         saver: saves hidden states of sequences; None if they are not saved.
-        drawn_options: options of requests that run executables of the kind ``drawn``.
+        traits: those of the executables.
     """
 
     def __init__(
@@ -43,14 +44,13 @@ class RequestFactory:
         arena: Arena,
         adapters: AdapterTable,
         saver: Saver | None,
-        *,
-        drawn_options: frozenset[str] = frozenset(),
+        traits: StepTraits,
     ) -> None:
         self._target = target
         self._adapters = adapters
         self._arena = arena
         self._saver = saver
-        self._drawn_options = drawn_options
+        self._traits = traits
 
     def from_options(
         self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
@@ -152,10 +152,11 @@ class RequestFactory:
             # On CUDA a guide's masks are computed before a step, captured or not.
             calls_host = self._target.calls_host and traits_of(self._arena.device).host_memory
             sampling = params.sampling.of_request(shown, len(prompt), params.eos, self._arena, calls_host=calls_host)
-            # A row for which the host is called before each step has no drafts.
-            drafts = 0 if sampling.on_host else params.num_draft_tokens
+            drafts = params.num_draft_tokens
+            if sampling.restricts_each_token or (sampling.follows_before_steps and not self._traits.drafts_known):
+                drafts = 0
             params = replace(params, sampling=sampling, num_draft_tokens=drafts)
-        drawn = params.sampling is not None and params.sampling.draws_with(self._drawn_options)
+        drawn = params.sampling is not None and params.sampling.draws_with(self._traits.drawn_options)
         params = replace(params, drawn=drawn)
         prepare(params.kind, not params.patient)
         most = min(params.max_new_tokens, layout.max_len - len(prompt))

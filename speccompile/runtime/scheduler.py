@@ -156,10 +156,10 @@ class Scheduler:
         asking = [request for request in self._batch.rows if request.on_host]
         while asking and self.flights:
             self._collect(self.flights.popleft())
+        self._host_calls.draft(self._batch.rows)
         for request in asking:
             if not request.finished:
                 self._host_calls.ask(request)
-        self._host_calls.draft(self._batch.rows)
 
     def _launch(self, rows: list[Request]) -> None:
         reader = self._prompts.along

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
 from speccompile.errors import InvalidInput
-from speccompile.graph.state import N, StateSpec, V
+from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.sampling.base import Option, Processor, token_problem
 from speccompile.utils.numbers import python_numbers
+
+#: Tokens of a word of a mask.
+WORD = 32
 
 #: (row of the batch, sequence so far int64 [P + new]) -> ids of the tokens that may come next.
 AllowedTokensFunction = Callable[[int, torch.Tensor], Iterable[int]]
@@ -22,17 +25,18 @@ def _problem(value: Any, vocab: int) -> str | None:
 
 
 class AllowedTokens(Processor):
-    """transformers' ``PrefixConstrainedLogitsProcessor``.
+    """transformers' ``PrefixConstrainedLogitsProcessor``, and guides where steps cannot call the host.
 
     The engine calls the function before every step. The row has no drafts, since the function was not called for the
-    positions after them. A guide restricts tokens inside the step, drafts included.
+    positions after them. A guide's masks are written for all positions of a step whose drafts are known before it.
     """
 
     name = "allowed_tokens"
     options: ClassVar = (Option("prefix_allowed_tokens_fn", _problem),)
     state: ClassVar = (
         StateSpec("asks_host", (N,), torch.bool),
-        StateSpec("allowed_tokens", (N, V), torch.bool, fill=True),
+        # After each draft, and before them: a bit for each token, from the lowest one of a word on.
+        StateSpec("allowed_tokens", (N, K + 1, (V + WORD - 1) // WORD), torch.int32, fill=-1),
     )
 
     def place(self, values: Mapping[str, Any], prompt_length: int) -> dict[str, Any]:
@@ -40,7 +44,16 @@ class AllowedTokens(Processor):
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         asks, allowed = state
-        scores.masked_fill_((asks[:, None] & ~allowed)[:, None], float("-inf"))
+        ids = torch.arange(scores.shape[-1], device=scores.device)
+        bits = allowed[:, : scores.shape[1], ids // WORD] >> (ids % WORD)
+        scores.masked_fill_(asks[:, None, None] & (bits & 1 == 0), float("-inf"))
+
+
+def packed(masks: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The state ``allowed_tokens`` of a slot, int32 ``[P, ceil(V / 32)]``: of masks bool ``[V]`` of P positions."""
+    bits = np.packbits(torch.stack(list(masks)).numpy(), axis=1, bitorder="little")
+    whole = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (WORD // 8))))
+    return torch.from_numpy(whole.view(np.int32))
 
 
 def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) -> torch.Tensor:

@@ -83,6 +83,13 @@ class GuideFollower:
         self._matcher.unread(count)
         return count + ends
 
+    def drafts(self, text: torch.Tensor, drafts: list[int], most: int) -> list[int]:
+        """The drafts after ``text`` ``[length]``: the tokens that the guide forces, at most ``most``, unless ``drafts``
+        continue these; else the first of ``drafts`` that are allowed."""
+        allowed = drafts[: self.allowed(text, drafts)]
+        forced = self.forced(text)[:most]
+        return allowed if allowed[: len(forced)] == forced else forced
+
     def forced(self, text: torch.Tensor) -> list[int]:
         """The tokens that must come after ``text`` ``[length]``, as the tokenizer splits them. Empty if there is a
         choice."""

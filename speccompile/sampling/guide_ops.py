@@ -35,17 +35,15 @@ def guide_drafts(
         text = tokens[slot, :committed]
         most = min(draft_tokens.shape[1], max(0, int(limit[slot]) - committed - 1))
         try:
-            allowed = drafts[: follower.allowed(text, drafts)]
-            forced = follower.forced(text)[:most]
+            kept = follower.drafts(text, drafts, most)
         except InvalidGuide:
             # The engine ends the request with its error after the step.
-            allowed, forced = [], []
-        if allowed[: len(forced)] != forced:
-            allowed = forced
-            draft_tokens[slot, : len(forced)] = torch.tensor(forced)
+            kept = []
+        if kept != drafts[: len(kept)]:
+            draft_tokens[slot, : len(kept)] = torch.tensor(kept)
             if draft_score is not None:
-                draft_score[slot, : len(forced)] = 1.0
-        draft_lens[slot] = len(allowed)
+                draft_score[slot, : len(kept)] = 1.0
+        draft_lens[slot] = len(kept)
 
 
 def truncate_trees(
@@ -98,7 +96,7 @@ def _allowed_nodes(
 
 
 def _unchanged(*_: torch.Tensor) -> None:
-    """On CUDA no guide is followed in steps, and a guided row has no drafts."""
+    """On CUDA no guide is followed in steps: the host reads the drafts before each of them."""
 
 
 define(

@@ -55,7 +55,7 @@ class Sampling:
         if self.follower is not None and self.follows_in_steps:
             arena.write("guide_number", slot, self.follower.number)
         # The host writes the masks of a guide that it follows where those of such a function would be.
-        masked = AllowedTokens.name if self.follower is not None and not self.follows_in_steps else None
+        masked = AllowedTokens.name if self.follows_before_steps else None
         columns = arena.layout.tensors[USED_PROCESSORS].columns
         used = set()
         for processor in all_processors(arena.layout.tensors):
@@ -80,10 +80,19 @@ class Sampling:
         return "temperature" in self.values and self.values.keys() <= options
 
     @property
+    def follows_before_steps(self) -> bool:
+        """Whether the host writes the masks of its guide before each of its steps."""
+        return self.follower is not None and not self.follows_in_steps
+
+    @property
+    def restricts_each_token(self) -> bool:
+        """Whether the host restricts each of its tokens when the token before is known: its row has no drafts."""
+        return self.asks is not None or any(name in self.values for name in CALLED_ON_HOST)
+
+    @property
     def on_host(self) -> bool:
-        """Whether the host restricts each of its tokens, so its row has no drafts."""
-        before_steps = self.asks is not None or (self.follower is not None and not self.follows_in_steps)
-        return before_steps or any(name in self.values for name in CALLED_ON_HOST)
+        """Whether the host is called for each of its steps."""
+        return self.follows_before_steps or self.restricts_each_token
 
     def of_row(self, row: int, rows: int) -> Sampling:
         """The options of one of the rows of a batch, with its own seed and, for several rows, its own copies of the

@@ -73,6 +73,7 @@ class SpeculatorBase:
             outcomes=Outcomes.of(build.arena, build.pack, None if config.ranks is None else config.ranks.wait_for),
             traits=StepTraits(
                 ready=config.mode.ready and not config.rule.fills_drafts,
+                drafts_known=config.drafts_known,
                 one_shape=config.one_shape,
                 reads_dead_positions=config.reads_dead_positions,
                 captured=build.captures is not None,

@@ -226,7 +226,11 @@ def _ranks(config: BuildConfig, build: Build) -> dict[str, str]:
 def _on_host(config: BuildConfig, build: Build) -> str:
     if build.captures is not None or config.ranks is not None:
         refused = " and ".join(CALLED_ON_HOST)
-        return f"guide and prefix_allowed_tokens_fn before each token, without drafts; {refused} are refused"
+        drafts = "with the drafts that it allows" if config.drafts_known else "without drafts"
+        return (
+            f"a guide before each step, {drafts}; prefix_allowed_tokens_fn before each token, without drafts; "
+            f"{refused} are refused"
+        )
     names = ", ".join(("prefix_allowed_tokens_fn", *CALLED_ON_HOST))
     return f"{names} of a request are called before each of its tokens, and it has no drafts; others have drafts"
 

@@ -1,4 +1,5 @@
-"""Guides where steps cannot call the host, as on CUDA: the host writes a mask before each step, without drafts.
+"""Guides where steps cannot call the host, as on CUDA: the host writes masks before each step, and looks at the drafts
+that wait for it.
 
 The texts are those of guides that are followed inside the steps.
 """
@@ -24,8 +25,20 @@ from support.tiny import tiny_llama
 
 #: More than the tokenizer has.
 VOCAB, NEW = 300, 32
-MODES: dict[str, dict[str, Any]] = {"ngram": {}, "early_exit": {"exit_layer": 1}}
 Request = dict[str, Any]
+
+
+def last_tokens(tokens: list[int], draft_len: int) -> list[int]:
+    return tokens[-draft_len:]
+
+
+#: Drafters whose drafts wait for a step, and one that computes them within it.
+MODES: dict[str, dict[str, Any]] = {
+    "ngram": {"mode": "ngram"},
+    "lookups": {"mode": ["prediction", "suffix"]},
+    "host": {"mode": "user_provided", "draft": last_tokens, "host": True},
+    "early_exit": {"mode": "early_exit", "exit_layer": 1},
+}
 
 
 @cache
@@ -53,7 +66,7 @@ def guides() -> list[Guide]:
 
 def calling_host(mode: str, *, in_steps: bool) -> Speculator:
     """Two rows, drafts of 7 tokens."""
-    spec = wrap(model(), mode, tiers=(0, 7), policy="fixed:7", max_batch=2, max_len=63, backend="eager", **MODES[mode])
+    spec = wrap(model(), tiers=(0, 7), policy="fixed:7", max_batch=2, max_len=63, backend="eager", **MODES[mode])
     target = spec.engine.submitter._factory._target
     assert target.calls_host
     target.calls_host = in_steps
@@ -99,13 +112,24 @@ def test_texts_are_those_of_guides_inside_steps(
             assert request["guide"].matches(text[:-1] if ended else text, whole=ended)
 
 
-def test_guided_rows_have_no_drafts_and_others_do(pair: tuple[Speculator, Speculator]) -> None:
+def test_rows_have_the_drafts_of_guides_inside_steps(pair: tuple[Speculator, Speculator]) -> None:
     _, before = pair
-    prompt = [5, 6, 7] * 5
-    guided = before.engine.submit(prompt, max_new_tokens=20, eos_token_id=[EOS], guide=guides()[1])
-    free = before.engine.submit(prompt, max_new_tokens=20, eos_token_id=[])
-    guided.result(), free.result()
-    assert guided.stats.draft_tokens == 0 < free.stats.draft_tokens
+    waiting = before.engine.traits.drafts_known
+    assert waiting == before.mode.ready
+    for number, guide in enumerate(guides()):
+        prompt = [5, 6, 7] * 5 + [number]
+        asked: Request = {"max_new_tokens": 20, "eos_token_id": [EOS]}
+        guided = [spec.engine.submit(prompt, guide=guide, **asked) for spec in pair]
+        free = before.engine.submit(prompt, max_new_tokens=20, eos_token_id=[])
+        for request in (*guided, free):
+            request.result()
+        expected, found = (request.stats for request in guided)
+        assert free.stats.draft_tokens > 0
+        if waiting:
+            assert found.accepted_tokens == expected.accepted_tokens
+            assert (found.draft_tokens, found.drafts_by) == (expected.draft_tokens, expected.drafts_by)
+        else:
+            assert found.draft_tokens == 0
     assert (before.arena["guide_number"] == 0).all(), "no step follows a guide"
 
 

@@ -139,7 +139,9 @@ def test_no_text_depends_on_when_proposals_are_known(
         else:
             assert one.finish_reason == other.finish_reason
         assert other.new_tokens[:count] == one.new_tokens[:count] and len(other.new_tokens) >= count
-    assert late.stats.accepted_tokens > 0 or mode in ("none", "early_exit")
+    # The likeliest tokens of a random model are rarely right.
+    assert late.stats.accepted_tokens > 0 or mode in ("none", "early_exit", "recycle")
+    assert late.stats.draft_tokens > 0 or mode == "none"
     reasons = [request.finish_reason for request in got]
     assert min(reasons.count("cancelled"), reasons.count("max_new_tokens")) > 3
     assert late.engine.capacity().free_slots == MAX_BATCH and not late.arena["alive"].any()

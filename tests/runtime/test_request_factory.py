@@ -14,6 +14,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.graph.state import recorded_state
 from speccompile.runtime.adapter_table import AdapterTable
+from speccompile.runtime.options import StepTraits
 from speccompile.runtime.params import Params
 from speccompile.runtime.request import NoDriver, Request
 from speccompile.runtime.request_factory import RequestFactory
@@ -75,7 +76,7 @@ class Bench:
         saver = cast(Saver, SimpleNamespace(writer=self.reservations)) if saves else None
         adapters = cast(AdapterTable, SimpleNamespace(find=lambda where, name: None))
         self.factory = RequestFactory(
-            cast(Target, self.target), self.arena, adapters, saver, drawn_options=drawn_options
+            cast(Target, self.target), self.arena, adapters, saver, StepTraits(drawn_options=drawn_options)
         )
 
     def prepare(self, kind: Kind, watched: bool) -> None:

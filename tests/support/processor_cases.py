@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import torch
 
+from speccompile.sampling.allowed import packed
+
 VOCAB = 70
 WORD_TOKENS = 4
 #: ``(below, *shape)`` to int64 in ``[0, below)``.
@@ -27,6 +29,12 @@ def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
     return torch.tensor(values)[integers(len(values), rows)]
 
 
+def bits(integers: Numbers, rows: int) -> torch.Tensor:
+    """Masks of all tokens at four positions."""
+    masks = integers(2, rows, 4, VOCAB).bool()
+    return torch.stack([packed(list(of_row)) for of_row in masks])
+
+
 STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
     "temperature": lambda integers, rows: [one_of(integers, rows, 0.0, 1.0, 0.7, 1.3)],
     "logit_bias": lambda integers, rows: [lists(integers, rows, 5), integers(9, rows, 5) - 4.25],
@@ -36,7 +44,7 @@ STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
     "begin_suppress_tokens": lambda integers, rows: [lists(integers, rows, 5), 10 + integers(8, rows)],
     "min_new_tokens": lambda integers, rows: [10 + integers(8, rows), lists(integers, rows, 3)],
     "forced_eos": lambda integers, rows: [lists(integers, rows, 3), 10 + integers(8, rows)],
-    "allowed_tokens": lambda integers, rows: [integers(2, rows).bool(), integers(2, rows, VOCAB).bool()],
+    "allowed_tokens": lambda integers, rows: [integers(2, rows).bool(), bits(integers, rows)],
     "repetition_penalty": lambda integers, rows: [one_of(integers, rows, 1.0, 1.3, 0.7)],
     "presence_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],
     "frequency_penalty": lambda integers, rows: [one_of(integers, rows, 0.0, 1.3, -0.7), integers(12, rows)],

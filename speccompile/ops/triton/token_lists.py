@@ -74,15 +74,18 @@ def force_listed(scores, score_row, score_place, vocab, ids, size, length, limit
 
 
 @triton.jit
-def keep_allowed(scores, score_row, score_place, vocab, asks, allowed, SPAN: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Program (split, place, row): -inf for ids that are not ``allowed`` ``[B, V]``."""
+def keep_allowed(  # type: ignore[no-untyped-def]
+    scores, score_row, score_place, vocab, asks, allowed, allowed_row, allowed_place, SPAN: tl.constexpr
+):
+    """Program (split, place, row): -inf for ids whose bit in ``allowed`` ``[B, places, words]`` is 0."""
     split, place, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if tl.load(asks + row) == 0:
         return
     ids = split * SPAN + tl.arange(0, SPAN)
-    may = tl.load(allowed + row.to(tl.int64) * vocab + ids, mask=ids < vocab, other=1)
+    allowed += row.to(tl.int64) * allowed_row + place * allowed_place
+    bits = tl.load(allowed + ids // 32, mask=ids < vocab, other=-1) >> (ids % 32)
     scores += row.to(tl.int64) * score_row + place.to(tl.int64) * score_place
-    tl.store(scores + ids, float("-inf"), mask=(ids < vocab) & (may == 0))
+    tl.store(scores + ids, float("-inf"), mask=(ids < vocab) & (bits & 1 == 0))
 
 
 @triton.jit
@@ -144,8 +147,13 @@ def force(scores: torch.Tensor, length: torch.Tensor, ids: torch.Tensor, limit: 
 
 
 def allow(scores: torch.Tensor, asks: torch.Tensor, allowed: torch.Tensor) -> None:
-    """Leave what is ``allowed`` bool ``[B, V]`` in rows that ``asks`` bool ``[B]``."""
-    own = {"asks": asks, "allowed": allowed.contiguous(), "SPAN": SPAN}
+    """Leave what is ``allowed`` in rows that ``asks`` bool ``[B]``.
+
+    Args:
+        allowed: int32 ``[B, P, ceil(V / 32)]`` with contiguous words: a bit for each token at each of P >= T positions.
+    """
+    strides = {"allowed_row": allowed.stride(0), "allowed_place": allowed.stride(1)}
+    own = {"asks": asks, "allowed": allowed, **strides, "SPAN": SPAN}
     run_all([Launch(keep_allowed, every_split(scores), {**of_scores(scores), **own}, warps=8)], scores)
 
 

@@ -51,8 +51,9 @@ def of_transformers(prompt: list[int], **options: Any) -> list[int]:
 
 
 @pytest.mark.parametrize("mode", ["ngram", "draft_target"])
-def test_a_guide_is_followed_without_drafts(mode: str) -> None:
-    """A CUDA graph cannot call the host, which computes the mask before each step."""
+def test_a_guide_is_followed(mode: str) -> None:
+    """A CUDA graph cannot call the host, which computes the masks before each step. It knows the drafts of a lookup by
+    then, and not those of a draft model."""
     wanted = [of_transformers_guided(prompt) for prompt in PROMPTS]
     assert all(len(text) == LENGTH + 1 and text[-1] == EOS for text in wanted)
     tiers = (0, 3, Tree.dynamic(5, 3, 2)) if mode == "draft_target" else TIERS
@@ -64,13 +65,13 @@ def test_a_guide_is_followed_without_drafts(mode: str) -> None:
         texts = [texts_at(spec, tier, guide=guide(), eos_token_id=[EOS], **drawn) for tier in spec.tiers]
         assert all(found == texts[0] for found in texts)
         assert all(token in allowed(place) for text in texts[0] for place, token in enumerate(text))
-        assert spec.stats.draft_tokens == 0
+        assert (spec.stats.draft_tokens > 0) == (mode == "ngram")
         # A row without a guide has drafts.
         spec.set_tier(3)
         guided = spec.engine.submit(PROMPTS[0], max_new_tokens=NEW, eos_token_id=[EOS], guide=guide())
         free = spec.engine.submit(PROMPTS[1], max_new_tokens=NEW, eos_token_id=[])
         assert [request.result().token_ids for request in (guided, free)] == [wanted[0], of_transformers(PROMPTS[1])]
-        assert guided.stats.draft_tokens == 0
+        assert (guided.stats.draft_tokens > 0) == (mode == "ngram")
         assert free.stats.draft_tokens > 0
 
 
