@@ -62,7 +62,7 @@ def _show_version(shown: bool) -> None:
 @app.callback()
 def main(
     context: typer.Context,
-    version: Annotated[
+    version: Annotated[  # noqa: ARG001
         bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:

@@ -24,7 +24,7 @@ def check_output_file(option: str, path: Path | None) -> None:
 
 
 def check_quantize(
-    model: str, output: Path | None, form: str, calibration: Path | None, head: Path | None, verify: bool
+    output: Path | None, form: str, calibration: Path | None, head: Path | None, *, verify: bool
 ) -> None:
     """Check the options of ``quantize``.
 

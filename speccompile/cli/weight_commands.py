@@ -44,7 +44,7 @@ def quantize(
     """Write a model's weights as steps read them, to a folder that other commands map in seconds."""
     with one_line_errors():
         check_model(model)
-        check_quantize(model, output, form, calibration, head, verify)
+        check_quantize(output, form, calibration, head, verify=verify)
     from speccompile.cli import quantize
 
     if output is None:

@@ -23,6 +23,12 @@ def test_the_page_names_all_fields_and_options() -> None:
     assert options <= set(re.findall(r"`(--[a-z-]+)`", text))
 
 
+def test_the_page_lists_what_is_refused() -> None:
+    text = PAGE.read_text()
+    start = text.index("Refused with the reason")
+    assert set(re.findall(r"`([a-z_]+)`", text[start : text.index("\n\n", start)])) == REFUSED.keys()
+
+
 def test_links_lead_to_headings() -> None:
     for target in re.findall(r"\]\(([^)]+)\)", PAGE.read_text()):
         path, _, anchor = target.partition("#")
