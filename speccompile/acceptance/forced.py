@@ -28,6 +28,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.noise import FORCED, SEEDS, coins
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
+from speccompile.utils.numbers import is_int
 
 VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 
@@ -78,7 +79,7 @@ class Forced(Rule):
             listed = isinstance(self.rates, list | tuple) and all(isinstance(rate, int | float) for rate in self.rates)
             if not listed or not self.rates or not all(a >= b >= 0 for a, b in itertools.pairwise((1.0, *self.rates))):
                 refuse("rates", "they must be a list of numbers in 0 .. 1 that do not increase")
-        if not isinstance(self.seed, int) or isinstance(self.seed, bool) or not 0 <= self.seed < SEEDS:
+        if not is_int(self.seed) or not 0 <= self.seed < SEEDS:
             refuse("seed", f"it must be an int in 0 .. {SEEDS - 1}")
         if self.trace is not None:
             if problem := trace_problem(self.trace):

@@ -14,6 +14,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import name_judged
 from speccompile.passes.step.sample import ProcessLogits, draw
+from speccompile.utils.numbers import is_real
 
 #: (scores [B, K+1, V], drafts [B, K], text [B, S], length [B], *own) -> whether each draft may be accepted, bool [B,
 #: K]. ``own``: if a rule names state tensors, the rows' slots [B], followed by the whole state tensors.
@@ -98,6 +99,6 @@ def accept_tolerated(
 
 def number_problem(value: object, most: float) -> str | None:
     """The reason why ``value`` is not a number in 0 .. ``most``; None if it is."""
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= most:
+    if is_real(value) and 0 <= value <= most:
         return None
     return "it must be a number of at least 0" + ("" if most == float("inf") else f" and at most {most:g}")

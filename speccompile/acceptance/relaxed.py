@@ -18,6 +18,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.step_form import StepForm
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.passes.base import Pass
+from speccompile.utils.numbers import is_int
 
 is_within_top = torch.ops.speccompile.is_within_top
 
@@ -66,7 +67,7 @@ class Relaxed(Rule):
 
         for name, least in (("begin", 0), ("end", 0), ("top_k", 1)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            if not is_int(value) or value < least:
                 refuse(name, f"it must be an int of at least {least}")
         if self.begin == self.end:
             refuse("end", "it must differ from the begin token")

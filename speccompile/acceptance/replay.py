@@ -11,6 +11,7 @@ import torch
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
+from speccompile.utils.numbers import is_int
 
 #: The largest number of steps of a trace. The state tensor has this size for every trace: no size of a step depends on
 #: it.
@@ -24,7 +25,7 @@ def trace_problem(trace: object) -> str | None:
     if not isinstance(trace, list | tuple) or not trace:
         return "it must be a list of numbers of accepted draft tokens, one for each step"
     for count in trace:
-        if not isinstance(count, int) or isinstance(count, bool) or count < 0:
+        if not is_int(count) or count < 0:
             return f"{count!r} must be an int >= 0"
     return f"it must have at most {CAPACITY} steps, got {len(trace)}" if len(trace) > CAPACITY else None
 

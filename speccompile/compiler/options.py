@@ -16,7 +16,7 @@ from speccompile.graph.tree import chains, in_order
 from speccompile.policies import parse_policy
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.options import EngineOptions
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, is_real, python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 from speccompile.utils.weight_forms import Weights, read_weights
 
@@ -51,7 +51,7 @@ def read_tiers(tiers: Any) -> tuple[int, ...]:
     except TypeError:
         raise InvalidTiers(tiers=tiers, reason="it must be a sequence") from None
     for value in values:
-        if not isinstance(value, int) or isinstance(value, bool) or value < 0:
+        if not is_int(value) or value < 0:
             raise InvalidTiers(tiers=tiers, reason=f"{shown(value)} must be a draft length or a Tree")
     if 0 not in values:
         raise InvalidTiers(tiers=tiers, reason="0 is missing")
@@ -86,7 +86,7 @@ def _calibration(where: str, name: str, value: Any) -> Calibration | str | Path 
 
 
 def _seconds(where: str, name: str, value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < float("inf"):
+    if not is_real(value) or not 0 < value < float("inf"):
         raise InvalidOption(where=where, name=name, value=value, reason="must be a number of seconds above 0")
     return float(value)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from speccompile.errors import InvalidOption
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, python_numbers
 
 #: State of a ready drafter's tree proposals: tokens and parents ``[N, P]``, and the number of tokens ``[N]``.
 PROPOSAL = ("tree_tokens", "tree_parents", "tree_count")
@@ -63,7 +63,7 @@ class Tree(int):
             raise refuse("give paths from the root, such as [(0,), (1,), (0, 0)]")
         given = [tuple(map(python_numbers, path)) if isinstance(path, Iterable) else path for path in paths]
         for path in given:
-            whole = isinstance(path, tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in path)
+            whole = isinstance(path, tuple) and all(is_int(x) for x in path)
             if not whole or not path or min(path) < 0:
                 raise refuse(f"{path!r} must be a path: branch indices from the root on, each at least 0")
         if not given:
@@ -92,7 +92,7 @@ class Tree(int):
         """
         nodes, depth, branches = map(python_numbers, (nodes, depth, branches))
         for name, value in (("nodes", nodes), ("depth", depth), ("branches", branches)):
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_int(value) or value < 1:
                 reason = "it must be an int of at least 1"
                 raise InvalidOption(where="Tree.dynamic", name=name, value=value, reason=reason)
         if depth > nodes:

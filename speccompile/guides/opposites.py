@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from speccompile.errors import InvalidGuide
+from speccompile.utils.numbers import is_real
 
 _TYPES = ("null", "boolean", "object", "array", "number", "string")
 #: Bound of the length of all texts of a const or an enum. The pattern of other texts nests as deep as a text is long.
@@ -42,7 +43,7 @@ def _of_values(values: Sequence[Any]) -> list[dict[str, Any]]:
         reason = "an array or an object of a const or an enum within not, if or oneOf cannot be followed"
         raise InvalidGuide(what="the schema", reason=reason)
     left = [value for value in (False, True) if not any(value is item for item in values)]
-    numbers = sorted({value for value in values if isinstance(value, int | float) and not isinstance(value, bool)})
+    numbers = sorted({value for value in values if is_real(value)})
     texts = [value for value in values if isinstance(value, str)]
     types = ["object", "array", *([] if None in values else ["null"])]
     types += [] if numbers else ["number"]

@@ -14,6 +14,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.state import N, S, StateSpec
 from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.passes.step.tap_hidden import Tap, default_taps
+from speccompile.utils.numbers import is_int
 
 WHERE = "saving hidden states"
 #: The number that stands for the final norm's output in a list of layers.
@@ -48,7 +49,7 @@ class SaveHiddenStates:
         if not isinstance(self.output_directory, str | Path) or not str(self.output_directory):
             _refuse("output_directory", self.output_directory, "give the path of a folder")
         interval = self.write_interval
-        if not isinstance(interval, int) or isinstance(interval, bool) or interval < 1:
+        if not is_int(interval) or interval < 1:
             _refuse("write_interval", interval, "it must be an int of at least 1")
         prefix = self.file_prefix
         if not isinstance(prefix, str) or not prefix or prefix.startswith(".") or Path(prefix).name != prefix:
@@ -60,7 +61,7 @@ class SaveHiddenStates:
                 _refuse("eagle3_layers_to_capture", given, reason)
             return
         layers = list(given) if isinstance(given, Collection) else [given]
-        whole = all(isinstance(layer, int) and not isinstance(layer, bool) for layer in layers)
+        whole = all(is_int(layer) for layer in layers)
         if not (layers and whole and all(FINAL <= layer < count for layer in layers)):
             reason = f"give layers out of 0 .. {count - 1}, or {FINAL} for the final norm"
             _refuse("eagle3_layers_to_capture", given, reason)

@@ -20,6 +20,7 @@ from speccompile.ops.draft_rows import form_of
 from speccompile.ops.proposals import store_rows_, take_passing
 from speccompile.passes.base import Pass
 from speccompile.passes.step.propose import ProposeFunction
+from speccompile.utils.numbers import is_real
 
 
 @dataclass(frozen=True)
@@ -178,7 +179,7 @@ class Composed(SearchMode):
         return (DRAFT_SOURCE, *(name for drafter in self.drafters for name in drafter.own_state))
 
     def check(self, info: ModelInfo) -> None:
-        good = isinstance(self.min_score, int | float) and not isinstance(self.min_score, bool) and self.min_score >= 0
+        good = is_real(self.min_score) and self.min_score >= 0
         if not good:
             reason = "it must be a number of at least 0"
             raise InvalidOption(where=f"mode {self.label!r}", name="min_score", value=self.min_score, reason=reason)

@@ -22,6 +22,7 @@ from speccompile.modes.network.draft_models import check_same_vocabulary, draft_
 from speccompile.modes.network.model_mode import DraftModelMode
 from speccompile.modes.network.tree_at_once import DraftTreeAtOnce
 from speccompile.passes.base import Pass
+from speccompile.utils.numbers import is_int
 
 SELF_INT8 = "self:int8"
 #: Keys of a mask token in the config of a model that drafts all tokens at once: PARD's own, and vLLM's.
@@ -64,7 +65,7 @@ class DraftTarget(DraftModelMode):
             raise self.invalid("draft", self.draft, reason)
 
         mask = self.mask_token_id
-        if not (mask is None or (isinstance(mask, int) and not isinstance(mask, bool) and 0 <= mask < info.vocab_size)):
+        if not (mask is None or (is_int(mask) and 0 <= mask < info.vocab_size)):
             reason = f"it must be a token below {info.vocab_size}, or None"
             raise self.invalid("mask_token_id", mask, reason)
 

@@ -16,6 +16,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.ready_mode import ReadyMode
 from speccompile.ops.ngram import continue_match
 from speccompile.passes.step.propose import ProposeFunction
+from speccompile.utils.numbers import is_int
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class NGram(ReadyMode):
     def check(self, info: ModelInfo) -> None:
         for name in ("max_ngram", "min_ngram"):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            if not is_int(value) or value < 1:
                 raise self.invalid(name, value, "it must be an int >= 1")
         if self.min_ngram > self.max_ngram:
             raise self.invalid("min_ngram", self.min_ngram, f"it must be at most max_ngram={self.max_ngram}")

@@ -25,6 +25,7 @@ from speccompile.modes.search_mode import SearchMode
 from speccompile.modes.successor_counts import write_counts
 from speccompile.passes.base import Pass
 from speccompile.passes.step.store_successors import StoreSuccessors
+from speccompile.utils.numbers import is_int, is_real
 
 _TABLES = ("recycle_successors", "recycle_logprobs", "recycle_keys")
 
@@ -112,10 +113,10 @@ class Recycle(SearchMode):
     def check(self, info: ModelInfo) -> None:
         for name, least, most in (("successors", 1, min(64, info.vocab_size)), ("pairs", 0, 2**24)):
             value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or not least <= value <= most:
+            if not is_int(value) or not least <= value <= most:
                 raise self.invalid(name, value, f"it must be an int in {least} .. {most}")
         chance = self.min_probability
-        if not isinstance(chance, int | float) or isinstance(chance, bool) or not 0 <= chance <= 1:
+        if not is_real(chance) or not 0 <= chance <= 1:
             raise self.invalid("min_probability", chance, "it must be a number in 0 .. 1")
         check_tokens(self.name, self.corpus, self._texts, info.vocab_size)
 

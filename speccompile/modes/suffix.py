@@ -21,6 +21,7 @@ from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.corpus import check_tokens, read_corpus
 from speccompile.modes.search_mode import SearchMode
 from speccompile.ops.suffix_trie import FIELDS, SEPARATOR, Speculation
+from speccompile.utils.numbers import is_int, is_real
 
 _OWN = ("suffix_used", "suffix_active", "suffix_nodes", "suffix_index")
 _GIVEN = tuple(f"suffix_given_{name}" for name in ("text", "used", "nodes", "index", "cursor"))
@@ -160,15 +161,15 @@ class Suffix(SearchMode):
         def refuse(name: str, reason: str) -> None:
             raise self.invalid(name, getattr(self, name), reason)
 
-        if not isinstance(self.max_depth, int) or isinstance(self.max_depth, bool) or not 2 <= self.max_depth <= 128:
+        if not is_int(self.max_depth) or not 2 <= self.max_depth <= 128:
             refuse("max_depth", "it must be an int in 2 .. 128")
         # The bounds keep the resulting number of drafts in the range of C++'s integers.
         for name, least, most in (("factor", 0, 1000), ("offset", -1000, 1000), ("min_probability", 0, 1)):
             value = getattr(self, name)
-            good = isinstance(value, int | float) and not isinstance(value, bool)
+            good = is_real(value)
             if not good or not least <= value <= most:
                 refuse(name, f"it must be a number in {least} .. {most}")
-        if not isinstance(self.remember, int) or isinstance(self.remember, bool) or self.remember < 0:
+        if not is_int(self.remember) or self.remember < 0:
             refuse("remember", "it must be an int of at least 0")
         if 0 < self.remember < 2 * self.max_depth:
             refuse("remember", f"with max_depth={self.max_depth} it must be 0 or at least {2 * self.max_depth}")

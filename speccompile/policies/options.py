@@ -8,6 +8,7 @@ from dataclasses import fields
 from typing import Any, TypeVar
 
 from speccompile.errors import InvalidPolicy, UnknownTier, shown
+from speccompile.utils.numbers import is_int, is_real
 
 T = TypeVar("T")
 
@@ -29,7 +30,7 @@ def check_number(
     policy: str, name: str, value: Any, *, above: float = -math.inf, most: float = math.inf, least: float = -math.inf
 ) -> None:
     """Raise InvalidPolicy unless ``value`` is a finite number within the bounds."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    good = is_real(value) and math.isfinite(value)
     if not (good and above < value <= most and value >= least):
         bounds = [f"above {above:g}"] * (above > -math.inf) + [f"at least {least:g}"] * (least > -math.inf)
         bounds += [f"at most {most:g}"] * (most < math.inf)
@@ -39,7 +40,7 @@ def check_number(
 
 def check_whole(policy: str, name: str, value: Any, least: int) -> None:
     """Raise InvalidPolicy unless ``value`` is an int of at least ``least`` and at most 2**63 - 1."""
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+    if not is_int(value) or value < least:
         raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} must be a whole number of at least {least}")
     if value > LARGEST:
         raise InvalidPolicy(policy=policy, reason=f"{name}={shown(value)} must be at most 2**63 - 1")
@@ -88,7 +89,7 @@ def check_candidates(policy: str, candidates: Any, *, by_rows: bool) -> None:
 
 def check_tier(draft_len: int, tiers: Collection[int]) -> None:
     """Raise UnknownTier if no tier has the draft length."""
-    if not isinstance(draft_len, int) or isinstance(draft_len, bool) or draft_len not in tiers:
+    if not is_int(draft_len) or draft_len not in tiers:
         raise UnknownTier(tier=draft_len, built=", ".join(str(tier) for tier in sorted(tiers)))
 
 

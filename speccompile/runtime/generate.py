@@ -24,7 +24,7 @@ from speccompile.runtime.request_options import GenerateOptions, seconds_or_none
 from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, python_numbers
 from speccompile.utils.warn import warn_caller
 
 #: New tokens of a row if neither the call nor a generation_config sets their number, as in transformers.
@@ -109,7 +109,7 @@ def _adapters(engine: Engine, given: str | Sequence[str | None] | None, count: i
 
 def _one_token(name: str, value: Any) -> int | None:
     value = python_numbers(value.item() if isinstance(value, torch.Tensor) and value.numel() == 1 else value)
-    if not (value is None or (isinstance(value, int) and not isinstance(value, bool))):
+    if not (value is None or (is_int(value))):
         raise InvalidInput(name=name, reason=f"it must be one token id, got {value!r}")
     return value
 
@@ -131,7 +131,7 @@ def _min_new_tokens(options: dict[str, Any], settings: Settings, width: int) -> 
     """Convert ``min_length`` to a number of new tokens: transformers counts padding as part of the prompt."""
     requested = options.get("min_length")
     least = python_numbers(settings.config.min_length if requested is None else requested)
-    if not isinstance(least, int) or isinstance(least, bool) or least < 0:
+    if not is_int(least) or least < 0:
         # No value, or one that the pipeline refuses.
         return {}
     new = options.get("min_new_tokens")

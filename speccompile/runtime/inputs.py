@@ -19,7 +19,7 @@ from speccompile.errors import (
 )
 from speccompile.graph.state import EOS_CAPACITY, Layout
 from speccompile.sampling import OPTIONS
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, python_numbers
 from speccompile.utils.options import Options, WholeNumber
 from speccompile.utils.warn import warn_caller
 
@@ -31,7 +31,7 @@ def read_num_draft_tokens(where: str, given: Any, layout: Layout) -> int | None:
         InvalidOption: it is neither.
     """
     value = python_numbers(given)
-    good = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= layout.max_draft_len
+    good = is_int(value) and 0 <= value <= layout.max_draft_len
     if not (good or value is None):
         reason = f"it must be an int in 0 .. {layout.max_draft_len}, the largest tier, or None for no limit"
         raise InvalidOption(where=where, name="num_draft_tokens", value=given, reason=reason)
@@ -190,7 +190,7 @@ def token_list(value: int | Sequence[int] | torch.Tensor | None) -> list[int]:
         raise InvalidInput(
             name="eos_token_id", reason=f"it must be a token id or a list of token ids ({error})"
         ) from error
-    if not all(isinstance(token, int) and not isinstance(token, bool) for token in tokens):
+    if not all(is_int(token) for token in tokens):
         raise InvalidInput(name="eos_token_id", reason="token ids are whole numbers")
     if len(tokens) > EOS_CAPACITY:
         raise TooManyEosTokens(count=len(tokens), capacity=EOS_CAPACITY)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from speccompile.errors import InvalidOption
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_real, python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def seconds_or_none(where: str, name: str, value: Any) -> float | None:
     number = python_numbers(value)
     if number is None:
         return None
-    if isinstance(number, bool) or not isinstance(number, int | float) or not number >= 0:
+    if not is_real(number) or not number >= 0:
         reason = "it must be a number of seconds, at least 0, or None"
         raise InvalidOption(where=where, name=name, value=value, reason=reason)
     return float(number)

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 
 from speccompile.graph.state import StateSpec
+from speccompile.utils.numbers import is_int, is_real
 from speccompile.utils.torch_private import OpOverload
 
 #: Bounds of numbers that divide or multiply scores: beyond them, float32 scores could overflow.
@@ -160,7 +161,7 @@ def number(low: float, high: float = float("inf"), *, above: bool = False) -> Ca
     """The check of an option that is a number: ``low <= value <= high``, or ``low < value`` with ``above``."""
 
     def problem(value: Any, vocab: int) -> str | None:
-        good = isinstance(value, int | float) and not isinstance(value, bool)
+        good = is_real(value)
         if good and (low < value if above else low <= value) and value <= high and value != float("inf"):
             return None
         bounds = f"above {low:g}" if above else f"of at least {low:g}"
@@ -173,7 +174,7 @@ def whole(low: int, high: int = MOST) -> Callable[[Any, int], str | None]:
     """The check of an option that is an int from ``low`` to ``high``; it returns why a value is not valid, or None."""
 
     def problem(value: Any, vocab: int) -> str | None:
-        if isinstance(value, int) and not isinstance(value, bool) and low <= value <= high:
+        if is_int(value) and low <= value <= high:
             return None
         return f"it must be an int of at least {low} and at most {high}"
 
@@ -196,14 +197,14 @@ def token_ids(capacity: int, *, alone: bool = False) -> Callable[[Any, int], str
 
 def token_problem(value: Any, vocab: int) -> str | None:
     """Return why ``value`` is not a valid token id, or None."""
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < vocab:
+    if is_int(value) and 0 <= value < vocab:
         return None
     return f"{value!r} is not a token id (0 .. {vocab - 1})"
 
 
 def bias_problem(value: Any) -> str | None:
     """Return why ``value`` is not valid as a number that is added to scores, or None."""
-    good = isinstance(value, int | float) and not isinstance(value, bool)
+    good = is_real(value)
     if good and (abs(value) <= GREATEST or value == -inf):
         return None
     return f"must be a number of at most {GREATEST:g} (or -inf)"

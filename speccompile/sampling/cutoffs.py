@@ -10,10 +10,11 @@ import torch
 from speccompile.graph.state import N, StateSpec
 from speccompile.sampling.base import Option, Processor
 from speccompile.sampling.typical_p import row_sums
+from speccompile.utils.numbers import is_real
 
 
 def _problem(value: Any, vocab: int) -> str | None:
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < 1:
+    if is_real(value) and 0 <= value < 1:
         return None
     return "it must be a number of at least 0 and below 1"
 

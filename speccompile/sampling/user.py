@@ -14,6 +14,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from speccompile.graph.step_graph import TracedProcessor
 from speccompile.sampling.base import context_lengths
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.numbers import is_int
 from speccompile.utils.torch_logs import without_log
 from speccompile.utils.torch_private import FAKE_TENSOR_LOG, FakeTensorMode
 from speccompile.utils.tracer_isolation import traced_alone
@@ -148,4 +149,4 @@ def _held_as_inputs(traced: fx.GraphModule) -> tuple[torch.Tensor, ...]:
 def _numbers(node: fx.Node) -> list[int]:
     flat: list[Any] = []
     fx.node.map_aggregate((node.args, node.kwargs), flat.append)
-    return [item for item in flat if isinstance(item, int) and not isinstance(item, bool)]
+    return [item for item in flat if is_int(item)]

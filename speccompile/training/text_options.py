@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_real, python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag_or_none, option
 
 
@@ -26,7 +26,7 @@ class Number:
     def __call__(self, where: str, name: str, value: Any) -> float:
         """Return ``value`` as a float. Raises InvalidOption."""
         number = python_numbers(value)
-        good = isinstance(number, int | float) and not isinstance(number, bool) and math.isfinite(number)
+        good = is_real(number) and math.isfinite(number)
         if not (good and self.least <= number <= self.most):
             bound = f" and at most {self.most:g}" if self.most < math.inf else ""
             reason = f"it must be a number of at least {self.least:g}{bound}"

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
 from speccompile.training.text_options import Number
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, python_numbers
 from speccompile.utils.options import OneOf, Options, WholeNumber, flag, option
 
 #: Kinds of heads, each in its own module; see :mod:`speccompile.training.kinds`.
@@ -38,7 +38,7 @@ def _layers(where: str, name: str, value: Any) -> tuple[int, ...] | None:
     given = python_numbers(value)
     if given is None:
         return None
-    whole = isinstance(given, list | tuple) and all(isinstance(x, int) and not isinstance(x, bool) for x in given)
+    whole = isinstance(given, list | tuple) and all(is_int(x) for x in given)
     if not whole or not given or min(given) < 0 or list(given) != sorted(set(given)):
         raise InvalidOption(where=where, name=name, value=value, reason="give ascending layers, such as (1, 14, 26)")
     return tuple(given)

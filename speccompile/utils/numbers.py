@@ -1,11 +1,11 @@
-"""Conversion of numbers to Python's own types, for callers that compute arguments with NumPy."""
+"""Numbers in arguments: of which type they are, and their conversion from NumPy's types."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 
 def python_numbers(value: Any) -> Any:
@@ -26,3 +26,13 @@ def python_numbers(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {python_numbers(key): python_numbers(item) for key, item in value.items()}
     return value
+
+
+def is_int(value: object) -> TypeGuard[int]:
+    """Whether ``value`` is an int. A bool is none."""
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def is_real(value: object) -> TypeGuard[int | float]:
+    """Whether ``value`` is an int or a float. A bool is none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)

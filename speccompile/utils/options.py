@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
 from speccompile.utils.not_given import NOT_GIVEN
-from speccompile.utils.numbers import python_numbers
+from speccompile.utils.numbers import is_int, python_numbers
 
 #: Converts ``(where, name, value)`` to the value that is kept. Raises a UserError for one that is not valid.
 Read = Callable[[str, str, Any], Any]
@@ -109,7 +109,7 @@ class WholeNumber:
         number = python_numbers(value)
         if number is None and self.or_none:
             return None
-        whole = isinstance(number, int) and not isinstance(number, bool) and number >= self.least
+        whole = is_int(number) and number >= self.least
         if not whole or (self.most is not None and number > self.most):
             bounds = f"of at least {self.least}" if self.most is None else f"in {self.least} .. {self.most}"
             raise InvalidOption(where=where, name=name, value=value, reason=f"it must be an int {bounds}")

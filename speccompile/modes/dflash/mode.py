@@ -23,6 +23,7 @@ from speccompile.modes.network.network_mode import SplitMode
 from speccompile.modes.network.tree_at_once import DraftTreeAtOnce
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap
+from speccompile.utils.numbers import is_int
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,7 @@ class DFlash(HeadMode, SplitMode):
             reason = "give a DFlashHead, the folder of a published one, or its hub id"
             raise self.invalid("draft", type(self.draft).__name__ if self.draft is not None else None, reason)
         size = self.block_size
-        if not (size is None or (isinstance(size, int) and not isinstance(size, bool) and size >= 2)):
+        if not (size is None or (is_int(size) and size >= 2)):
             raise self.invalid("block_size", size, "it must be an int of at least 2, or None")
         super().check(info)
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from speccompile.errors import InvalidHead, error_line
+from speccompile.utils.numbers import is_int, is_real
 
 #: The keys in which vLLM expects the mask token of a drafter that drafts all tokens at once.
 MASK_TOKENS = ("mask_token_id", "pard_token", "ptd_token_id")
@@ -38,7 +39,7 @@ class ConfigKeys:
             InvalidHead: it is not an int of at least ``least``.
         """
         value = self.get(key, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        if not is_int(value) or value < least:
             raise self.invalid(key, value, "a size" if least else "a token")
         return value
 
@@ -49,7 +50,7 @@ class ConfigKeys:
             InvalidHead: it is not a number above 0.
         """
         value = self.get(key, default)
-        if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+        if not is_real(value) or not value > 0:
             raise self.invalid(key, value, "a number above 0")
         return float(value)
 
@@ -71,7 +72,7 @@ class ConfigKeys:
             InvalidHead: it is not a list of ints.
         """
         value = self.get(key, [])
-        good = isinstance(value, list) and all(isinstance(item, int) and not isinstance(item, bool) for item in value)
+        good = isinstance(value, list) and all(is_int(item) for item in value)
         if not good:
             raise self.invalid(key, value, "a list of layers")
         return tuple(value)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Self
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.modes.base import Mode
 from speccompile.modes.network.catch_up import most_unread
+from speccompile.utils.numbers import is_int
 from speccompile.utils.weight_forms import DRAFT_WEIGHTS, DraftWeights, WeightForm
 
 
@@ -34,7 +35,7 @@ class NetworkMode(Mode):
 
     def check(self, info: ModelInfo) -> None:
         most = self.draft_max_len
-        if not (most is None or (isinstance(most, int) and not isinstance(most, bool) and most >= 2)):
+        if not (most is None or (is_int(most) and most >= 2)):
             raise self.invalid("draft_max_len", most, "it must be an int of at least 2, or None")
         if self.draft_weights not in DRAFT_WEIGHTS:
             raise self.invalid("draft_weights", self.draft_weights, f"choose from {', '.join(DRAFT_WEIGHTS)}")
