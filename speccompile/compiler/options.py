@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -207,7 +207,7 @@ class WrapOptions(Options):
     @property
     def engine(self) -> EngineOptions:
         """The options of the engine."""
-        return EngineOptions(self.max_waiting, self.prefill_budget, self.prefix_reuse, self.state_checkpoints)
+        return EngineOptions(**{item.name: getattr(self, item.name) for item in fields(EngineOptions)})
 
     def arguments(self) -> dict[str, Any]:
         """Keyword arguments of ``wrap``, and what a package's manifest holds."""

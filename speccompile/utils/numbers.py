@@ -29,10 +29,10 @@ def python_numbers(value: Any) -> Any:
 
 
 def is_int(value: object) -> TypeGuard[int]:
-    """Whether ``value`` is an int. A bool is none."""
+    """Whether ``value`` is an int. A bool is not."""
     return isinstance(value, int) and not isinstance(value, bool)
 
 
 def is_real(value: object) -> TypeGuard[int | float]:
-    """Whether ``value`` is an int or a float. A bool is none."""
+    """Whether ``value`` is an int or a float. A bool is not."""
     return isinstance(value, int | float) and not isinstance(value, bool)

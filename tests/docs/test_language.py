@@ -33,11 +33,11 @@ def test_the_words_are_found_in_prose_alone(tmp_path: Path) -> None:
 
 def test_code_avoids_the_words_of_the_list() -> None:
     occurrences = [
-        (str(path.relative_to(ROOT)), *item)
+        f"{path.relative_to(ROOT)}:{number}: {text} -> {code_prose.REMEDIES[name]}"
         for path in sorted((ROOT / "speccompile").rglob("*.py"))
-        for item in code_prose.found(path)
+        for name, number, text in code_prose.found(path)
     ]
-    assert not occurrences
+    assert not occurrences, "\n".join(occurrences)
 
 
 def test_names_avoid_the_words_of_the_list() -> None:

@@ -32,6 +32,8 @@ IN_CODE = {
     r"stand-?ins?": "substitute, fake",
     r"(?:is|are) none": "is not, must be",
 }
+#: What to write for each that :func:`found` names.
+REMEDIES = {**AVOIDED, **IN_CODE, "opening": "an imperative or a noun phrase"}
 #: Words that no definition, parameter or variable of the package has in its name.
 IN_NAMES = re.compile(
     r"(?:^|_)(?:told|tells?|says?|asked|brings?|brought|nobody|whoever|rooms?|departures?|pupils?|twins?|ears?|seldom|behind|besides"
@@ -140,7 +142,6 @@ if __name__ == "__main__":
                 counts[name] += 1
                 if verbose:
                     print(f"{path}:{number}: [{name}] {text}")
-    remedies = {**AVOIDED, **IN_CODE, "opening": "an imperative or a noun phrase"}
     for name, count in counts.most_common():
-        print(f"{count:5}  {name}  ->  {remedies[name]}")
+        print(f"{count:5}  {name}  ->  {REMEDIES[name]}")
     print(f"{counts.total():5}  in all")
