@@ -28,6 +28,7 @@ from speccompile.serve.chat import chat
 from speccompile.serve.completions import complete
 from speccompile.serve.disconnect import CLIENT_LEFT, ClientLeft, answer_while_connected
 from speccompile.serve.fields import ChatBody, CompletionBody
+from speccompile.serve.freed_memory import return_freed_memory
 from speccompile.serve.hosts import CheckHost
 from speccompile.serve.live import live_state
 from speccompile.serve.metrics import metrics_text
@@ -57,7 +58,9 @@ def create_app(service: Service, host: str | None = None) -> ASGIApp:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        returning = asyncio.create_task(return_freed_memory())
         yield
+        returning.cancel()
         bodies.close()
         await asyncio.to_thread(service.close)
 

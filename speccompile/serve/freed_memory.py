@@ -1,0 +1,31 @@
+"""Returns freed memory to the system. glibc keeps what threads have freed between parts that are still used: after an
+hour of large bodies that is a gigabyte."""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import platform
+from collections.abc import Callable
+
+SECONDS = 60.0
+
+
+def trim() -> Callable[[], None] | None:
+    """A function that returns freed memory, in about 0.05 s; None if this C library has none.
+
+    Source: ``malloc_trim(3)``.
+    """
+    if platform.libc_ver()[0] != "glibc":
+        return None
+    malloc_trim = ctypes.CDLL(None).malloc_trim
+    malloc_trim.argtypes, malloc_trim.restype = [ctypes.c_size_t], ctypes.c_int
+    return lambda: malloc_trim(0)
+
+
+async def return_freed_memory() -> None:
+    """Return freed memory once a minute, in a thread, until the task is cancelled."""
+    free = trim()
+    while free is not None:
+        await asyncio.sleep(SECONDS)
+        await asyncio.to_thread(free)
