@@ -8,7 +8,7 @@ import ctypes
 import platform
 from collections.abc import Callable
 
-SECONDS = 60.0
+SECONDS = 15.0
 
 
 def trim() -> Callable[[], None] | None:
@@ -24,7 +24,7 @@ def trim() -> Callable[[], None] | None:
 
 
 async def return_freed_memory() -> None:
-    """Return freed memory once a minute, in a thread, until the task is cancelled."""
+    """Return freed memory every few seconds, in a thread, until the task is cancelled."""
     free = trim()
     while free is not None:
         await asyncio.sleep(SECONDS)
