@@ -172,8 +172,8 @@ class BuildConfig:
     @property
     def drafts_known(self) -> bool:
         """Whether the drafts of every step are known before it, as chains: the host can ask a guide about them."""
-        known = self.mode.ready and not self.mode.split and not self.rule.fills_drafts
-        return known and self.max_draft_len > 0 and not self.trees
+        known = self.mode.ready and not self.mode.split and not self.rule.fills_drafts and not self.trees
+        return known and any(spec.name == "draft_tokens" for spec in self.mode.state(self.tiers))
 
     @property
     def catches_up(self) -> int:

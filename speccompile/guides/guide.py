@@ -60,9 +60,10 @@ class Guide:
             return self._automaton
         return Automaton(self._compile(limits=llguidance().LLParserLimits(initial_lexer_fuel=_LITTLE_FUEL)))
 
-    def release(self) -> None:
-        """Free the automaton when no text follows it any more. Later texts share a new one."""
-        self.__dict__.pop("_automaton", None)
+    def release(self, automaton: Automaton | None = None) -> None:
+        """Free ``automaton``, or the shared one, when no text follows it any more. Later texts share a new one."""
+        if automaton is None or self.__dict__.get("_automaton") is automaton:
+            self.__dict__.pop("_automaton", None)
 
     def _compile(self, **options: Any) -> Any:
         return llguidance().LLMatcher(self.tokens.for_llguidance, self.grammar, log_level=0, **options)

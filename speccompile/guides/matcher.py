@@ -64,7 +64,7 @@ class TextMatcher:
         self._automaton.is_full |= self._matcher.is_error()
         if not self._automaton.is_full:
             return result
-        self._guide.release()
+        self._guide.release(self._automaton)
         self._automaton, self._is_shared = self._guide.automaton(shared=False), False
         self._matcher = self._automaton.matcher
         self._matcher.try_consume_tokens(self._tokens)

@@ -227,7 +227,7 @@ class Request:
 
     @property
     def on_host(self) -> bool:
-        """Whether the host is called before each of its tokens."""
+        """Whether the host is called before each of its steps."""
         return self.params.sampling is not None and self.params.sampling.on_host
 
     @property

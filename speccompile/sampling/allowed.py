@@ -51,7 +51,7 @@ class AllowedTokens(Processor):
 
 def packed(masks: Sequence[torch.Tensor]) -> torch.Tensor:
     """The state ``allowed_tokens`` of a slot, int32 ``[P, ceil(V / 32)]``: of masks bool ``[V]`` of P positions."""
-    bits = np.packbits(torch.stack(list(masks)).numpy(), axis=1, bitorder="little")
+    bits = np.stack([np.packbits(mask.numpy(), bitorder="little") for mask in masks])
     whole = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (WORD // 8))))
     return torch.from_numpy(whole.view(np.int32))
 

@@ -1,8 +1,8 @@
 """Guided decoding: only tokens that the request's grammar allows can be chosen.
 
 llguidance follows the grammar on the host. Where a step may call the host, its masks are computed in the middle of the
-step, for all positions. Elsewhere the engine computes the mask of the next token before each step, and the row has no
-drafts (:mod:`speccompile.runtime.host_calls`).
+step, for all positions. Elsewhere the engine computes the masks before each step, for all positions if the
+drafts wait in the arena (:mod:`speccompile.runtime.host_calls`).
 """
 
 from __future__ import annotations

@@ -34,6 +34,7 @@ def last_tokens(tokens: list[int], draft_len: int) -> list[int]:
 
 #: Drafters whose drafts wait for a step, and one that computes them within it.
 MODES: dict[str, dict[str, Any]] = {
+    "none": {"mode": "none"},
     "ngram": {"mode": "ngram"},
     "lookups": {"mode": ["prediction", "suffix"]},
     "host": {"mode": "user_provided", "draft": last_tokens, "host": True},
@@ -115,7 +116,7 @@ def test_texts_are_those_of_guides_inside_steps(
 def test_rows_have_the_drafts_of_guides_inside_steps(pair: tuple[Speculator, Speculator]) -> None:
     _, before = pair
     waiting = before.engine.traits.drafts_known
-    assert waiting == before.mode.ready
+    assert waiting == (before.mode.name not in ("none", "early_exit"))
     for number, guide in enumerate(guides()):
         prompt = [5, 6, 7] * 5 + [number]
         asked: Request = {"max_new_tokens": 20, "eos_token_id": [EOS]}
@@ -124,7 +125,7 @@ def test_rows_have_the_drafts_of_guides_inside_steps(pair: tuple[Speculator, Spe
         for request in (*guided, free):
             request.result()
         expected, found = (request.stats for request in guided)
-        assert free.stats.draft_tokens > 0
+        assert free.stats.draft_tokens > 0 or before.mode.name == "none"
         if waiting:
             assert found.accepted_tokens == expected.accepted_tokens
             assert (found.draft_tokens, found.drafts_by) == (expected.draft_tokens, expected.drafts_by)

@@ -65,6 +65,15 @@ def test_texts_at_the_same_time(guide: Guide) -> None:
     assert not all(matcher._is_shared for matcher in matchers)
 
 
+def test_texts_on_a_full_automaton_do_not_free_the_new_one(guide: Guide) -> None:
+    old = [TextMatcher(guide) for _ in range(3)]
+    follow(TextMatcher(guide), letters(guide, 0, 600))
+    new = guide.automaton()
+    for seed, matcher in enumerate(old):
+        assert follow(matcher, letters(guide, seed, 60)) == 60
+    assert guide.automaton() is new
+
+
 def test_a_new_automaton_continues_where_the_text_is(guide: Guide) -> None:
     matcher, ids = TextMatcher(guide), letters(guide, 0, 60)
     plain = llguidance.LLMatcher(guide.tokens.for_llguidance, guide.grammar, log_level=0)
