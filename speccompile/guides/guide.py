@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from speccompile.errors import InvalidGuide
+from speccompile.guides.matcher import TextMatcher, first_line
 from speccompile.guides.tokens import GuideTokens, llguidance
 
 #: Work to compile the expressions of a grammar in the middle of a step, in llguidance's units: 0.04 s.
@@ -74,10 +75,10 @@ class Guide:
 
     def matches(self, ids: list[int], *, whole: bool = True) -> bool:
         """Return whether ``ids`` are allowed from the beginning and, with ``whole``, are a complete text."""
-        matcher = self.matcher()
         if not all(0 <= token < self.tokens.vocab_size for token in ids):
             return False
-        return matcher.try_consume_tokens(ids) == len(ids) and (not whole or bool(matcher.is_accepting()))
+        matcher = TextMatcher(self)
+        return matcher.read(ids) == len(ids) and (not whole or matcher.is_complete())
 
 
 def compiled(text: str, grammar: str, tokens: GuideTokens, loosened: tuple[str, ...] = ()) -> Guide:
@@ -99,8 +100,3 @@ def compiled(text: str, grammar: str, tokens: GuideTokens, loosened: tuple[str, 
     if matcher.is_error() or not (bits[: tokens.vocab_size].any() or matcher.is_accepting()):
         raise InvalidGuide(what=text, reason="no sequence of the tokenizer's tokens matches it")
     return guide
-
-
-def first_line(message: str) -> str:
-    """The part of llguidance's ``message`` before the details of its state."""
-    return " ".join(message.split("<state>")[0].split())

@@ -16,8 +16,9 @@ from speccompile.errors import InvalidGuide
 from speccompile.guides.dialects import NAMED
 from speccompile.guides.ecma import rust_pattern
 from speccompile.guides.formats import keywords_of_format
-from speccompile.guides.guide import Guide, compiled, first_line
+from speccompile.guides.guide import Guide, compiled
 from speccompile.guides.lookahead import without_lookaheads
+from speccompile.guides.matcher import first_line
 from speccompile.guides.rewriting import rewritten_schema
 from speccompile.guides.tokens import guide_tokens, llguidance
 from speccompile.utils.json_faults import json_fault

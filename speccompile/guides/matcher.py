@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from speccompile.guides.guide import Guide, first_line
+if TYPE_CHECKING:
+    from speccompile.guides.guide import Guide
 
 T = TypeVar("T")
 
@@ -14,7 +15,8 @@ class TextMatcher:
     """Position of one text in a guide's automaton.
 
     All texts of a guide share an automaton, which grows with what they read, up to a limit. When it is full, each text
-    is read again by a separate automaton. No text fails for what others have read.
+    is read again by a separate automaton: a text fails for what others have read only if its grammar needs too long to
+    be compiled again.
     """
 
     def __init__(self, guide: Guide) -> None:
@@ -69,3 +71,8 @@ class TextMatcher:
         self._matcher = self._automaton.matcher
         self._matcher.try_consume_tokens(self._tokens)
         return call(self._matcher)
+
+
+def first_line(message: str) -> str:
+    """The part of llguidance's ``message`` before the details of its state."""
+    return " ".join(message.split("<state>")[0].split())

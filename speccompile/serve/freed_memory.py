@@ -1,5 +1,5 @@
-"""Returns freed memory to the system. glibc keeps what threads have freed between parts that are still used: after an
-hour of large bodies that is a gigabyte."""
+"""Returns freed memory to the system. glibc keeps what threads have freed between parts that are still used: 650 MiB
+after ten minutes beside hostile clients."""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ class GuideCompiler:
         :class:`SpecCompileError` if the tokenizer does not support guides.
 
         Raises:
-            QueueFull: too many guides wait.
+            QueueFull: too many guides wait, and this one is not known.
         """
         found = self._known(source)
         if isinstance(found, SpecCompileError) or (found is not None and found.is_compiled):
@@ -81,7 +81,8 @@ class GuideCompiler:
                 known.set_exception(copy.copy(found))
             return known
         with self._lock:
-            if len(self._waiting) > _MOST_WAITING:
+            # A known guide is only compiled in the thread.
+            if found is None and len(self._waiting) > _MOST_WAITING:
                 raise QueueFull(count=1, waiting=len(self._waiting), limit=_MOST_WAITING)
             future = self._thread.submit(self._compile_once, source)
             self._waiting.add(future)

@@ -74,6 +74,12 @@ def test_texts_on_a_full_automaton_do_not_free_the_new_one(guide: Guide) -> None
     assert guide.automaton() is new
 
 
+def test_texts_match_whatever_others_have_read(guide: Guide) -> None:
+    for seed in range(30):
+        follow(TextMatcher(guide), letters(guide, seed, 60))
+        assert all(guide.matches(letters(guide, 1000 + 10 * seed + text, 25), whole=False) for text in range(5))
+
+
 def test_a_new_automaton_continues_where_the_text_is(guide: Guide) -> None:
     matcher, ids = TextMatcher(guide), letters(guide, 0, 60)
     plain = llguidance.LLMatcher(guide.tokens.for_llguidance, guide.grammar, log_level=0)

@@ -17,7 +17,7 @@ from unittest import mock
 
 import pytest
 
-from speccompile.errors import InvalidGuide
+from speccompile.errors import InvalidGuide, QueueFull
 from speccompile.guides import Guide
 from speccompile.sampling.guide import GuideFollower
 from speccompile.serve import structure
@@ -189,6 +189,10 @@ def test_automata_of_the_last_guides_are_kept(compiler: GuideCompiler, monkeypat
     with mock.patch.object(compiler, "_compile", side_effect=AssertionError):
         assert compiler.guide(sources[0]).result() is guides[0]
     assert [guide.is_compiled for guide in guides] == [True, False, True, False]
+    # A known guide does not wait for a check, so it needs no place in that queue.
+    monkeypatch.setattr("speccompile.serve.guide_compiler._MOST_WAITING", -1)
+    with raises(QueueFull):
+        compiler.guide(GuideSource("regex", "[ab]{5}new"))
     compiler.guide(sources[1]).result()
     assert not guides[2].is_compiled and text.consume_tokens(tokenizer()("ababa2")["input_ids"])
 
