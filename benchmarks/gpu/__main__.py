@@ -35,7 +35,7 @@ def main(
     ] = False,
 ) -> None:
     """Test and measure on a GPU. Without one, all parts run on the CPU with a tiny model, and their figures mean
-    nothing. Exits with 1 if a job failed or was cut short."""
+    nothing. Exits with 1 if a job failed or was cut short; one for which no time is left is named."""
     if not rehearse and not torch.cuda.is_available():
         typer.echo("No CUDA GPU was found: this is a rehearsal on the CPU. Its figures mean nothing.")
         rehearse = True

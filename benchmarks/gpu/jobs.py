@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.machine import revision
 from benchmarks.gpu.results import Results
 
 # From an interrupt to the end by force: pytest prints what it has.
@@ -39,16 +40,16 @@ class Job:
 
 
 def run_jobs(jobs: Sequence[Job], output: Path, until: float, tell: Callable[[str], None], side_by_side: int) -> bool:
-    """Run ``jobs`` in order, until ``until`` seconds since 1970. Returns whether all ended well.
+    """Run ``jobs`` in order, until ``until`` seconds since 1970. Returns whether all that were begun ended well.
 
     A job prints to its own file in ``output`` (:func:`log_of`), which is passed to ``tell`` when it has ended. Its
     outcome is added to the results then. Of jobs that are not timed, at most ``side_by_side`` run at once.
     """
-    results, well = Results(output), True
+    results, well, code = Results(output), True, revision()
     for together in _steps(jobs):
         for job, outcome in _run(together, output, until, side_by_side):
-            results.add("jobs", {job.name: outcome})
-            well = well and outcome["outcome"] == "ended"
+            results.add("jobs", {job.name: outcome | {"revision": code}})
+            well = well and ("seconds" not in outcome or outcome["outcome"] == "ended")
             log = log_of(job.name, output)
             if log.exists():
                 tell(log.read_text(errors="replace").rstrip())

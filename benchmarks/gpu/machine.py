@@ -1,11 +1,13 @@
-"""What GPU figures depend on besides the code."""
+"""What GPU figures depend on: the device, versions, and the revision of the code."""
 
 from __future__ import annotations
 
+import hashlib
 import platform
 import shutil
 import subprocess
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,6 +29,19 @@ def describe(device: torch.device) -> dict[str, Any]:
             "memory_bytes": properties.total_memory,
         }
     return found
+
+
+def revision() -> str:
+    """The commit of the source tree, with ``-dirty`` where files have changed; without git a hash of the package."""
+    root = Path(__file__).parents[2]
+    command = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    found = subprocess.run(command, capture_output=True, text=True, check=False) if shutil.which("git") else None
+    if found is not None and found.returncode == 0:
+        return found.stdout.strip()
+    digest = hashlib.sha256()
+    for file in sorted(path for path in (root / "speccompile").rglob("*") if path.suffix in (".py", ".cpp", ".h")):
+        digest.update(file.read_bytes())
+    return f"sources {digest.hexdigest()[:12]}"
 
 
 def device_name(device: torch.device) -> str:

@@ -50,7 +50,8 @@ class Group:
 
 
 def _first(settings: Settings, device: torch.device) -> list[Part]:
-    """Whether sequences are right, what share of the bandwidth K=0 reaches, and what drawing costs."""
+    """Whether sequences with accepted drafts are right, what share of the bandwidth K=0 reaches, and what drawing
+    costs."""
     large = WrappedModel(settings.large, settings, device, tiers=settings.few_lens, sampling=True)
 
     def bandwidth(figures: Figures) -> None:
@@ -61,6 +62,7 @@ def _first(settings: Settings, device: torch.device) -> list[Part]:
         measure_linears(settings.large, device, settings.dtype, figures, **given)
 
     return [
+        *_texts_of_mode("ngram", settings, device),
         Part("copy bandwidth", 1, 20, bandwidth),
         Part("linears", 2, 60, linears),
         *_named(large, ("wrap", 10, 150, large.wrap), ("steps", 5, 30, partial(_steps, large, (1,)))),
@@ -147,10 +149,7 @@ def _loops(which: str, settings: Settings, device: torch.device) -> list[Part]:
 #: In the order of their worth.
 GROUPS = (
     Group("first", 20, 240, _first),
-    *(
-        Group(f"texts, {mode}", 20, 150, partial(_texts_of_mode, mode), timed=False)
-        for mode in ("none", "ngram", "early_exit")
-    ),
+    *(Group(f"texts, {mode}", 20, 150, partial(_texts_of_mode, mode), timed=False) for mode in ("none", "early_exit")),
     *(Group(f"rounded, {form}", 15, 60, partial(_rounded, form)) for form in (_NOT_ROUNDED, "int8", "int4")),
     Group("head", 20, 120, _head),
     Group("small", 20, 150, _small),

@@ -24,7 +24,8 @@ def prompts_of(vocab: int, seed: int = 1) -> list[list[int]]:
 
 def compare_texts(spec: Speculator, vocab: int, figures: Figures, *, new_tokens: int, drawn: bool) -> None:
     """Greedy: every tier against ``model.generate`` and against K=0. With ``drawn`` also requests that draw: every tier
-    against K=0, by one seed; and each tier must have run, which needs drafts."""
+    against K=0, by one seed; and each tier must have run, which needs drafts. Without it, a tier that has not run is
+    reported as such."""
     figures["cases"] = cases = []
     prompts = prompts_of(vocab)
     lens = spec.engine.draft_lens
@@ -33,13 +34,15 @@ def compare_texts(spec: Speculator, vocab: int, figures: Figures, *, new_tokens:
         for reference in ("transformers", "plain") if draft_len else ("transformers",):
             before = steps_of(spec, draft_len)
             report = spec.check(prompts, max_new_tokens=new_tokens, reference=reference)  # type: ignore[arg-type]
+            steps = steps_of(spec, draft_len) - before
+            equal = f"{report.prompts - len(report.differences)} of {report.prompts}"
             cases.append(
                 {
                     "tier": f"K={draft_len}",
-                    "steps": steps_of(spec, draft_len) - before,
+                    "steps": steps,
                     "tokens": "greedy",
                     "reference": "model.generate" if reference == "transformers" else "K=0",
-                    "equal": f"{report.prompts - len(report.differences)} of {report.prompts}",
+                    "equal": equal if steps else "not tested: nothing was drafted",
                     "first_difference": min((each.position for each in report.differences), default=None),
                     "logit_change": report.largest_logit_change,
                 }
