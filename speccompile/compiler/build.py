@@ -24,7 +24,7 @@ from speccompile.graph_capture.store import CaptureStore, capture_file
 from speccompile.hidden_states.target_id import target_id
 from speccompile.lowering.backends import Backend, Eager, Inductor, ask
 from speccompile.lowering.cuda.captures import Captures
-from speccompile.lowering.recorded_step import RecordedStep, recorded_function
+from speccompile.lowering.recorded_step import RecordedStep, StepMemory, recorded_function
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import WeightPacks
@@ -53,6 +53,7 @@ class Build:
         drafter: the mode's own network, or None.
         pack: :func:`speccompile.runtime.outcomes.pack` of the arena, as a CUDA graph if ``captures`` are used, recorded
             if steps are.
+        step_memory: of the recorded steps.
         target_id: of the weights before they were rounded; None if the model still has them.
     """
 
@@ -70,6 +71,7 @@ class Build:
     capture_difference: float
     captures: Captures | None
     pack: Callable[[], torch.Tensor]
+    step_memory: StepMemory
     drafter: Drafter | None = None
     seconds: dict[str, float] = field(default_factory=dict)
     target_id: str | None = None
@@ -145,6 +147,7 @@ def build(
         checked.difference,
         captures,
         pack_arena,
+        maker.step_memory,
         stages.drafter,
         seconds.by_name,
         identity,

@@ -20,7 +20,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.lowering.backends import load
 from speccompile.lowering.cuda.captures import Captures
 from speccompile.lowering.pooled import runs_on_ours
-from speccompile.lowering.recorded_step import MOST_TOKENS, RecordableStep
+from speccompile.lowering.recorded_step import MOST_TOKENS, RecordableStep, StepMemory
 from speccompile.lowering.tier import Executables, Tier, bind, in_segments
 from speccompile.utils.build_lock import one_build
 from speccompile.utils.device_memory import memory_errors
@@ -68,6 +68,8 @@ class ExecutableMaker:
         self._outlined = outlined
         self._steps = steps
         self._captures = captures
+        #: Memory of the recorded steps: an engine runs one at a time.
+        self.step_memory = StepMemory()
         # Kinds that are built later, in other threads, report to the listener of this thread.
         self._listener = listener()
         self._mixed: dict[Kind, Mapping[TierName, Tier]] = {}
@@ -158,7 +160,7 @@ class ExecutableMaker:
             drafter = self._bound(f"drafter of {name}", key, draft_len, step.drafter, pool_tokens)
         arguments = bind(step.ports, arena)
         if isinstance(executable, RecordableStep) and self._config.ranks is None and pool_tokens <= MOST_TOKENS:
-            executable = executable.bound(arguments, pool_tokens if self._pooled else None)
+            executable = executable.bound(arguments, pool_tokens if self._pooled else None, self.step_memory)
         tier = Tier(name, key, draft_len, step, executable, arguments, arena, drafter, self._pooled, pool_tokens)
         arena.record_call(name, tier.argument_names, tier.arguments)
         return tier

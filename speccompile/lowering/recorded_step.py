@@ -2,7 +2,7 @@
 
 The ops of a step allocate their results, check their arguments and pass the dispatcher, in every step as in the one
 before. A step of few tokens needs as long for this as for a third of its kernels. So it is recorded at its first run:
-the kernel calls of its C++ ops, with their addresses, in memory that belongs to the recording
+the kernel calls of its C++ ops, with their addresses, in memory that the recordings of a wrap share
 (``ops/cpu/csrc/base/ops/recording.cpp``). Later runs only repeat these calls. What is not one of these ops (torch's own
 ops, bodies with kernels that Inductor wrote) is called again from Python, and its results are copied to where the
 recorded calls read them.
@@ -42,6 +42,27 @@ _CHANGING = frozenset({torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_
 Step = Callable[..., Any]
 
 
+class StepMemory:
+    """Memory for the results of recorded steps. No two of these may run at once: a step overwrites what another one has
+    computed. All that a step reads is in its arguments."""
+
+    @functools.cached_property
+    def handle(self) -> int | None:
+        """The memory in C++; None if results of ops cannot lie in it. The C++ ops must be loaded."""
+        handle: int | None = _library().speccompile_new_memory()
+        if handle is not None:
+            weakref.finalize(self, _library().speccompile_delete_memory, handle)
+        return handle
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes in use or ready for a later result."""
+        if self.__dict__.get("handle") is None:
+            return 0
+        size: int = _library().speccompile_memory_bytes(self.handle)
+        return size
+
+
 @dataclass(frozen=True)
 class RecordableStep:
     """A loaded step that can be recorded once it is bound to its tensors.
@@ -60,10 +81,10 @@ class RecordableStep:
         """Run the step."""
         return self.step(*tensors)
 
-    def bound(self, arguments: Sequence[torch.Tensor], pool_tokens: int | None) -> RecordedStep:
+    def bound(self, arguments: Sequence[torch.Tensor], pool_tokens: int | None, memory: StepMemory) -> RecordedStep:
         """Return the step over ``arguments``; its C++ ops run in their pool if ``pool_tokens`` is a number of
-        tokens (:func:`speccompile.utils.workers.in_pool`)."""
-        return RecordedStep(self, tuple(arguments), pool_tokens)
+        tokens (:func:`speccompile.utils.workers.in_pool`). Its results lie in ``memory``."""
+        return RecordedStep(self, tuple(arguments), pool_tokens, memory)
 
 
 class RecordedStep:
@@ -73,12 +94,16 @@ class RecordedStep:
         step: the step.
         arguments: the tensors that it reads and writes.
         pool_tokens: see :meth:`RecordableStep.bound`.
+        memory: see :meth:`RecordableStep.bound`.
     """
 
-    def __init__(self, step: RecordableStep, arguments: tuple[torch.Tensor, ...], pool_tokens: int | None) -> None:
+    def __init__(
+        self, step: RecordableStep, arguments: tuple[torch.Tensor, ...], pool_tokens: int | None, memory: StepMemory
+    ) -> None:
         self._step = step
         self._arguments = arguments
         self._pool_tokens = pool_tokens
+        self._memory = memory
         self._recording: _Recording | None = None
         #: Why the step is not recorded; None: it is, or has not run yet.
         self.refusal: str | None = None
@@ -87,9 +112,10 @@ class RecordedStep:
         """Run the step op by op, and record it if it is not recorded."""
         if self._recording is not None or self.refusal is not None or _is_watched():
             return self._step(*tensors)
-        if (recording := _Recording.new(self._pool_tokens)) is None:
+        if self._memory.handle is None:
             self.refusal = "another program's allocator of torch's memory is in use"
             return self._step(*tensors)
+        recording = _Recording(self._memory.handle, self._pool_tokens)
         step = self._step.printed({name: recording.opaque(body) for name, body in self._step.opaque.items()})
         with recording.started():
             step(*self._arguments)
@@ -111,11 +137,6 @@ class RecordedStep:
         step is not recorded."""
         return [] if self._recording is None else self._recording.timed()
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the results that the recording owns."""
-        return 0 if self._recording is None else self._recording.nbytes
-
 
 def recorded_function(compute: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return ``compute``, recorded at its first call. Each later call overwrites the tensor of the first one."""
@@ -129,7 +150,8 @@ def recorded_function(compute: Callable[[], torch.Tensor]) -> Callable[[], torch
         else:
             made.append(result)
 
-    recorded = RecordableStep(step, lambda bodies: step, {}).bound((), None)
+    # The result is read after the call, when steps may run.
+    recorded = RecordableStep(step, lambda bodies: step, {}).bound((), None, StepMemory())
 
     def run() -> torch.Tensor:
         if not recorded.replay():
@@ -166,9 +188,9 @@ def _is_watched() -> bool:
 class _Recording:
     """Kernel calls in C++ and calls from Python, in their order."""
 
-    def __init__(self, handle: int, pool_tokens: int | None) -> None:
+    def __init__(self, memory: int, pool_tokens: int | None) -> None:
         self._library = _library()
-        self._handle = handle
+        self._handle: int = self._library.speccompile_new_recording(memory)
         weakref.finalize(self, self._library.speccompile_delete_recording, self._handle)
         self._pool_tokens = pool_tokens
         self._runs: list[functools.partial[None]] = []
@@ -178,17 +200,6 @@ class _Recording:
         self._names: list[str] = []
         #: See :attr:`RecordedStep.refusal`.
         self.refusal: str | None = None
-
-    @staticmethod
-    def new(pool_tokens: int | None) -> _Recording | None:
-        """Return an empty recording; None if results of ops cannot lie in its memory."""
-        handle: int | None = _library().speccompile_new_recording()
-        return None if handle is None else _Recording(handle, pool_tokens)
-
-    @property
-    def nbytes(self) -> int:
-        size: int = self._library.speccompile_recorded_bytes(self._handle)
-        return size
 
     @contextlib.contextmanager
     def started(self) -> Iterator[None]:
@@ -369,13 +380,15 @@ def _library() -> Any:
     library = ctypes.CDLL(None)
     handle, number = ctypes.c_void_p, ctypes.c_int64
     for name, result, arguments in (
-        ("new_recording", handle, []),
+        ("new_memory", handle, []),
+        ("delete_memory", None, [handle]),
+        ("memory_bytes", number, [handle]),
+        ("new_recording", handle, [handle]),
         ("delete_recording", None, [handle]),
         ("start_recording", None, [handle]),
         ("stop_recording", None, []),
         ("recorded_calls", number, [handle]),
         ("keep_calls", None, [handle, number]),
-        ("recorded_bytes", number, [handle]),
         ("replay", ctypes.c_char_p, [handle, number, number, number]),
     ):
         function = getattr(library, f"speccompile_{name}")

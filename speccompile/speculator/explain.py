@@ -73,7 +73,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
         **({} if build.captures is None else {"CUDA graphs": build.captures.explain()}),
-        **_recorded(engine),
+        **_recorded(engine, build),
         "bodies": bodies,
         "passes": " -> ".join(largest.stages),
         "state": f"{build.arena.nbytes / 2**20:.1f} MiB in {len(build.arena)} tensors, "
@@ -84,14 +84,14 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
     }
 
 
-def _recorded(engine: Engine) -> dict[str, str]:
+def _recorded(engine: Engine, build: Build) -> dict[str, str]:
     """Count recorded steps; return nothing without a backend that records."""
     steps = [part.executable for tier in engine.table.built for part in (*tier.segments, tier)]
     bound = [step for step in steps if isinstance(step, RecordedStep)]
     if not bound:
         return {}
     refusals = sorted({step.refusal for step in bound if step.refusal is not None})
-    owned = sum(step.nbytes for step in bound)
+    owned = build.step_memory.nbytes
     line = f"{len(bound)} of {len(steps)} executables, those of at most {MOST_TOKENS} tokens, at their first run"
     line += f"; {owned / 2**20:.1f} MiB so far" * bool(owned)
     return {"recorded": line + "".join(f"; not recorded: {refusal}" for refusal in refusals)}

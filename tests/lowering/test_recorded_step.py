@@ -11,7 +11,13 @@ import pytest
 import torch
 
 import speccompile
-from speccompile.lowering.recorded_step import RecordableStep, RecordedStep, recorded_function, runs_recorded_ops
+from speccompile.lowering.recorded_step import (
+    RecordableStep,
+    RecordedStep,
+    StepMemory,
+    recorded_function,
+    runs_recorded_ops,
+)
 from speccompile.lowering.tier import Tier
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.same import pack
@@ -29,12 +35,17 @@ def loaded() -> None:
     assert load_cpu_ops("rounded") is None
 
 
-def bound(step: Callable[..., Any], *arguments: torch.Tensor, opaque: dict[str, Any] | None = None) -> RecordedStep:
+def bound(
+    step: Callable[..., Any],
+    *arguments: torch.Tensor,
+    opaque: dict[str, Any] | None = None,
+    memory: StepMemory | None = None,
+) -> RecordedStep:
     """A step that is a plain function; ``opaque`` functions are its arguments by name."""
     bodies = opaque or {}
     return RecordableStep(
         lambda *tensors: step(*tensors, **bodies), lambda given: lambda *tensors: step(*tensors, **given), bodies
-    ).bound(arguments, None)
+    ).bound(arguments, None, memory or StepMemory())
 
 
 class TestOfOps:
@@ -66,10 +77,11 @@ class TestOfOps:
             assert torch.equal(out, replayed)
 
     def test_results_lie_in_its_own_memory_and_end_with_it(self) -> None:
-        x, out = torch.randn(3, 32), torch.zeros(3, 64)
-        recorded = bound(self.step, x, out)
+        x, out, memory = torch.randn(3, 32), torch.zeros(3, 64), StepMemory()
+        recorded = bound(self.step, x, out, memory=memory)
+        assert memory.nbytes == 0
         recorded(x, out)
-        assert 3 * 64 * 4 <= recorded.nbytes <= 64 * 1024
+        assert 3 * 64 * 4 <= memory.nbytes <= 64 * 1024
         reference = weakref.ref(recorded._recording)
         del recorded
         gc.collect()
@@ -84,12 +96,36 @@ class TestOfOps:
             out.copy_(x)
             return ()
 
-        x, out = torch.randn(4, 1024), torch.zeros(4, 1024)
-        recorded = bound(step, x, out)
+        x, out, memory = torch.randn(4, 1024), torch.zeros(4, 1024), StepMemory()
+        recorded = bound(step, x, out, memory=memory)
         recorded(x, out)
-        assert recorded.nbytes <= 4 * x.nbytes
+        assert memory.nbytes <= 4 * x.nbytes
         x.normal_()
         assert recorded.replay() and torch.equal(out, x)
+
+    def test_steps_share_memory_and_keep_their_results(self) -> None:
+        weight = pack(torch.eye(1024).roll(1, 0))
+
+        def step(x: torch.Tensor, out: torch.Tensor) -> tuple[()]:
+            for _ in range(40):
+                x = ops.packed_linear(x, weight, None, 1024)
+            out.copy_(x)
+            return ()
+
+        memory, inputs = StepMemory(), [torch.randn(rows, 1024) for rows in (8, 8, 6, 5)]
+        outs, wanted = [torch.zeros_like(x) for x in inputs], [torch.zeros_like(x) for x in inputs]
+        steps = [bound(step, x, out, memory=memory) for x, out in zip(inputs, outs, strict=True)]
+        steps[0](inputs[0], outs[0])
+        first = memory.nbytes
+        for run, x, out in zip(steps[1:], inputs[1:], outs[1:], strict=True):
+            run(x, out)
+        # A step keeps what its call from Python reads, in a block of up to twice the size.
+        assert memory.nbytes <= first + 2 * sum(x.nbytes for x in inputs[1:])
+        for at in (0, 2, 1, 3, 3, 0, 1, 2):
+            inputs[at].normal_()
+            assert steps[at].replay()
+            step(inputs[at], wanted[at])
+            assert torch.equal(outs[at], wanted[at])
 
     def test_it_is_not_replayed_while_ops_are_watched(self) -> None:
         class Watch(TorchDispatchMode):
@@ -167,7 +203,7 @@ class TestOfOps:
         torch.testing.assert_close(out, x @ self.WEIGHT.T * reads(x))
 
     def test_a_program_with_an_allocator_of_its_own_keeps_it(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("speccompile.lowering.recorded_step._Recording.new", lambda _: None)
+        monkeypatch.setattr("speccompile.lowering.recorded_step.StepMemory.handle", None)
         x, out = torch.randn(3, 32), torch.zeros(3, 64)
         recorded = bound(self.step, x, out)
         recorded(x, out)

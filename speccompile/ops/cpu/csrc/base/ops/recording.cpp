@@ -24,8 +24,9 @@ namespace {
 
 constexpr size_t kAlignment = 64;
 
-// StepBlocks for the tensors of one recording. A tensor that ends gives its block to a later tensor of the same recording: as
-// a replay makes the same calls in the same order, no block has two values that are needed at once.
+// Blocks for the tensors of recordings that are never replayed at once. A tensor that ends gives its block to a later
+// tensor: as a replay makes the same calls in the same order, and computes all that it reads from the arguments of its
+// step, no block has two values that are needed at once.
 class StepMemory {
  public:
   ~StepMemory() {
@@ -72,7 +73,7 @@ class StepMemory {
   int64_t bytes_ = 0;
 };
 
-// A block in use keeps its recording's memory alive.
+// A block in use keeps its memory alive.
 struct StepBlock {
   std::shared_ptr<StepMemory> memory;
   void* data;
@@ -124,16 +125,28 @@ bool install_allocator() {
 }
 
 struct Recording {
+  std::shared_ptr<StepMemory> memory;
   KernelCalls calls;
-  std::shared_ptr<StepMemory> memory = std::make_shared<StepMemory>();
   std::string fault;
 };
 
 }  // namespace
 
-// Null if results of ops would not lie in a recording's memory.
-SPECCOMPILE_EXPORT void* speccompile_new_recording() {
-  return install_allocator() ? new Recording() : nullptr;
+// Null if results of ops would not lie in it.
+SPECCOMPILE_EXPORT void* speccompile_new_memory() {
+  return install_allocator() ? new std::shared_ptr<StepMemory>(std::make_shared<StepMemory>()) : nullptr;
+}
+
+SPECCOMPILE_EXPORT void speccompile_delete_memory(void* memory) {
+  delete static_cast<std::shared_ptr<StepMemory>*>(memory);
+}
+
+SPECCOMPILE_EXPORT int64_t speccompile_memory_bytes(void* memory) {
+  return (*static_cast<std::shared_ptr<StepMemory>*>(memory))->bytes();
+}
+
+SPECCOMPILE_EXPORT void* speccompile_new_recording(void* memory) {
+  return new Recording{*static_cast<std::shared_ptr<StepMemory>*>(memory), {}, {}};
 }
 
 SPECCOMPILE_EXPORT void speccompile_delete_recording(void* recording) {
@@ -160,10 +173,6 @@ SPECCOMPILE_EXPORT int64_t speccompile_recorded_calls(void* recording) {
 // Forgets all calls but the first `count`.
 SPECCOMPILE_EXPORT void speccompile_keep_calls(void* recording, int64_t count) {
   static_cast<Recording*>(recording)->calls.resize(count);
-}
-
-SPECCOMPILE_EXPORT int64_t speccompile_recorded_bytes(void* recording) {
-  return static_cast<Recording*>(recording)->memory->bytes();
 }
 
 // Repeats the kernel calls [first, last), in the pool if `tokens` is not negative (speccompile_enter_pool). Returns null,
