@@ -45,6 +45,7 @@ def run(
     """
     with session():
         try:
+            from speccompile.serve.freed_memory import share_arenas
             from speccompile.serve.learned_head import has_head
             from speccompile.serve.server import run_server
             from speccompile.serve.service import Service
@@ -52,6 +53,7 @@ def run(
         except ImportError as error:
             reason = f"it needs {error.name}: pip install 'speccompile[serve]'"
             raise InvalidOption(where="the command line", name="serve", value=model, reason=reason) from error
+        share_arenas()
         # The likeliest tokens are read from the logits of a step.
         options = replace(options, scores=True)
         if serving.learn is not None:
