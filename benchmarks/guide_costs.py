@@ -27,6 +27,7 @@ from benchmarks.machine import describe
 from benchmarks.tool_schemas import random_schema
 from speccompile.guides import Guide, json_schema_guide
 from speccompile.pretrained import fetch_smollm2
+from speccompile.sampling.allowed import unpacked
 from speccompile.sampling.guide import GuideFollower
 from speccompile.serve.guide_process import compile_guide
 from speccompile.serve.guide_source import GuideSource
@@ -73,7 +74,8 @@ def mask_microseconds(guide: Guide, rows: int, draft_len: int) -> float:
     writer = GuideFollower(guide, eos, guide.tokens.vocab_size, 0)
     for _ in range(24 + draft_len):
         *_, mask = writer.masks(torch.tensor(drafts, dtype=torch.int64), [])
-        allowed = [token for token in mask.nonzero().flatten().tolist() if token not in eos]
+        ids = unpacked(mask, guide.tokens.vocab_size).nonzero().flatten().tolist()
+        allowed = [token for token in ids if token not in eos]
         drafts.append(rng.choice(allowed) if allowed else eos[0])
     text, drafts = torch.tensor(drafts[:24]), drafts[24:]
     taken = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import torch
 
 from speccompile.graph.arena import Arena
@@ -11,7 +12,7 @@ from speccompile.runtime.host_drafter import HostDrafter
 from speccompile.runtime.proposal import Proposal
 from speccompile.runtime.request import Request
 from speccompile.runtime.retirement import Retirement
-from speccompile.sampling.allowed import ask, packed
+from speccompile.sampling.allowed import Bits, as_words, ask, packed
 from speccompile.sampling.guide import GuideFollower
 
 
@@ -43,7 +44,8 @@ class HostCalls:
             return
         try:
             sequence = torch.tensor(request.prompt + request.new_tokens)
-            masks = [torch.ones(self._arena.layout.vocab_size, dtype=torch.bool)]
+            vocab = self._arena.layout.vocab_size
+            masks = [packed(np.ones(vocab, dtype=np.bool_))]
             if sampling.follower is not None and sampling.follows_before_steps:
                 masks = self._masks(request, sampling.follower, sequence, drafts=drafts)
                 self._arena.write("asks_host", request.slot, True)
@@ -52,8 +54,8 @@ class HostCalls:
                     self._arena.write("eos_from", request.slot, 0)
             if sampling.asks is not None:
                 logits = self._arena.layout.num_logits
-                masks[0][:logits] &= ask(sampling.asks, sampling.row, sequence.tolist(), logits)
-            self._arena.write("allowed_tokens", request.slot, packed(masks))
+                masks[0] = masks[0] & ask(sampling.asks, sampling.row, sequence.tolist(), logits, vocab)
+            self._arena.write("allowed_tokens", request.slot, as_words(masks))
         except BaseException as error:
             self._retirement.fail_all([request], error)
 
@@ -71,11 +73,8 @@ class HostCalls:
             except BaseException as error:
                 self._retirement.fail_all([request], error)
 
-    def _masks(
-        self, request: Request, follower: GuideFollower, sequence: torch.Tensor, *, drafts: bool
-    ) -> list[torch.Tensor]:
-        """The allowed tokens at the positions of the next step, bool ``[V]`` each, and before them the guide's
-        drafts."""
+    def _masks(self, request: Request, follower: GuideFollower, sequence: torch.Tensor, *, drafts: bool) -> list[Bits]:
+        """The allowed tokens at the positions of the next step. Before that the guide adds and removes drafts."""
         kept = self._guide_drafts(request, follower, sequence) if drafts else []
         masks = list(follower.masks(sequence, kept))
         if request.params.sampling is not None and "min_new_tokens" in request.params.sampling.values:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from speccompile.errors import InvalidInput
@@ -13,8 +14,11 @@ from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.sampling.base import Option, Processor, token_problem
 from speccompile.utils.numbers import python_numbers
 
-#: Tokens of a word of a mask.
-WORD = 32
+#: Tokens of a word of a mask in state, and of a byte.
+WORD, BYTE = 32, 8
+
+#: A mask of tokens: uint8 ``[ceil(V / 8)]``, a bit for each token, from the lowest one of a byte on.
+Bits = npt.NDArray[np.uint8]
 
 #: (row of the batch, sequence so far int64 [P + new]) -> ids of the tokens that may come next.
 AllowedTokensFunction = Callable[[int, torch.Tensor], Iterable[int]]
@@ -49,15 +53,28 @@ class AllowedTokens(Processor):
         scores.masked_fill_(asks[:, None, None] & (bits & 1 == 0), float("-inf"))
 
 
-def packed(masks: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The state ``allowed_tokens`` of a slot, int32 ``[P, ceil(V / 32)]``: of masks bool ``[V]`` of P positions."""
-    bits = np.stack([np.packbits(mask.numpy(), bitorder="little") for mask in masks])
-    whole = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (WORD // 8))))
+def packed(mask: npt.NDArray[np.bool_]) -> Bits:
+    """A mask of bool ``[V]`` as bits."""
+    return np.packbits(mask, bitorder="little")
+
+
+def unpacked(mask: Bits, vocab: int) -> torch.Tensor:
+    """A mask as bool ``[V]``."""
+    return torch.from_numpy(np.unpackbits(mask, count=vocab, bitorder="little").astype(np.bool_))
+
+
+def as_words(masks: Sequence[Bits]) -> torch.Tensor:
+    """The state ``allowed_tokens`` of a slot, int32 ``[P, ceil(V / 32)]``: of the masks of P positions."""
+    bits = np.stack(masks)
+    whole = np.pad(bits, ((0, 0), (0, -bits.shape[1] % (WORD // BYTE))))
     return torch.from_numpy(whole.view(np.int32))
 
 
-def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) -> torch.Tensor:
-    """Call ``function``, and return the tokens that it allows after ``text`` as bool ``[V]``.
+def ask(function: AllowedTokensFunction, row: int, text: list[int], logits: int, vocab: int) -> Bits:
+    """Call ``function``, and return the tokens that it allows after ``text``.
+
+    Args:
+        logits: of these first tokens the function decides. Later ones, up to ``vocab``, remain allowed.
 
     Raises:
         InvalidInput: the function returned no token, or values that are not token ids.
@@ -74,8 +91,8 @@ def ask(function: AllowedTokensFunction, row: int, text: list[int], vocab: int) 
     ]
     if not ids:
         raise InvalidInput(name="prefix_allowed_tokens_fn", reason="it must return at least one token id, got none")
-    if wrong := next((problem for item in ids if (problem := token_problem(item, vocab))), None):
+    if wrong := next((problem for item in ids if (problem := token_problem(item, logits))), None):
         raise InvalidInput(name="prefix_allowed_tokens_fn", reason=f"it must return token ids: {wrong}")
-    mask = torch.zeros(vocab, dtype=torch.bool)
+    mask = np.arange(vocab) >= logits
     mask[ids] = True
-    return mask
+    return packed(mask)

@@ -19,6 +19,8 @@ from speccompile.errors import InvalidGuide
 from speccompile.graph.state import N, StateSpec
 from speccompile.guides.guide import Guide
 from speccompile.guides.matcher import TextMatcher
+from speccompile.ops import keep_allowed  # noqa: F401  defines the op
+from speccompile.sampling.allowed import Bits, packed, unpacked
 from speccompile.sampling.base import Option, Processor
 from speccompile.utils.devices import traits_of
 
@@ -39,9 +41,13 @@ class GuideFollower:
     """
 
     def __init__(self, guide: Guide, eos: Sequence[int], vocab_size: int, prompt_length: int) -> None:
-        self._guide, self._vocab_size = guide, vocab_size
+        self._guide = guide
         self._eos, self._prompt_length = sorted(eos), prompt_length
         self._matcher = TextMatcher(guide)
+        ids = np.arange(vocab_size)
+        self._eos_bits = packed(np.isin(ids, self._eos))
+        # Tokens that can be a part of the text.
+        self._text_bits = packed(ids < guide.tokens.vocab_size) & ~self._eos_bits
         # Committed tokens that the matcher has read.
         self._read = 0
         # Positions in the sequence whose token was forced.
@@ -50,9 +56,9 @@ class GuideFollower:
         self.number = next(_numbers)
         _followers[self.number] = self
 
-    def masks(self, text: torch.Tensor, drafts: Sequence[int], skip: int = 0) -> Iterator[torch.Tensor]:
-        """The allowed tokens after each of the first drafts, bool ``[V]``: after ``skip`` drafts, after ``skip + 1``,
-        ..., up to the first draft that is not allowed or ends the text.
+    def masks(self, text: torch.Tensor, drafts: Sequence[int], skip: int = 0) -> Iterator[Bits]:
+        """The allowed tokens after each of the first drafts: after ``skip`` drafts, after ``skip + 1``, ..., up to the
+        first draft that is not allowed or ends the text.
 
         Args:
             text: int64 ``[length]``, committed tokens with the prompt.
@@ -105,10 +111,9 @@ class GuideFollower:
         places = range(position, position + count)
         return sum(1 for _ in itertools.takewhile(self._forced.__contains__, places))
 
-    def is_complete(self, mask: torch.Tensor) -> bool:
-        """Whether ``mask`` ``[V]`` only allows EOS tokens."""
-        values = mask.numpy()
-        return bool(np.count_nonzero(values) == np.count_nonzero(values[self._eos]) > 0)
+    def is_complete(self, mask: Bits) -> bool:
+        """Whether ``mask`` only allows EOS tokens."""
+        return bool(mask.any()) and not (mask & ~self._eos_bits).any()
 
     def _catch_up(self, text: torch.Tensor) -> None:
         if self.error is not None:
@@ -125,19 +130,19 @@ class GuideFollower:
         known = 0 <= token < self._guide.tokens.vocab_size and token not in self._eos
         return known and self._matcher.read([token]) == 1
 
-    def _mask(self) -> torch.Tensor:
-        # By numpy, whose calls on so few values take a fraction of torch's.
-        mask = np.zeros(self._vocab_size, dtype=np.bool_)
-        bits = np.frombuffer(self._matcher.bitmask(), dtype=np.uint8)
+    def _mask(self) -> Bits:
+        found = np.frombuffer(self._matcher.bitmask(), dtype=np.uint8)
         if self._matcher.error() is not None:
             raise self._failed()
-        if len(bits):
-            size = self._guide.tokens.vocab_size
-            mask[:size] = np.unpackbits(bits, count=size, bitorder="little")
-        mask[self._eos] = self._matcher.is_complete()
+        # By numpy, whose calls on so few values take a fraction of torch's.
+        mask = np.zeros_like(self._text_bits)
+        size = min(len(found), len(mask))
+        np.bitwise_and(found[:size], self._text_bits[:size], out=mask[:size])
+        if self._matcher.is_complete():
+            mask |= self._eos_bits
         if not mask.any():
             raise self._failed("only an EOS token can come next, within the text")
-        return torch.from_numpy(mask)
+        return mask
 
     def _failed(self, reason: str = "the text has left it") -> InvalidGuide:
         self.error = InvalidGuide(what=self._guide.text, reason=self._matcher.error() or reason)
@@ -193,12 +198,12 @@ class FollowGuide(Processor):
         self.call(scores, context, length, 0, state)
 
 
-def keep(scores: torch.Tensor, mask: torch.Tensor, *, complete: bool) -> None:
-    """Set the scores ``[V]`` of tokens outside of ``mask`` ``[V]`` to -inf. Where the text is ``complete``,
-    earlier processors cannot forbid all tokens that end it."""
-    scores.masked_fill_(~mask, float("-inf"))
+def keep(scores: torch.Tensor, mask: Bits, *, complete: bool) -> None:
+    """Set the scores ``[V]`` of tokens outside of ``mask`` to -inf. Where the text is ``complete``, earlier processors
+    cannot forbid all tokens that end it."""
+    torch.ops.speccompile.keep_allowed_(scores, torch.from_numpy(mask))
     if complete and bool(scores.isneginf().all()):
-        scores.masked_fill_(mask & scores.isneginf(), 0.0)
+        scores[unpacked(mask, len(scores))] = 0.0
 
 
 def followers(numbers: torch.Tensor) -> Iterator[tuple[int, GuideFollower]]:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import torch
 
-from speccompile.sampling.allowed import packed
+from speccompile.sampling.allowed import as_words, packed
 
 VOCAB = 70
 WORD_TOKENS = 4
@@ -32,7 +32,7 @@ def one_of(integers: Numbers, rows: int, *values: float) -> torch.Tensor:
 def bits(integers: Numbers, rows: int) -> torch.Tensor:
     """Masks of all tokens at four positions."""
     masks = integers(2, rows, 4, VOCAB).bool()
-    return torch.stack([packed(list(of_row)) for of_row in masks])
+    return torch.stack([as_words([packed(mask.numpy()) for mask in of_row]) for of_row in masks])
 
 
 STATE: dict[str, Callable[[Numbers, int], list[torch.Tensor]]] = {
