@@ -21,7 +21,6 @@ VERSION_TESTS := tests/utils/test_torch_private.py tests/utils/test_transformers
 	tests/ops/packed_weights/test_rounded_experts.py tests/ops/test_recurrences.py tests/ops/triton/test_triton_sm90.py \
 	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[gemma2]" \
 	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[mixtral]" \
-	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[bloom]" \
 	"tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text[qwen3_next]"
 PAIR := build/versions/torch-$(TORCH)-transformers-$(TRANSFORMERS)
 
