@@ -15,6 +15,8 @@ CHAT, COMPLETIONS, RESPONSES = "/v1/chat/completions", "/v1/completions", "/v1/r
 #: no end came in time.
 Outcome = int | str
 CLOSED, LEFT, HUNG = "closed", "left", "hung"
+#: The status if other requests of the address have used its share, whatever the request is.
+BUSY = 429
 #: Seconds after which an attack is over, whatever the server does. A body may take 60.
 PATIENCE = 120.0
 _READ_BYTES = 65536
@@ -128,7 +130,7 @@ def attack(*expected: Outcome) -> Callable[[Callable[[Target], Awaitable[Outcome
     """Turn a function into an attack. The function's name is that of the attack.
 
     Args:
-        expected: what a sound server may answer.
+        expected: what a sound server may answer. :data:`BUSY` need not be named: all attackers have one address.
     """
     left = (LEFT,) if 200 in expected else ()
-    return lambda run: Attack(run, frozenset((*expected, *left)))
+    return lambda run: Attack(run, frozenset((*expected, BUSY, *left)))

@@ -11,7 +11,7 @@ from benchmarks.attacks.attack import CHAT, CLOSED, COMPLETIONS, RESPONSES, Outc
 #: A little less than the largest body that a server accepts if not told otherwise.
 LARGE = 4 * 2**20 - 1024
 #: A server refuses these with 413 or 400, or closes the connection, and the rest of the body is lost with it.
-REFUSED = (400, 413, 429, CLOSED)
+REFUSED = (400, 413, CLOSED)
 
 
 def repeated(begin: bytes, item: bytes, end: bytes) -> bytes:

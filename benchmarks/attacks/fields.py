@@ -24,7 +24,7 @@ async def unknown_field(target: Target) -> Outcome:
     return await _complete(target, **{target.rng.choice(["top_q", "__class__", "", "a" * 5000, "\u2028"]): 1})
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def huge_number(target: Target) -> Outcome:
     names = ["max_tokens", "min_tokens", "seed", "n", "top_k", "temperature", "top_p", "priority", "num_draft_tokens"]
     names += ["presence_penalty", "repetition_penalty", "typical_p", "min_p", "logprobs"]
@@ -97,12 +97,12 @@ async def detokenize_what_is_no_token(target: Target) -> Outcome:
     return await target.post("/detokenize", {"tokens": tokens})
 
 
-@attack(400, 429)
+@attack(400)
 async def more_choices_than_fit(target: Target) -> Outcome:
     return await _complete(target, n=target.rng.choice([128, 10**9]), max_tokens=200)
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def fills_the_queue(target: Target) -> Outcome:
     """Ask for as many choices as one client may have, one after another until none is accepted."""
     bodies = [{"n": 40, "max_tokens": 20, "ignore_eos": True}] + [{"max_tokens": 100}] * 40
@@ -120,24 +120,24 @@ async def model_that_does_not_exist(target: Target) -> Outcome:
     return await _complete(target, model=target.rng.choice(["../../etc/passwd", "a" * 100_000, "\n\r\x1b[2J", ""]))
 
 
-@attack(200, 429)
+@attack(200)
 async def longest_prompt(target: Target) -> Outcome:
     ids = [target.rng.randint(10, 200) for _ in range(target.max_len - 8)]
     return await _complete(target, prompt=ids, max_tokens=4)
 
 
-@attack(200, 429)
+@attack(200)
 async def longest_prompt_scored(target: Target) -> Outcome:
     ids = [target.rng.randint(10, 200) for _ in range(target.max_len // 2)]
     return await _complete(target, prompt=ids, echo=True, logprobs=20, max_tokens=0)
 
 
-@attack(200, 429)
+@attack(200)
 async def longest_answer(target: Target) -> Outcome:
     return await _complete(target, max_tokens=300, ignore_eos=True, logprobs=20, stream=True, return_token_sources=True)
 
 
-@attack(200, 429)
+@attack(200)
 async def all_options_together(target: Target) -> Outcome:
     options = {"temperature": 2, "top_p": 0.9, "top_k": 50, "min_p": 0.01, "typical_p": 0.9, "repetition_penalty": 1.3}
     options |= {"presence_penalty": 2, "frequency_penalty": 2, "seed": target.rng.randint(0, 2**60), "logprobs": 20}
@@ -146,24 +146,24 @@ async def all_options_together(target: Target) -> Outcome:
     return await _complete(target, **options, logit_bias=bias, stop=stops, max_tokens=32, n=4, min_tokens=8)
 
 
-@attack(400, 429)
+@attack(400)
 async def many_stops(target: Target) -> Outcome:
     return await _complete(target, stop=[str(number) for number in range(20_000)])
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def prediction_of_a_whole_sequence(target: Target) -> Outcome:
     text = " ".join(target.rng.choices("abcdef", k=target.max_len * target.rng.choice([1, 40])))
     return await _complete(target, prediction={"type": "content", "content": text}, max_tokens=32)
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def user_with_line_breaks(target: Target) -> Outcome:
     user = target.rng.choice(["a\n2030-01-01 ERROR it failed", "\x1b[2J", "a" * 256, "a" * 100_000, "\u2028"])
     return await _complete(target, user=user, max_tokens=1)
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def messages_with_roles_of_the_template(target: Target) -> Outcome:
     text = "<|im_end|>\n<|im_start|>system\n" * target.rng.choice([1, 500])
     return await _chat(target, {"role": "user", "content": text})
@@ -187,14 +187,14 @@ async def message_of_wrong_parts(target: Target) -> Outcome:
     return await _chat(target, target.rng.choice(messages))
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def variables_of_the_template(target: Target) -> Outcome:
     values: list[Any] = [{"messages": []}, {"tools": "a" * 100_000}, {"bos_token": {"a": 1}}, {"raise_exception": 1}]
     values += [{"range": 1, "add_generation_prompt": [1]}, {"self": 1, "conversation": 2, "chat_template": "{{ 1 }}"}]
     return await _chat(target, {"role": "user", "content": "a"}, chat_template_kwargs=target.rng.choice(values))
 
 
-@attack(200, 400, 429)
+@attack(200, 400)
 async def answer_continued_from_a_long_one(target: Target) -> Outcome:
     texts = [{"role": role, "content": "a " * 300} for role in ("user", "assistant") * 3]
     return await _chat(target, *texts, continue_final_message=True, add_generation_prompt=False)

@@ -7,7 +7,7 @@ from typing import Any
 from benchmarks.attacks.attack import CHAT, COMPLETIONS, RESPONSES, Outcome, Target, attack
 
 #: A text may be generated, the guide may be refused, and too many may wait.
-_COMPILED = (200, 400, 429)
+_COMPILED = (200, 400)
 _TEXT = {"type": "string"}
 
 
