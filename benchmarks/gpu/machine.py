@@ -1,4 +1,4 @@
-"""What GPU figures depend on: the device, versions, and the revision of the code."""
+"""Description of what GPU figures depend on: the device, versions, and the revision of the code."""
 
 from __future__ import annotations
 
