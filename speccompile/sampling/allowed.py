@@ -11,11 +11,12 @@ import torch
 
 from speccompile.errors import InvalidInput
 from speccompile.graph.state import K, N, StateSpec, V
+from speccompile.ops.keep_allowed import BYTE
 from speccompile.sampling.base import Option, Processor, token_problem
 from speccompile.utils.numbers import python_numbers
 
-#: Tokens of a word of a mask in state, and of a byte.
-WORD, BYTE = 32, 8
+#: Tokens of a word of a mask in state.
+WORD = 32
 
 #: A mask of tokens: uint8 ``[ceil(V / 8)]``, a bit for each token, from the lowest one of a byte on.
 Bits = npt.NDArray[np.uint8]

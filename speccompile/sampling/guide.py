@@ -19,7 +19,6 @@ from speccompile.errors import InvalidGuide
 from speccompile.graph.state import N, StateSpec
 from speccompile.guides.guide import Guide
 from speccompile.guides.matcher import TextMatcher
-from speccompile.ops import keep_allowed  # noqa: F401  defines the op
 from speccompile.sampling.allowed import Bits, packed, unpacked
 from speccompile.sampling.base import Option, Processor
 from speccompile.utils.devices import traits_of

@@ -2,7 +2,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <limits>
 
 #include "../kernels/tile.h"
 #include "ops.h"
