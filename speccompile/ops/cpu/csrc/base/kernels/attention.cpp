@@ -6,7 +6,7 @@
 #include "attention.h"
 
 #include "buffer.h"
-#include "tile.h"
+#include "vectors.h"
 
 #include <cmath>
 #include <limits>
@@ -499,9 +499,10 @@ void finish(const Attention& p, const Queries& piece, float* from) {
     for (int64_t query = 0; query < queries; ++query) {
       const int64_t place = piece.first + query / group, head = piece.group * group + query % group;
       T* out = static_cast<T*>(p.out) + (place * p.heads + head) * p.value_depth;
-      for (int64_t i = 0; i < p.value_depth; ++i) {
-        out[i] = static_cast<T>(state.values[query * state.columns + i] / state.totals[query]);
-      }
+      const float* sums = state.values + query * state.columns;
+      by_vectors(p.value_depth, [&, total = Vec(state.totals[query])](int64_t i, int64_t count) {
+        store(Vec::loadu(sums + i) / total, out + i, count);
+      });
     }
   });
 }

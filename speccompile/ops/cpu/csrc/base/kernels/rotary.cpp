@@ -3,7 +3,7 @@
 // x * cos + rotate_half(x) * sin, rounded once.
 #include "attention.h"
 
-#include "tile.h"
+#include "vectors.h"
 
 namespace speccompile {
 namespace {
@@ -14,18 +14,20 @@ const T* head_of(const Heads& heads, int64_t width, int64_t place, int64_t head)
       head * heads.head;
 }
 
-// Calls `write(i, value)` for each feature of a head.
+// Calls `write(i, values, count)` for all features of a head. Their values are not rounded to T yet.
 template <typename T, typename Write>
 void rotate(const T* x, const T* cos, const T* sin, int64_t rotated, int64_t features, Write write) {
   const int64_t half = rotated / 2;
-  for (int64_t i = 0; i < half; ++i) {
-    const float low = static_cast<float>(x[i]), high = static_cast<float>(x[half + i]);
-    write(i, static_cast<T>(low * static_cast<float>(cos[i]) - high * static_cast<float>(sin[i])));
-    write(half + i, static_cast<T>(high * static_cast<float>(cos[half + i]) + low * static_cast<float>(sin[half + i])));
-  }
-  for (int64_t i = rotated; i < features; ++i) {
-    write(i, x[i]);
-  }
+  by_vectors(half, [&](int64_t i, int64_t count) {
+    const int64_t j = half + i;
+    const Vec low = load(x + i, count), high = load(x + j, count);
+    // Both products are rounded, as transformers' are.
+    write(i, low * load(cos + i, count) - high * load(sin + i, count), count);
+    write(j, high * load(cos + j, count) + low * load(sin + j, count), count);
+  });
+  by_vectors(features - rotated, [&](int64_t i, int64_t count) {
+    write(rotated + i, load(x + rotated + i, count), count);
+  });
 }
 
 template <typename T>
@@ -40,9 +42,11 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
   for (int64_t head = 0; head < p.heads; ++head) {
     const T* x = head_of<T>(p.q, p.width, place, head);
     float* to = queries + ((head / group * p.rows * p.width + place) * group + head % group) * p.depth;
-    rotate(x, cos, sin, p.rotates ? r.features : 0, p.depth, [to, scale = p.scale](int64_t i, T value) {
-      to[i] = static_cast<float>(value) * scale;
-    });
+    rotate(
+        x, cos, sin, p.rotates ? r.features : 0, p.depth,
+        [to, scale = Vec(p.scale)](int64_t i, const Vec& values, int64_t count) {
+          store(rounded<T>(values) * scale, to + i, count);
+        });
   }
   if (!p.rotates) {
     return;
@@ -53,7 +57,7 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
     T* key = place_of<T>(p.k, p.slots[row], at) + head * p.k.head;
     rotate(
         head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
-        [key](int64_t i, T value) { key[i] = value; });
+        [key](int64_t i, const Vec& values, int64_t count) { store(values, key + i, count); });
     std::copy_n(
         head_of<T>(r.v, p.width, place, head), p.value_depth, place_of<T>(p.v, p.slots[row], at) + head * p.v.head);
   }
