@@ -409,16 +409,17 @@ Plan plan(const Attention& p, Queries* pieces) {
     const auto [nearest, furthest] = std::minmax_element(p.positions + first, p.positions + last);
     const int64_t first_block = first_seen(p, *nearest) / kBlock, last_block = *furthest / kBlock + 1;
     for (int64_t group = 0; group < p.groups; ++group) {
-      pieces[made.count++] = {group, first, last, first_block, last_block, made.parts};
+      pieces[made.count++] = {group, first, last, first_block, last_block, *furthest + 1, made.parts};
       made.parts += last_block - first_block;
     }
   }
   return made;
 }
 
-int64_t block_cost(const Attention& p, const Queries& piece) {
+int64_t block_cost(const Attention& p, const Queries& piece, int64_t block) {
   constexpr int64_t kKeys = 12;
-  return kKeys + query_count(p, piece);
+  const int64_t places = std::min(kBlock, piece.last_place - block * kBlock);
+  return (kKeys + query_count(p, piece)) * padded(places) / kColumns;
 }
 
 int64_t part_size(const Attention& p) {

@@ -66,7 +66,8 @@ T* place_of(const Cache& cache, int64_t slot, int64_t place) {
 // that neighbouring rows of one slot are taken together.
 struct Queries {
   int64_t group, first, last;
-  int64_t first_block, last_block;  // What they see of the keys.
+  int64_t first_block, last_block;  // What they see of the keys,
+  int64_t last_place;               // and where that ends.
   int64_t first_part;               // In a list of parts, one for each block.
 };
 
@@ -87,8 +88,9 @@ struct Plan {
 int64_t most_pieces(const Attention& problem);
 Plan plan(const Attention& problem, Queries* pieces);
 
-// What one block of keys takes for a piece, in no unit: its queries, and its keys themselves, which are turned over.
-int64_t block_cost(const Attention& problem, const Queries& queries);
+// What a block of keys takes for a piece, in no unit: products with its queries, and its keys themselves, which are turned
+// over.
+int64_t block_cost(const Attention& problem, const Queries& queries, int64_t block);
 
 // Floats that one block leaves for one piece of queries, and those of all queries of a step.
 int64_t part_size(const Attention& problem);

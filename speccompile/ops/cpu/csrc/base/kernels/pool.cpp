@@ -384,7 +384,8 @@ Job* claim(Pool& of) {
 
 }  // namespace
 
-void run_in_pool(int64_t threads, int64_t begin, int64_t end, int64_t grain, Work work, const void* run) {
+void run_in_pool(
+    int64_t threads, int64_t begin, int64_t end, int64_t grain, Work work, const void* run, const int64_t* ends) {
   // Shares are counted in 32 bits.
   grain = std::max({grain, int64_t{1}, (end - begin) >> 31});
   const int64_t items = begin < end ? (end - begin + grain - 1) / grain : 0;
@@ -408,8 +409,10 @@ void run_in_pool(int64_t threads, int64_t begin, int64_t end, int64_t grain, Wor
   job->failed.store(false, std::memory_order_relaxed);
   job->core.store(core(), std::memory_order_relaxed);
   job->rounding.get();
-  for (int64_t i = 0; i < threads; ++i) {
-    job->share(i).set(items * i / threads, items * (i + 1) / threads);
+  for (int64_t i = 0, first = 0; i < threads; ++i) {
+    const int64_t last = i + 1 == threads ? items : ends ? ends[i] : items * (i + 1) / threads;
+    job->share(i).set(first, last);
+    first = last;
   }
   const int helpers = static_cast<int>(threads - 1);
   job->state.store(kOpen | helpers << kMostShift, std::memory_order_release);

@@ -14,7 +14,7 @@ namespace speccompile {
 namespace {
 
 // Below this cost one thread is done before a second one has come, see block_cost.
-constexpr int64_t kAlone = 60;
+constexpr int64_t kAlone = 240;
 // Floats of queries and keys that one thread prepares for all.
 constexpr int64_t kPreparedAlone = 65536;
 
@@ -40,27 +40,47 @@ void check_places(const Attention& p) {
   }
 }
 
-// Block by block, with the pieces of all groups: memory is read in order. Of the blocks that `threads` cannot share out
-// evenly each piece is an item.
-void list_items(const Plan& made, int64_t threads, std::vector<Item>& items) {
-  items.clear();
+int64_t piece_cost(const Attention& p, const Queries& piece) {
+  int64_t cost = 0;
+  for (int64_t block = piece.first_block; block < piece.last_block; ++block) {
+    cost += block_cost(p, piece, block);
+  }
+  return cost;
+}
+
+// Lists items with their costs, `all` of them together. Block by block, with the pieces of all groups: memory is read in
+// order. Where the share of one of the `threads` ends, a block is cut between two groups.
+void list_items(const Attention& p, const Plan& made, int64_t threads, int64_t all, Buffers& own) {
+  own.items.clear();
+  own.costs.clear();
+  int64_t spent = 0, thread = 1;
   for (int64_t first = 0, last = 0; first < made.count; first = last) {
     const Queries& leader = made.pieces[first];
     while (last < made.count && made.pieces[last].first == leader.first) {
       ++last;
     }
-    const int64_t even = leader.last_block - (leader.last_block - leader.first_block) % threads;
     for (int64_t block = leader.first_block; block < leader.last_block; ++block) {
-      const int64_t count = block < even ? last - first : 1;
-      for (int64_t piece = first; piece < last; piece += count) {
-        items.push_back({made.pieces + piece, count, block});
+      const int64_t cost = block_cost(p, leader, block);
+      for (int64_t piece = first; piece < last;) {
+        int64_t count = last - piece;
+        for (; thread < threads; ++thread) {
+          const int64_t wanted = (all * thread / threads - spent + cost / 2) / cost;
+          if (wanted > 0) {
+            count = std::min(count, wanted);
+            break;
+          }
+        }
+        own.items.push_back({made.pieces + piece, count, block});
+        own.costs.push_back(cost * count);
+        piece += count;
+        spent += cost * count;
       }
     }
   }
 }
 
 void attend_in_order(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
-  list_items(made, 1, own.items);
+  list_items(p, made, 1, 0, own);
   const int64_t size = part_size(p);
   float* const states = own.states.at_least(p.groups * size);
   float* const parts = own.parts.at_least(p.groups * size);
@@ -96,8 +116,8 @@ void attend_by_pieces(const Attention& p, const Plan& made, const float* queries
 }
 
 // Blocks are shared out: few queries, or many of one row. The thread that computes the last one of a piece joins them.
-void attend_by_blocks(const Attention& p, const Plan& made, const float* queries, Buffers& own) {
-  list_items(made, thread_count(), own.items);
+void attend_by_blocks(const Attention& p, const Plan& made, int64_t all, const float* queries, Buffers& own) {
+  list_items(p, made, thread_count(), all, own);
   const int64_t size = part_size(p);
   float* const parts = own.parts.at_least(made.parts * size);
   if (own.counters < made.count) {
@@ -107,10 +127,6 @@ void attend_by_blocks(const Attention& p, const Plan& made, const float* queries
   std::atomic<int64_t>* const left = own.left.get();
   for (int64_t i = 0; i < made.count; ++i) {
     left[i].store(made.pieces[i].last_block - made.pieces[i].first_block, std::memory_order_relaxed);
-  }
-  own.costs.clear();
-  for (const Item& item : own.items) {
-    own.costs.push_back(block_cost(p, *item.pieces) * item.count);
   }
   share_out(own.costs, [&p, items = own.items.data(), size, parts, left, first = made.pieces, queries](int64_t i) {
     const Item& item = items[i];
@@ -156,7 +172,7 @@ void attend(const Attention& p) {
   int64_t dearest = 0, all = 0;
   for (int64_t i = 0; i < made.count; ++i) {
     const Queries& piece = made.pieces[i];
-    own.costs.push_back(block_cost(p, piece) * (piece.last_block - piece.first_block));
+    own.costs.push_back(piece_cost(p, piece));
     dearest = std::max(dearest, own.costs.back());
     all += own.costs.back();
   }
@@ -166,7 +182,7 @@ void attend(const Attention& p) {
   } else if (dearest * 4 * threads <= all) {
     attend_by_pieces(p, made, queries, own);
   } else {
-    attend_by_blocks(p, made, queries, own);
+    attend_by_blocks(p, made, all, queries, own);
   }
 }
 

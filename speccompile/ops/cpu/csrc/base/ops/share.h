@@ -41,31 +41,41 @@ void parallel_for(int64_t begin, int64_t end, int64_t grain, const Run& run) {
   run_in_pool(pool_threads, begin, end, grain, call, &run);
 }
 
-// Runs all items. OpenMP's threads get runs of about the same cost; the pool's take items as they get to them.
-template <typename Run>
-void share_out(const std::vector<int64_t>& costs, Run run) {
-  if (pool_threads) {
-    parallel_for(0, static_cast<int64_t>(costs.size()), 1, [&](int64_t first, int64_t last) {
-      for (int64_t i = first; i < last; ++i) {
-        run(i);
-      }
-    });
-    return;
-  }
-  const int64_t threads = thread_count();
+// Where the runs of items end that cost about the same, one for each thread.
+inline std::vector<int64_t> even_ends(const std::vector<int64_t>& costs, int64_t threads) {
   const int64_t all = std::accumulate(costs.begin(), costs.end(), int64_t{0});
-  std::vector<size_t> ends(threads, costs.size());
-  int64_t spent = 0;
-  for (size_t i = 0, thread = 0; i < costs.size(); ++i) {
-    while (thread + 1 < ends.size() && spent * threads >= all * static_cast<int64_t>(thread + 1)) {
-      ends[thread++] = i;
+  std::vector<int64_t> ends(threads, static_cast<int64_t>(costs.size()));
+  int64_t spent = 0, thread = 0;
+  for (size_t i = 0; i < costs.size() && thread + 1 < threads; ++i) {
+    // An item belongs to the thread that has most of it.
+    while (thread + 1 < threads && (2 * spent + costs[i]) * threads >= 2 * all * (thread + 1)) {
+      ends[thread++] = static_cast<int64_t>(i);
     }
     spent += costs[i];
   }
-  parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
-    for (size_t i = first ? ends[first - 1] : 0; i < ends[last - 1]; ++i) {
+  return ends;
+}
+
+// Runs all items, each thread a run of about the same cost. The pool's threads then take items from one another.
+template <typename Run>
+void share_out(const std::vector<int64_t>& costs, Run run) {
+  const auto items = static_cast<int64_t>(costs.size());
+  const int64_t threads = std::min(thread_count(), items);
+  const std::vector<int64_t> ends = even_ends(costs, threads);
+  const auto run_all = [&](int64_t first, int64_t last) {
+    for (int64_t i = first; i < last; ++i) {
       run(i);
     }
+  };
+  if (pool_threads) {
+    const auto call = [](const void* of, int64_t first, int64_t last) {
+      (*static_cast<const decltype(run_all)*>(of))(first, last);
+    };
+    run_in_pool(threads, 0, items, 1, call, &run_all, ends.data());
+    return;
+  }
+  parallel_for(0, threads, 1, [&](int64_t first, int64_t last) {
+    run_all(first ? ends[first - 1] : 0, ends[last - 1]);
   });
 }
 
