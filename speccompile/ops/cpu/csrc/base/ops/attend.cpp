@@ -14,7 +14,7 @@ namespace speccompile {
 namespace {
 
 // Below this cost one thread is done before a second one has come, see block_cost.
-constexpr int64_t kAlone = 240;
+constexpr int64_t kAlone = 100;
 // Floats of queries and keys that one thread prepares for all.
 constexpr int64_t kPreparedAlone = 65536;
 
