@@ -142,53 +142,90 @@ int64_t first_seen(const Attention& p, int64_t position) {
   return first;
 }
 
-void hide(const Attention& p, float* scores, int64_t position, int64_t start, int64_t count) {
+// Hides what the heads of one place do not see of a block.
+void hide(const Attention& p, float* scores, int64_t position, int64_t start, int64_t places) {
+  const int64_t count = padded(places);
   const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, 0, count);
   const int64_t last = std::clamp<int64_t>(position + 1 - start, 0, count);
-  std::fill(scores, scores + first, kForbidden);
-  std::fill(scores + last, scores + count, kForbidden);
-}
-
-// Scores become weights.
-void softmax(const Attention& p, float* scores, int64_t count, float& top, float& total) {
-  Vec greatest(kForbidden);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    Vec score = Vec::loadu(scores + i);
-    if (p.softcap != 0) {
-      const Vec cap(p.softcap);
-      // What is hidden stays so: capped, it would be a number.
-      score = Vec::blendv((score / cap).tanh() * cap, score, score == Vec(kForbidden));
-      score.store(scores + i);
-    }
-    greatest = at::vec::maximum(greatest, score);
-  }
-  top = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
-  if (top == kForbidden) {
-    std::fill_n(scores, count, 0.0f);
-    total = 0.0f;
-    return;
-  }
-  Vec sum(0.0f);
-  for (int64_t i = 0; i < count; i += kLanes) {
-    // As torch's own attention on CPUs computes it.
-    const Vec weight = (Vec::loadu(scores + i) - Vec(top)).exp_u20();
-    weight.store(scores + i);
-    sum = sum + weight;
-  }
-  total = at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return a + b; }, sum);
-  if (std::isnan(top)) {
-    total = top;  // Of no number the exponential above is one.
-  }
-}
-
-// Hides and weighs the scores of one place's heads.
-void weigh(
-    const Attention& p, float* scores, int64_t position, int64_t start, int64_t places, float* tops, float* totals) {
-  const int64_t count = padded(places);
   for (int64_t head = 0; head < group_size(p); ++head) {
-    float* own = scores + head * kBlock;
-    hide(p, own, position, start, count);
-    softmax(p, own, count, tops[head], totals[head]);
+    float* const own = scores + head * kBlock;
+    std::fill(own, own + first, kForbidden);
+    std::fill(own + last, own + count, kForbidden);
+  }
+}
+
+float reduce(const Vec& values, Vec (*of)(const Vec&, const Vec&)) {
+  return at::vec::vec_reduce_all<float>([of](Vec& a, Vec& b) { return of(a, b); }, values);
+}
+
+// Scores of MANY queries become weights. A query waits for its own sums most of the time, so several take turns.
+template <int MANY>
+void softmax(const Attention& p, float* scores, int64_t count, float* tops, float* totals) {
+  Vec greatest[MANY], sums[MANY];
+#pragma GCC unroll 4
+  for (int query = 0; query < MANY; ++query) {
+    greatest[query] = Vec(kForbidden);
+    sums[query] = Vec(0.0f);
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+#pragma GCC unroll 4
+    for (int query = 0; query < MANY; ++query) {
+      float* const at = scores + query * kBlock + i;
+      Vec score = Vec::loadu(at);
+      if (p.softcap != 0) {
+        const Vec cap(p.softcap);
+        // What is hidden stays so: capped, it would be a number.
+        score = Vec::blendv((score / cap).tanh() * cap, score, score == Vec(kForbidden));
+        score.store(at);
+      }
+      greatest[query] = at::vec::maximum(greatest[query], score);
+    }
+  }
+#pragma GCC unroll 4
+  for (int query = 0; query < MANY; ++query) {
+    tops[query] = reduce(greatest[query], [](const Vec& a, const Vec& b) { return at::vec::maximum(a, b); });
+    greatest[query] = Vec(tops[query]);
+  }
+  for (int64_t i = 0; i < count; i += kLanes) {
+#pragma GCC unroll 4
+    for (int query = 0; query < MANY; ++query) {
+      float* const at = scores + query * kBlock + i;
+      // As torch's own attention on CPUs computes it.
+      const Vec weight = (Vec::loadu(at) - greatest[query]).exp_u20();
+      weight.store(at);
+      sums[query] = sums[query] + weight;
+    }
+  }
+#pragma GCC unroll 4
+  for (int query = 0; query < MANY; ++query) {
+    totals[query] = reduce(sums[query], [](const Vec& a, const Vec& b) { return a + b; });
+    if (tops[query] == kForbidden) {
+      std::fill_n(scores + query * kBlock, count, 0.0f);
+      totals[query] = 0.0f;
+    } else if (std::isnan(tops[query])) {
+      totals[query] = tops[query];  // Of no number the exponential above is one.
+    }
+  }
+}
+
+// Weighs the scores of some queries, of which those that a query does not see are hidden.
+void weigh(const Attention& p, float* scores, int64_t queries, int64_t places, float* tops, float* totals) {
+  const int64_t count = padded(places);
+  for (int64_t query = 0; query < queries; query += 4) {
+    float* const own = scores + query * kBlock;
+    switch (queries - query) {
+      case 1:
+        softmax<1>(p, own, count, tops + query, totals + query);
+        break;
+      case 2:
+        softmax<2>(p, own, count, tops + query, totals + query);
+        break;
+      case 3:
+        softmax<3>(p, own, count, tops + query, totals + query);
+        break;
+      default:
+        softmax<4>(p, own, count, tops + query, totals + query);
+    }
   }
 }
 
@@ -291,8 +328,9 @@ void block_parts(const Attention& p, const float* queries, const Item& item, flo
     const Part part(parts + i * step, p, count);
     float* own = scores + i * count * kBlock;
     for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
-      weigh(p, own + query * kBlock, p.positions[at], start, places, part.tops + query, part.totals + query);
+      hide(p, own + query * kBlock, p.positions[at], start, places);
     }
+    weigh(p, own, count, places, part.tops, part.totals);
     add_up(
         p, count, own + first, values + first * p.v.place + i * p.v.head, places - first, part.values, stream);
   }
@@ -361,7 +399,8 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
     for (int64_t column = whole; column < places; column += kColumns) {
       multiply(query, group, column);
     }
-    weigh(p, own, position, start, places, part.tops + query, part.totals + query);
+    hide(p, own, position, start, places);
+    weigh(p, own, group, places, part.tops + query, part.totals + query);
   }
   const int64_t seen = std::clamp<int64_t>(first_seen(p, nearest) - start, 0, common);
   Stream none;
