@@ -95,7 +95,7 @@ inline LinearCall linear_call(const Tensor& x, const Ends& ends, const std::vect
 }
 
 // Numbers of a row that a thread prepares before it takes the next row.
-constexpr int64_t kPrepared = 4096;
+constexpr int64_t kPrepared = 1024;
 
 // Calls `use(row, values)` for each row of the input, from several threads.
 template <typename Use>
