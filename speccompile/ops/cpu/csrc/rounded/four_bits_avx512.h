@@ -2,6 +2,7 @@
 #pragma once
 
 #include "four_bits_sizes.h"
+#include "round_avx512.h"
 #include "scaled_avx512.h"
 
 #include <immintrin.h>
@@ -22,12 +23,9 @@ struct Inputs {
   int32_t offsets[kHalves + kQuarters];
 
   void set(const float* values, float factor) {
-    for (int64_t part = 0; part < kQuarters; ++part) {
-      const __m512i rounded =
-          _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + part * 16), _mm512_set1_ps(factor)));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + part * 16), _mm512_cvtepi32_epi8(rounded));
-      offsets[kHalves + part] = -Numbers::kOffset * _mm512_reduce_add_epi32(rounded);
-    }
+    const __m128i sums = round_group(values, factor, numbers);
+    const __m128i offset = _mm_set1_epi32(-Numbers::kOffset);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(offsets + kHalves), _mm_mullo_epi32(sums, offset));
     add_up_quarters(offsets);
   }
 };

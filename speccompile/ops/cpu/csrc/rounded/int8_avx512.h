@@ -2,6 +2,7 @@
 #pragma once
 
 #include "int8_sizes.h"
+#include "round_avx512.h"
 #include "scaled_avx512.h"
 
 #include <immintrin.h>
@@ -23,12 +24,9 @@ struct Inputs {
   int32_t offsets[kDivisions];
 
   void set(const float* values, float factor) {
-    for (int64_t quarter = 0; quarter < kQuarters; ++quarter) {
-      const __m512i rounded =
-          _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_loadu_ps(values + quarter * 16), _mm512_set1_ps(factor)));
-      _mm_storeu_si128(reinterpret_cast<__m128i*>(numbers + quarter * 16), _mm512_cvtepi32_epi8(rounded));
-      offsets[kFirstQuarter + quarter] = -kShift * _mm512_reduce_add_epi32(rounded);
-    }
+    const __m128i sums = round_group(values, factor, numbers);
+    const __m128i shift = _mm_set1_epi32(-kShift);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(offsets + kFirstQuarter), _mm_mullo_epi32(sums, shift));
     add_up_quarters(offsets);
   }
 };

@@ -24,12 +24,15 @@ namespace speccompile {
 namespace {
 
 // The greatest size among them: NaN where one is NaN, for a row that has one must not look like a number.
-float greatest_size(const float* values) {
-  Vec greatest(0.0f);
+inline float greatest_size(const float* values) {
+  using Bits = at::vec::Vectorized<int32_t>;
+  // Without their signs, numbers and their bits as integers have one order, and NaN comes last.
+  Bits greatest(0);
   for (int64_t i = 0; i < kGroup; i += kLanes) {
-    greatest = at::vec::maximum(greatest, Vec::loadu(values + i).abs());
+    greatest = at::vec::maximum(greatest, at::vec::cast<int32_t>(Vec::loadu(values + i).abs()));
   }
-  return at::vec::vec_reduce_all<float>([](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, greatest);
+  return at::vec::vec_reduce_all<float>(
+      [](Vec& a, Vec& b) { return at::vec::maximum(a, b); }, at::vec::cast<float>(greatest));
 }
 
 // Row of x[depth] to inputs[groups], zeros after depth, and scales[groups]: x is about input * scale.
