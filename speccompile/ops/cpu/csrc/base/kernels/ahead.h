@@ -12,6 +12,18 @@ constexpr int64_t kCacheLine = 64;
 // So few leave the core waiting for memory, and the hardware fetches ahead by itself, faster.
 constexpr int64_t kFewRows = 2;
 
+inline void fetch_lines(const void* from, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += kCacheLine) {
+    __builtin_prefetch(static_cast<const char*>(from) + byte);
+  }
+}
+
+inline void fetch_lines_to_write(const void* to, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += kCacheLine) {
+    __builtin_prefetch(static_cast<const char*>(to) + byte, 1);
+  }
+}
+
 struct Ahead {
   const char* from = nullptr;
   // Bytes for each step of a pass's loop.

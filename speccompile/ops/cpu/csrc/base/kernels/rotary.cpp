@@ -30,9 +30,27 @@ void rotate(const T* x, const T* cos, const T* sin, int64_t rotated, int64_t fea
   });
 }
 
+// Where the key and the value of a place are written: the nodes of a tree lie in the order of their numbers.
+int64_t written(const Attention& p, int64_t place) {
+  return p.parents ? p.positions[place / p.width * p.width] + place % p.width : p.positions[place];
+}
+
+// A step's keys and values go to memory that no cache has.
+template <typename T>
+void fetch_written(const Attention& p, int64_t place) {
+  const auto fetch = [&](const Cache& cache, int64_t features) {
+    const T* const to = place_of<T>(cache, p.slots[place / p.width], written(p, place));
+    for (int64_t head = 0; head < p.groups; ++head) {
+      fetch_lines_to_write(to + head * cache.head, features * static_cast<int64_t>(sizeof(T)));
+    }
+  };
+  fetch(p.k, p.depth);
+  fetch(p.v, p.value_depth);
+}
+
 template <typename T>
 void prepare_place(const Attention& p, int64_t place, float* queries) {
-  const int64_t group = p.heads / p.groups, row = place / p.width;
+  const int64_t group = p.heads / p.groups, row = place / p.width, at = written(p, place);
   const Rotary& r = p.rotary;
   const T *cos = nullptr, *sin = nullptr;
   if (p.rotates) {
@@ -51,8 +69,6 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
   if (!p.rotates) {
     return;
   }
-  // The nodes of a tree lie in the order of their numbers.
-  const int64_t at = p.parents ? p.positions[row * p.width] + place % p.width : p.positions[place];
   for (int64_t head = 0; head < p.groups; ++head) {
     T* key = place_of<T>(p.k, p.slots[row], at) + head * p.k.head;
     rotate(
@@ -67,6 +83,9 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
 
 void prepare(const Attention& p, int64_t first, int64_t last, float* queries) {
   with_type(p.type, [&](auto zero) {
+    for (int64_t place = first; p.rotates && place < last; ++place) {
+      fetch_written<decltype(zero)>(p, place);
+    }
     for (int64_t place = first; place < last; ++place) {
       prepare_place<decltype(zero)>(p, place, queries);
     }
