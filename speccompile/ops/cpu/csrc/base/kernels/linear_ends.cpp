@@ -45,6 +45,7 @@ void input_row(const LinearInput& input, int64_t row, float* to) {
   const T* const x = static_cast<const T*>(input.x) + row * depth;
   if (input.norm) {
     const T* const weight = static_cast<const T*>(input.norm);
+    fetch_lines(weight, depth * static_cast<int64_t>(sizeof(T)));
     const Vec factor(1.0f / std::sqrt(mean_square(x, depth) + input.eps));
     if (input.offset == 0) {
       by_vectors(depth, [&](int64_t i, int64_t count) {
