@@ -182,7 +182,7 @@ class Rounding {
 };
 
 // Items that are left of a thread's share. Its own thread takes from the front, the others from the back.
-class Share {
+class alignas(64) Share {
  public:
   void set(uint64_t first, uint64_t last) { left_.store(first << 32 | last, std::memory_order_relaxed); }
 
@@ -213,15 +213,11 @@ class Share {
 constexpr uint32_t kHelper = 1, kHelpers = 0xfff, kMostShift = 12, kOpen = 1u << 24, kAsleep = 1u << 25;
 static_assert(kMostThreads <= kHelpers);
 
-// Threads of a region whose shares lie on one line.
-constexpr int64_t kFew = 4;
-
 // A line crosses from one core's cache to another's in a tenth of a microsecond or two, and a region is a few microseconds
-// long. So what all threads of a small region write is one line, and what only its caller writes another.
+// long. So what helpers write is one line, and what its caller alone writes is another.
 struct alignas(64) Job {
   std::atomic<uint32_t> state{0};
   std::atomic<bool> failed{false};
-  Share few[kFew];
 
   alignas(64) std::atomic<bool> taken{false};
   // That its caller was on when it began.
@@ -232,10 +228,7 @@ struct alignas(64) Job {
   const void* run;
 
   alignas(64) std::exception_ptr fault;
-  struct alignas(64) Apart : Share {};
-  Apart many[kMostThreads];
-
-  Share& share(int64_t thread) { return threads <= kFew ? few[thread] : many[thread]; }
+  Share shares[kMostThreads];
 
   // For a look beforehand: it may change at once.
   bool is_open() const {
@@ -264,7 +257,7 @@ struct alignas(64) Job {
     const uint64_t items = (end - begin + grain - 1) / grain;
     const uint64_t most = std::max<uint64_t>(items / threads / 8, 1);
     for (int64_t i = 0; i < threads; ++i) {
-      Share& from = share((start + i) % threads);
+      Share& from = shares[(start + i) % threads];
       for (uint64_t first, last; from.take(i == 0, most, first, last); fetch_to_write(&from)) {
         if (!failed.load(std::memory_order_relaxed)) {
           try {
@@ -315,7 +308,11 @@ void serve(Pool& of, int64_t index) {
   while (true) {
     const uint32_t opened = of.opened.load(std::memory_order_seq_cst);
     for (Job& job : of.jobs) {
-      if (job.is_open() && core() >= 0 && core() == job.core.load(std::memory_order_relaxed)) {
+      if (!job.is_open()) {
+        continue;
+      }
+      fetch_to_write(&job.shares[(index + 1) % kMostThreads]);
+      if (core() >= 0 && core() == job.core.load(std::memory_order_relaxed)) {
         leave_core(core());
       }
       if (job.join()) {
@@ -411,7 +408,7 @@ void run_in_pool(
   job->rounding.get();
   for (int64_t i = 0, first = 0; i < threads; ++i) {
     const int64_t last = i + 1 == threads ? items : ends ? ends[i] : items * (i + 1) / threads;
-    job->share(i).set(first, last);
+    job->shares[i].set(first, last);
     first = last;
   }
   const int helpers = static_cast<int>(threads - 1);
