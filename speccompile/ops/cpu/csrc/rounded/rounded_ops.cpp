@@ -50,6 +50,7 @@ std::vector<Tensor> linears_of(
     weights.push_back(
         {packed[i].size(0), packed[i].data_ptr(), scales_of(form, packed[i], scales[i], groups), call.outputs[i]});
   }
+  const Earlies early = early_of(call.input, weights);
   run_kernel(
       [&kernel = form.kernel, groups, input = call.input, weights = std::move(weights)] {
         const int64_t rows = input.rows, depth = input.depth, row_bytes = kernel.input_bytes(groups);
@@ -69,7 +70,7 @@ std::vector<Tensor> linears_of(
           finish_blocks(output, rows, first, last);
         });
       },
-      call.repeatable);
+      call.repeatable, early);
   return call.results;
 }
 

@@ -2,15 +2,60 @@
 // `run_kernel`, with addresses and sizes by value. Replaying a step repeats these calls alone: recording.cpp.
 #pragma once
 
-#include <functional>
+#include <array>
+#include <memory>
 #include <utility>
 #include <vector>
 
+#include "../kernels/ahead.h"
 #include "share.h"
 
 namespace speccompile {
 
-using KernelCalls = std::vector<std::function<void()>>;
+// Memory that a call reads before it multiplies.
+struct Early {
+  const void* from = nullptr;
+  int64_t bytes = 0;
+};
+
+using Earlies = std::array<Early, 2>;
+
+// A call that is kept. The weights that a step reads drive everything else out of the caches, the calls too, and a thread
+// that waits for a call's addresses, then for a norm, keeps the others waiting: `fetch` fetches these meanwhile.
+class alignas(kCacheLine) KernelCall {
+ public:
+  template <typename Call>
+  KernelCall(Call call, const Earlies& early)
+      : call_(std::make_unique<Kept<Call>>(std::move(call))), bytes_(sizeof(Kept<Call>)), early_(early) {}
+
+  void operator()() const { call_->run(); }
+
+  void fetch() const {
+    fetch_lines(call_.get(), bytes_);
+    for (const Early& each : early_) {
+      fetch_lines(each.from, each.bytes);
+    }
+  }
+
+ private:
+  struct AnyCall {
+    virtual ~AnyCall() = default;
+    virtual void run() = 0;
+  };
+
+  template <typename Call>
+  struct Kept final : AnyCall {
+    explicit Kept(Call call) : call(std::move(call)) {}
+    void run() override { call(); }
+    Call call;
+  };
+
+  std::unique_ptr<AnyCall> call_;
+  int64_t bytes_;
+  Earlies early_;
+};
+
+using KernelCalls = std::vector<KernelCall>;
 
 // Where calls of the calling thread are kept; null while it records no step.
 SPECCOMPILE_CONSTINIT SPECCOMPILE_SHARED extern thread_local KernelCalls* kernel_calls;
@@ -21,10 +66,10 @@ SPECCOMPILE_CONSTINIT SPECCOMPILE_SHARED extern thread_local KernelCalls* kernel
 // `repeatable`: its addresses are those of the op's arguments and results. An op that works on a copy of an argument says
 // no: a replay would read the old copy. A step calls such an op again, by way of torch.
 template <typename Call>
-void run_kernel(Call call, bool repeatable = true) {
+void run_kernel(Call call, bool repeatable = true, const Earlies& early = {}) {
   call();
   if (repeatable && kernel_calls) {
-    kernel_calls->emplace_back(std::move(call));
+    kernel_calls->emplace_back(std::move(call), early);
   }
 }
 

@@ -94,6 +94,13 @@ inline LinearCall linear_call(const Tensor& x, const Ends& ends, const std::vect
   return call;
 }
 
+// What linears over `weights` read before they multiply.
+template <typename Weight>
+Earlies early_of(const LinearInput& input, const std::vector<Weight>& weights) {
+  const int64_t norm = input.depth * (input.type == Type::Float ? 4 : 2);
+  return {{{weights.data(), static_cast<int64_t>(weights.size() * sizeof(Weight))}, {input.norm, input.norm ? norm : 0}}};
+}
+
 // Numbers of a row that a thread prepares before it takes the next row.
 constexpr int64_t kPrepared = 1024;
 

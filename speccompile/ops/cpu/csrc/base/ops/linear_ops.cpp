@@ -43,6 +43,7 @@ std::vector<Tensor> fused_packed_linears(
     }
     weights.push_back({packed[i].size(0), type_of(packed[i]), packed[i].data_ptr(), call.outputs[i]});
   }
+  const Earlies early = early_of(call.input, weights);
   run_kernel(
       [input = call.input, weights = std::move(weights)] {
         const int64_t rows = input.rows, depth = input.depth;
@@ -61,7 +62,7 @@ std::vector<Tensor> fused_packed_linears(
           finish_blocks(output, rows, first, last);
         });
       },
-      call.repeatable);
+      call.repeatable, early);
   return call.results;
 }
 

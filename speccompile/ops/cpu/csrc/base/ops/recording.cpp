@@ -172,7 +172,8 @@ SPECCOMPILE_EXPORT int64_t speccompile_recorded_calls(void* recording) {
 
 // Forgets all calls but the first `count`.
 SPECCOMPILE_EXPORT void speccompile_keep_calls(void* recording, int64_t count) {
-  static_cast<Recording*>(recording)->calls.resize(count);
+  KernelCalls& calls = static_cast<Recording*>(recording)->calls;
+  calls.erase(calls.begin() + count, calls.end());
 }
 
 // Repeats the kernel calls [first, last), in the pool if `tokens` is not negative (speccompile_enter_pool). Returns null,
@@ -184,8 +185,13 @@ SPECCOMPILE_EXPORT const char* speccompile_replay(void* recording, int64_t first
     speccompile_enter_pool(tokens, &entered);
   }
   try {
+    const KernelCalls& calls = from->calls;
     for (int64_t i = first; i < last; ++i) {
-      from->calls[i]();
+      if (i + 1 < last) {
+        calls[i + 1].fetch();
+        fetch_lines(&calls[i + 1] + 1, sizeof(KernelCall));
+      }
+      calls[i]();
     }
   } catch (const std::exception& error) {
     from->fault = error.what();
