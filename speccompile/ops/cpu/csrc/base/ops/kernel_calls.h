@@ -12,16 +12,16 @@
 
 namespace speccompile {
 
-// Memory that a call reads before it multiplies.
+// Memory that a call reads first.
 struct Early {
   const void* from = nullptr;
   int64_t bytes = 0;
 };
 
-using Earlies = std::array<Early, 2>;
+using Earlies = std::array<Early, 3>;
 
-// A call that is kept. The weights that a step reads drive everything else out of the caches, the calls too, and a thread
-// that waits for a call's addresses, then for a norm, keeps the others waiting: `fetch` fetches these meanwhile.
+// A call that is kept. The weights that a step reads drive everything else out of the caches, also the calls. While one
+// thread waits for a call's addresses and for a norm, the others wait for it: so `fetch` fetches these during the call before.
 class alignas(kCacheLine) KernelCall {
  public:
   template <typename Call>

@@ -94,11 +94,17 @@ inline LinearCall linear_call(const Tensor& x, const Ends& ends, const std::vect
   return call;
 }
 
-// What linears over `weights` read before they multiply.
+// What linears over `weights` read first: what a call knows of them, the norm, and where the weights begin, from which on
+// the hardware fetches ahead.
 template <typename Weight>
 Earlies early_of(const LinearInput& input, const std::vector<Weight>& weights) {
+  constexpr int64_t kBeginning = 2048;
   const int64_t norm = input.depth * (input.type == Type::Float ? 4 : 2);
-  return {{{weights.data(), static_cast<int64_t>(weights.size() * sizeof(Weight))}, {input.norm, input.norm ? norm : 0}}};
+  return {{
+      {weights.data(), static_cast<int64_t>(weights.size() * sizeof(Weight))},
+      {input.norm, input.norm ? norm : 0},
+      {weights[0].packed, kBeginning},
+  }};
 }
 
 // Numbers of a row that a thread prepares before it takes the next row.
