@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
+from torch import fx
 
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.pipelines import model_pipeline
@@ -86,6 +88,7 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         captured, from_store = network.capture(layout, storage)
     named = captured.copy()
     prefix_names(named, PREFIX, prefixed(layout))
+    _hold_target_ids(named)
     weights = WeightForms(network.weights)
     packs = WeightPacks(weights, quantized=config.quantized)
     # One shape of all tiers keeps the target's bits. The text does not depend on a drafter's bits.
@@ -109,6 +112,28 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
             raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")
         add_wider_bodies(outlined, config.max_draft_len)
     return Drafter(network, captured, _ending_in(stages, outlined), packs, from_store)
+
+
+def _hold_target_ids(graph: StepGraph) -> None:
+    """Compute the target's ids of a head's own vocabulary once, instead of in every step."""
+    if (computed := graph.values.get("target_ids")) is None:
+        return
+    values: dict[fx.Node, torch.Tensor] = {}
+
+    def value_of(node: fx.Node) -> torch.Tensor | None:
+        if node.op == "placeholder":
+            return graph.ports[node.name].value
+        if node not in values:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), value_of)
+            values[node] = cast(Callable[..., torch.Tensor], node.target)(*args, **kwargs)
+        return values[node]
+
+    ids = value_of(computed)
+    assert ids is not None
+    # A placeholder keeps the name of its port.
+    graph.values["target_ids"] = held = graph.constant(f"{PREFIX}target_ids", ids)
+    computed.replace_all_uses_with(held)
+    graph.remove_dead_code()
 
 
 def _ending_in(stages: Stages, graph: StepGraph) -> Stages:

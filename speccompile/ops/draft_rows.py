@@ -80,6 +80,11 @@ def store_newest_(
     newest.index_put_((torch.where(inside, slots, dummy_slot),), found)
 
 
+def rows_of(state: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """The entries ``[B, 1, H]`` of ``state`` ``[N, H]`` for the rows' slots, int64 ``[B]``."""
+    return state[slots][:, None]
+
+
 def cut_drafts(tokens: torch.Tensor, lens: torch.Tensor, begin: int) -> torch.Tensor:
     """Drafts ``[B, K]`` from number ``begin`` of the rows on, -1 after a row's own draft length.
 
@@ -166,6 +171,11 @@ _define(
     "(Tensor(a!) newest, Tensor length, Tensor slots, Tensor positions, Tensor hidden, int dummy_slot) -> ()",
     None,
     store_newest_,
+)
+_define(
+    "(Tensor state, Tensor slots) -> Tensor",
+    lambda state, slots: state.new_empty((slots.shape[0], 1, state.shape[1])),
+    rows_of,
 )
 _define(
     "(Tensor tokens, Tensor lens, int begin) -> Tensor",

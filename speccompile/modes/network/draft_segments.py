@@ -15,7 +15,8 @@ from torch import fx
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_first import CONFIDENCE
-from speccompile.modes.network.head_passes import DraftByHead, gather_rows
+from speccompile.modes.network.head_passes import DraftByHead
+from speccompile.ops.draft_rows import form_of, rows_of
 
 #: State ``[N, H]``: the hidden state that the next segment's first forward reads.
 CARRIED = "draft_carried"
@@ -41,7 +42,7 @@ class DraftSegment(DraftByHead):
         if not self.begin:
             return []
         nodes = (graph.state(CARRIED), graph.values["slots"])
-        return [graph.insert(gather_rows, *nodes, before=graph.anchors.start)]
+        return [graph.insert(form_of(rows_of, graph.facts), *nodes, before=graph.anchors.start)]
 
     def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
         slots, chances, start = graph.values["slots"], graph.state(CHANCES), graph.anchors.start

@@ -19,7 +19,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_windows import widened
 from speccompile.modes.network.head_network import NEWEST_ROW
 from speccompile.modes.network.passes import DraftByNetwork, drafter_of, forward_drafter, note_read
-from speccompile.ops.draft_rows import form_of, store_newest_, tokens_after
+from speccompile.ops.draft_rows import form_of, rows_of, store_newest_, tokens_after
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import Forward
 
@@ -91,7 +91,9 @@ class DraftByHead(DraftByNetwork):
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             if place == 0:
-                given = {"hidden": graph.insert(gather_rows, graph.state(NEWEST), slots, before=start)}
+                given = {
+                    "hidden": graph.insert(form_of(rows_of, graph.facts), graph.state(NEWEST), slots, before=start)
+                }
             else:
                 given = {reads: carried[-1]}
             # A token is read in the row of the position before its own.
@@ -159,8 +161,3 @@ def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
 def of_rows_as_column(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """The entries ``[B, 1]`` of ``stored`` ``[N]`` for the rows' slots."""
     return stored[slots][:, None]
-
-
-def gather_rows(newest: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The entries ``[B, 1, H]`` of ``newest`` ``[N, H]`` for the rows' slots."""
-    return newest[slots][:, None]

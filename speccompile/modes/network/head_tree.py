@@ -11,8 +11,9 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.draft_tree import NodeReader
-from speccompile.modes.network.head_passes import NEWEST, gather_rows, outputs_of, target_ids_of
+from speccompile.modes.network.head_passes import NEWEST, outputs_of, target_ids_of
 from speccompile.modes.network.passes import drafter_of
+from speccompile.ops.draft_rows import form_of, rows_of
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
 
@@ -53,7 +54,9 @@ class HeadForward:
 
     def after_text(self) -> fx.Node:
         state, slots = self._graph.state(NEWEST), self._graph.values["slots"]
-        return self._logits_of(self._graph.insert(gather_rows, state, slots, before=self._before))
+        return self._logits_of(
+            self._graph.insert(form_of(rows_of, self._graph.facts), state, slots, before=self._before)
+        )
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
         carried = self._graph.insert(of_parents, self._carried, nodes.came_from, before=self._before)

@@ -99,6 +99,26 @@ void store_newest_op(
       slots.is_contiguous() && positions.is_contiguous() && hidden.is_contiguous());
 }
 
+Tensor rows_of_op(const Tensor& state, const Tensor& slots) {
+  const int64_t rows = slots.size(0), slot_count = state.size(0), features = state.size(1);
+  STD_TORCH_CHECK(state.is_contiguous(), "speccompile::rows_of: the state is not contiguous");
+  const Tensor own_slots = side_by_side(slots), found = new_tensor({rows, 1, features}, dtype_of(state));
+  const int64_t bytes = features * (type_of(state) == Type::Float ? 4 : 2);
+  const int64_t* slot_of = integers(own_slots);
+  const char* from = static_cast<const char*>(state.data_ptr());
+  char* to = static_cast<char*>(found.data_ptr());
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t slot = slot_of[row];
+          STD_TORCH_CHECK(slot >= 0 && slot < slot_count, "speccompile: row ", row, " has no slot ", slot);
+          std::memcpy(to + row * bytes, from + slot * bytes, bytes);
+        }
+      },
+      slots.is_contiguous());
+  return found;
+}
+
 Tensor cut_drafts_op(const Tensor& tokens, const Tensor& lens, int64_t begin) {
   const int64_t rows = tokens.size(0), width = tokens.size(1);
   STD_TORCH_CHECK(lens.numel() == rows, "speccompile::cut_drafts: the sizes do not fit");
@@ -195,6 +215,7 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("next_token", TORCH_BOX(&next_token_op));
   m.impl("tokens_after", TORCH_BOX(&tokens_after_op));
   m.impl("store_newest_", TORCH_BOX(&store_newest_op));
+  m.impl("rows_of", TORCH_BOX(&rows_of_op));
   m.impl("cut_drafts", TORCH_BOX(&cut_drafts_op));
   m.impl("store_chain_", TORCH_BOX(&store_chain_op));
   m.impl("side_by_side", TORCH_BOX(&side_by_side_op));
