@@ -81,8 +81,8 @@ def store_newest_(
 
 
 def rows_of(state: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-    """The entries ``[B, 1, H]`` of ``state`` ``[N, H]`` for the rows' slots, int64 ``[B]``."""
-    return state[slots][:, None]
+    """The entries ``[B, ...]`` of ``state`` ``[N, ...]`` for the rows' slots, int64 ``[B]``."""
+    return state[slots]
 
 
 def cut_drafts(tokens: torch.Tensor, lens: torch.Tensor, begin: int) -> torch.Tensor:
@@ -174,7 +174,7 @@ _define(
 )
 _define(
     "(Tensor state, Tensor slots) -> Tensor",
-    lambda state, slots: state.new_empty((slots.shape[0], 1, state.shape[1])),
+    lambda state, slots: state.new_empty((slots.shape[0], *state.shape[1:])),
     rows_of,
 )
 _define(

@@ -201,6 +201,7 @@ define(
     _fit_fake,
     fit_tree,
     cpp=BASE,
+    recorded=True,
     cuda="tree.fit_tree",
 )
 define(
@@ -208,6 +209,7 @@ define(
     _walk_fake,
     walk_tree,
     cpp=BASE,
+    recorded=True,
     cuda="tree.walk_tree",
 )
 define(
@@ -215,5 +217,6 @@ define(
     None,
     move_path_,
     cpp=BASE,
+    recorded=True,
     cuda="tree.move_path",
 )

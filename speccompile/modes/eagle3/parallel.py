@@ -15,9 +15,8 @@ from torch import fx
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
-from speccompile.modes.network.head_passes import NEWEST, chooses_in_part, target_ids_of
+from speccompile.modes.network.head_passes import chooses_in_part, newest_rows, target_ids_of
 from speccompile.modes.network.passes import drafter_of, forward_drafter
-from speccompile.ops.draft_rows import form_of, rows_of
 from speccompile.passes.step.draft_chain import one_after_another
 
 
@@ -33,7 +32,7 @@ class DraftByMaskedHead(DraftAtOnce):
 
     def logits(self, graph: StepGraph, token: fx.Node, position: fx.Node) -> fx.Node:
         head, slots, start = drafter_of(graph), graph.values["slots"], graph.anchors.start
-        hidden = graph.insert(form_of(rows_of, graph.facts), graph.state(NEWEST), slots, before=start)
+        hidden = newest_rows(graph, slots, start)
         sizes = {"count": self.draft_len - 1, "mask_token_id": self.mask_token_id}
         tokens, positions = graph.insert(with_masks, token, position, before=start, **sizes)
         if self.draft_len > 1:

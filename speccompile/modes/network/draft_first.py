@@ -11,9 +11,8 @@ import torch
 from speccompile.graph.splicing import splice_graph
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.network.head_passes import FIRST_DRAFT, NEWEST
+from speccompile.modes.network.head_passes import FIRST_DRAFT, newest_rows
 from speccompile.modes.network.passes import drafter_of, forward_drafter
-from speccompile.ops.draft_rows import form_of, rows_of
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: State ``[N]``: the head's probability of each first draft, which policies learn from.
@@ -43,7 +42,7 @@ class DraftFirst(Pass):
         slots = graph.values.get("target_slots", graph.values["slots"])
         column = graph.insert(as_column, slots)
         # The output of the layers is given, so the values of token and position are not read.
-        given = {"hidden": graph.insert(form_of(rows_of, graph.facts), graph.state(NEWEST), slots)}
+        given = {"hidden": newest_rows(graph, slots, end)}
         (logits,) = forward_drafter(graph, column, column, slots, before=end, given=given)
         ids = []
         if "target_ids" in head.values:

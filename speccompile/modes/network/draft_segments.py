@@ -15,8 +15,7 @@ from torch import fx
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_first import CONFIDENCE
-from speccompile.modes.network.head_passes import DraftByHead
-from speccompile.ops.draft_rows import form_of, rows_of
+from speccompile.modes.network.head_passes import DraftByHead, newest_rows
 
 #: State ``[N, H]``: the hidden state that the next segment's first forward reads.
 CARRIED = "draft_carried"
@@ -41,8 +40,7 @@ class DraftSegment(DraftByHead):
     def carried_before(self, graph: StepGraph) -> list[fx.Node]:
         if not self.begin:
             return []
-        nodes = (graph.state(CARRIED), graph.values["slots"])
-        return [graph.insert(form_of(rows_of, graph.facts), *nodes, before=graph.anchors.start)]
+        return [newest_rows(graph, graph.values["slots"], graph.anchors.start, CARRIED)]
 
     def after_forward(self, graph: StepGraph, logits: fx.Node, carry: fx.Node, place: int) -> None:
         slots, chances, start = graph.values["slots"], graph.state(CHANCES), graph.anchors.start

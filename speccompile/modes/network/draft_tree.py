@@ -18,6 +18,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.other_vocabulary import over_target
 from speccompile.modes.network.passes import drafter_of, forward_drafter, forward_model
+from speccompile.ops.draft_levels import first_place, positions_of_nodes
 from speccompile.ops.draft_rows import form_of, newest_tokens
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 from speccompile.passes.step.tree_expansions import expansions
@@ -60,7 +61,9 @@ class NodeReader:
         read = sum(level.count for level in expansions(tree)[1:])
         most = self._drafter.layout.cache_len - max(read, 1)
         length = graph.state("length")
-        self._first = graph.insert(first_place, length, self._slots, before=self._before, ahead=ahead, most=most)
+        self._first = graph.insert(
+            form_of(first_place, graph.facts), length, self._slots, before=self._before, ahead=ahead, most=most
+        )
 
     def read(self, nodes: ReadNodes, output: str, given: Mapping[str, fx.Node] | None = None) -> fx.Node:
         """The value ``output`` of the network ``[B, m, ...]``, for the nodes of the newest level.
@@ -69,7 +72,9 @@ class NodeReader:
             given: see :func:`~speccompile.modes.network.passes.forward_drafter`.
         """
         graph, before = self._graph, self._before
-        positions, places = graph.insert(rows_of_nodes, self._first, before=before, levels=nodes.levels)
+        positions, places = graph.insert(
+            form_of(positions_of_nodes, graph.facts), self._first, before=before, levels=nodes.levels
+        )
         (found,) = forward_drafter(
             graph,
             nodes.tokens,
@@ -126,18 +131,6 @@ class ModelForward:
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
         (logits,) = self._reader.follows(self._reader.read(nodes, "kv"), "kv", ("logits",))
         return over_target(self._graph, logits, self._graph.anchors.start)
-
-
-def first_place(length: torch.Tensor, slots: torch.Tensor, *, ahead: int, most: int) -> torch.Tensor:
-    """The position ``[B]`` of the first node's row and of its KV. It is at most ``most``, which sequences without space
-    for a tree exceed."""
-    return (length[slots] - ahead).clamp(min=0, max=most)
-
-
-def rows_of_nodes(first: torch.Tensor, *, levels: tuple[int, ...]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The rotary positions and the KV's positions ``[B, n]`` of nodes of these levels, from ``first`` ``[B]`` on."""
-    depths = torch.cat([torch.full((1,), level - 1, device=first.device) for level in levels])
-    return first[:, None] + depths, first[:, None] + torch.arange(len(levels), device=first.device)
 
 
 def some_tokens(hidden: torch.Tensor) -> torch.Tensor:

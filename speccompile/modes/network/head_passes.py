@@ -91,9 +91,7 @@ class DraftByHead(DraftByNetwork):
 
         def forward(token: fx.Node, position: fx.Node, place: int) -> fx.Node:
             if place == 0:
-                given = {
-                    "hidden": graph.insert(form_of(rows_of, graph.facts), graph.state(NEWEST), slots, before=start)
-                }
+                given = {"hidden": newest_rows(graph, slots, start)}
             else:
                 given = {reads: carried[-1]}
             # A token is read in the row of the position before its own.
@@ -161,3 +159,15 @@ def target_ids_of(graph: StepGraph, *, draws: bool) -> fx.Node | None:
 def of_rows_as_column(stored: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
     """The entries ``[B, 1]`` of ``stored`` ``[N]`` for the rows' slots."""
     return stored[slots][:, None]
+
+
+def newest_rows(graph: StepGraph, slots: fx.Node, before: fx.Node, state: str = NEWEST) -> fx.Node:
+    """The entries ``[B, 1, H]`` of ``state`` ``[N, H]`` for the rows' ``slots``."""
+    found = graph.insert(form_of(rows_of, graph.facts), graph.state(state), slots, before=before)
+    row: fx.Node = graph.insert(as_one_place, found, before=before)
+    return row
+
+
+def as_one_place(rows: torch.Tensor) -> torch.Tensor:
+    """``[B, 1, H]`` of ``[B, H]``."""
+    return rows[:, None]

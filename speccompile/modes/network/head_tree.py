@@ -11,9 +11,10 @@ from torch import fx
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.draft_tree import NodeReader
-from speccompile.modes.network.head_passes import NEWEST, outputs_of, target_ids_of
+from speccompile.modes.network.head_passes import newest_rows, outputs_of, target_ids_of
 from speccompile.modes.network.passes import drafter_of
-from speccompile.ops.draft_rows import form_of, rows_of
+from speccompile.ops.draft_levels import rows_of_parents
+from speccompile.ops.draft_rows import form_of, side_by_side
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
 
@@ -48,31 +49,34 @@ class HeadForward:
         self._outputs = outputs_of(head, draws=draws)
         # The input that is replaced: the head's projection of the target's hidden states, or these themselves.
         self._reads = "fused" if "fused" in head.values else "hidden_states"
-        # The head's output in the rows of the newest level, ``[B, m, H]``, and the inputs of all rows so far.
+        # The head's output in the rows of the newest level, ``[B, m, H]``, and the inputs of all rows so far, ``[B, n *
+        # H]``.
         self._carried: fx.Node
-        self._read: list[fx.Node] = []
+        self._flat: list[fx.Node] = []
 
     def after_text(self) -> fx.Node:
-        state, slots = self._graph.state(NEWEST), self._graph.values["slots"]
-        return self._logits_of(
-            self._graph.insert(form_of(rows_of, self._graph.facts), state, slots, before=self._before)
-        )
+        return self._logits_of(newest_rows(self._graph, self._graph.values["slots"], self._before))
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
-        carried = self._graph.insert(of_parents, self._carried, nodes.came_from, before=self._before)
-        self._read = [self._graph.insert(with_rows, *self._read, carried, before=self._before)]
-        return self._logits_of(self._reader.read(nodes, "hidden", {self._reads: self._read[0]}))
+        graph, before = self._graph, self._before
+        function = form_of(rows_of_parents, graph.facts)
+        carried = graph.insert(function, self._carried, nodes.came_from, before=before)
+        flat = [*self._flat, graph.insert(as_line, carried, before=before)]
+        joined = flat[0] if len(flat) == 1 else graph.insert(form_of(side_by_side, graph.facts), *flat, before=before)
+        self._flat = [joined]
+        read = graph.insert(as_rows, joined, before=before, count=len(nodes.levels))
+        return self._logits_of(self._reader.read(nodes, "hidden", {self._reads: read}))
 
     def _logits_of(self, hidden: fx.Node) -> fx.Node:
         logits, self._carried = self._reader.follows(hidden, "hidden", self._outputs)
         return logits
 
 
-def of_parents(carried: torch.Tensor, came_from: torch.Tensor) -> torch.Tensor:
-    """The rows ``[B, m, H]`` of ``carried`` ``[B, n, H]`` at the indices ``came_from`` ``[B, m]``."""
-    return carried.gather(1, came_from[..., None].expand(-1, -1, carried.shape[2]))
+def as_line(rows: torch.Tensor) -> torch.Tensor:
+    """``[B, n * H]`` of ``[B, n, H]``."""
+    return rows.flatten(1)
 
 
-def with_rows(*rows: torch.Tensor) -> torch.Tensor:
-    """All ``rows`` concatenated, ``[B, n, H]``."""
-    return torch.cat(rows, dim=1)
+def as_rows(line: torch.Tensor, *, count: int) -> torch.Tensor:
+    """``[B, n, H]`` of ``[B, n * H]``, n = ``count``."""
+    return line.unflatten(1, (count, -1))

@@ -18,14 +18,15 @@ from speccompile.errors import InvalidTiers
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
 from speccompile.modes.network.draft_at_once import DraftAtOnce, at_place
+from speccompile.ops.draft_levels import as_target_ids
 from speccompile.ops.draft_rows import form_of, newest_tokens
+from speccompile.ops.numbers import numbers
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import append_token, text_so_far
-from speccompile.passes.step.draft_tree import as_target_ids, likeliest_children
+from speccompile.passes.step.draft_tree import likeliest_children
 from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.sample import process
 from speccompile.passes.step.tree_drafts import fit, kept_nodes, set_tree
-from speccompile.passes.step.tree_expansions import numbers
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class DraftTreeAtOnce(Pass):
         start, options = graph.anchors.start, {"count": self.tree.branches, "level": 0}
         tokens, logprobs = graph.insert(likeliest_children, logits, before=start, **options)
         if ids is not None:
-            tokens = graph.insert(as_target_ids, tokens, ids, before=start)
+            tokens = graph.insert(form_of(as_target_ids, graph.facts), tokens, ids, before=start)
         return tokens, logprobs
 
     def _drawn(self, graph: StepGraph, logits: fx.Node) -> tuple[fx.Node, fx.Node]:

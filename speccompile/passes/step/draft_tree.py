@@ -18,14 +18,21 @@ import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.errors import InvalidTiers
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
+from speccompile.ops.draft_levels import (
+    as_target_ids,
+    choose_nodes,
+    likeliest_tree,
+    next_level,
+    with_nodes,
+    within_reach,
+)
+from speccompile.ops.draft_rows import form_of, rows_of, side_by_side
 from speccompile.ops.row_contexts import put_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import text_so_far
-from speccompile.passes.step.drafts import useful_lens
-from speccompile.passes.step.ranked_tree import ranked
 from speccompile.passes.step.sample import process
-from speccompile.passes.step.tree_drafts import fit, set_tree, static_form
-from speccompile.passes.step.tree_expansions import Expansion, expansions, numbers
+from speccompile.passes.step.tree_drafts import fitting, set_tree, static_form
+from speccompile.passes.step.tree_expansions import Expansion, expansions
 
 
 class ReadNodes(NamedTuple):
@@ -106,9 +113,10 @@ class DraftTree(Pass):
             options = {"count": expansion.branches, "level": level}
             tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)
             if ids is not None:
-                tokens = graph.insert(as_target_ids, tokens, ids, before=start)
+                tokens = graph.insert(form_of(as_target_ids, graph.facts), tokens, ids, before=start)
             first = sum(sizes[:-1])
-            proposed.append(graph.insert(next_level, tokens, logprobs, *above, before=start, first=first))
+            function = form_of(next_level, graph.facts)
+            proposed.append(graph.insert(function, tokens, logprobs, *above, before=start, first=first))
             sizes.append(expansion.count * expansion.branches)
         self._fit(graph, proposed, sizes)
         read = sum(expansion.count for expansion in levels[1:])
@@ -127,22 +135,33 @@ class DraftTree(Pass):
         """
         before, count = graph.anchors.start, expansion.count
         options = {"count": count, "fixed": expansion.fixed, "branches": made_by.branches}
-        tokens, chances, index, came_from = graph.insert(choose_nodes, *level[:2], before=before, **options)
+        function = form_of(choose_nodes, graph.facts)
+        tokens, chances, index, came_from = graph.insert(function, *level[:2], before=before, **options)
         # The index of the first node of the level before among all.
         begin = -1 if nodes is None else len(nodes.levels) - nodes.newest
         read = () if nodes is None else (nodes.tokens, nodes.parents)
-        all_tokens, parents = graph.insert(with_nodes, tokens, came_from, *read, before=before, begin=begin)
+        function = form_of(with_nodes, graph.facts)
+        all_tokens, parents = graph.insert(function, tokens, came_from, *read, before=before, begin=begin)
         levels = () if nodes is None else nodes.levels
         depth = levels[-1] + 1 if levels else 1
         found = ReadNodes(all_tokens, parents, (*levels, *[depth] * count), count, tokens, came_from)
         return found, (chances, index)
 
     def _fit(self, graph: StepGraph, proposed: list[tuple[fx.Node, fx.Node, fx.Node]], sizes: list[int]) -> None:
-        start = graph.anchors.start
-        whole = [graph.insert(side_by_side, *part, before=start) for part in zip(*proposed, strict=True)]
-        state = [graph.state(name) for name in ("length", "limit", "draft_limit")]
-        options = {"sizes": tuple(sizes), "max_len": self.max_len(graph), "tree": self.tree}
-        fitted = graph.insert(fitting_tree, *whole, *state, graph.values["slots"], before=start, **options)
+        start, slots, facts = graph.anchors.start, graph.values["slots"], graph.facts
+        join = form_of(side_by_side, facts)
+        whole = [graph.insert(join, *part, before=start) for part in zip(*proposed, strict=True)]
+        state = [graph.state(name) for name in ("length", "limit")]
+        depths = tuple(level for level, size in enumerate(sizes, 1) for _ in range(size))
+        options = {"depths": depths, "max_len": self.max_len(graph)}
+        limit = graph.insert(form_of(rows_of, facts), graph.state("draft_limit"), slots, before=start)
+        if self.tree.parents is not None:
+            given = (*whole[:2], *state, slots, limit)
+            fitted = graph.insert(fitting_static_tree, *given, before=start, tree=self.tree, **options)
+        else:
+            options["nodes"] = int(self.tree)
+            found = graph.insert(form_of(likeliest_tree, facts), *whole, *state, slots, before=start, **options)
+            fitted = graph.insert(fitting, *found, limit, before=start, tree=self.tree)
         set_tree(graph, *fitted)
 
 
@@ -198,61 +217,6 @@ def likeliest_children(
     return tokens, logprobs
 
 
-def as_target_ids(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The target's ids of ``tokens`` (-1: none), which are places in ``ids`` ``[Vd]``."""
-    return torch.where(tokens < 0, -1, ids[tokens.clamp(min=0)])
-
-
-def next_level(
-    tokens: torch.Tensor,
-    logprobs: torch.Tensor,
-    chances: torch.Tensor | None = None,
-    index: torch.Tensor | None = None,
-    *,
-    first: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The tokens of a level, their cumulative log-probabilities, and their parents (0 for the text's end, else the
-    index among all proposed tokens plus one), ``[B, m * count]`` of ``[B, m, count]``.
-
-    Args:
-        chances, index: but for the first level, the nodes' own cumulative log-probabilities, and the index of each in
-            its level, ``[B, m]``.
-        first: the index of the first token of the nodes' own level.
-    """
-    if chances is None or index is None:
-        return tokens.flatten(1), logprobs.flatten(1), torch.zeros_like(tokens).flatten(1)
-    parents = (index + (first + 1))[..., None].expand(tokens.shape)
-    return tokens.flatten(1), (chances[..., None] + logprobs).flatten(1), parents.flatten(1)
-
-
-def choose_nodes(
-    tokens: torch.Tensor, chances: torch.Tensor, *, count: int, fixed: tuple[int, ...], branches: int
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Choose the tokens of a level that are read next: tokens, chances, indices in the level, and for each the index of
-    its parent among the nodes of the previous level, ``[B, count]`` of ``[B, n]``.
-    """
-    if fixed:
-        index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
-    else:
-        index = chances.topk(count).indices
-    # Where there is no token (-1), token 0 is read; its children have the chance 0, and are not proposed.
-    return tokens.gather(1, index).clamp(min=0), chances.gather(1, index), index, index // branches
-
-
-def with_nodes(
-    tokens: torch.Tensor, came_from: torch.Tensor, *read: torch.Tensor, begin: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and parents ``[B, n + m]`` of what was ``read``, ``[B, n]`` each, and of a new level, ``[B, m]``.
-
-    Args:
-        begin: the index of the first node of the level before; -1 for the first level, which has no parents.
-    """
-    parents = torch.full_like(came_from, -1) if begin < 0 else came_from + begin
-    if not read:
-        return tokens, parents
-    return torch.cat([read[0], tokens], 1), torch.cat([read[1], parents], 1)
-
-
 def rows_of_nodes(
     context: torch.Tensor,
     length: torch.Tensor,
@@ -286,37 +250,24 @@ def as_nodes(scores: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
     return scores.reshape(logits.shape)
 
 
-def side_by_side(*levels: torch.Tensor) -> torch.Tensor:
-    return torch.cat(levels, dim=1)
-
-
-def fitting_tree(
+def fitting_static_tree(
     tokens: torch.Tensor,
     chances: torch.Tensor,
-    parents: torch.Tensor,
     length: torch.Tensor,
     limit: torch.Tensor,
-    draft_limit: torch.Tensor,
     slots: torch.Tensor,
+    draft_limit: torch.Tensor,
     *,
-    sizes: tuple[int, ...],
+    depths: tuple[int, ...],
     max_len: int,
     tree: Tree,
 ) -> tuple[torch.Tensor, ...]:
-    """Fit all proposed tokens, their chances and parents ``[B, n]`` into the tree, see
-    :func:`speccompile.ops.tree.fit_tree`.
+    """See :func:`speccompile.passes.step.tree_drafts.static_form`. Tokens that a step could not emit are left out.
 
     Args:
-        length, limit, draft_limit: state ``[N]``; slots: ``[B]``.
-        sizes: how many tokens each level has.
+        tokens, chances: ``[B, n]``, of all levels; length, limit: state ``[N]``; slots, draft_limit: ``[B]``.
+        depths: of each token.
         max_len: the drafter's longest sequence.
     """
-    row_length = length[slots]
-    longest = useful_lens((max_len - 1 - row_length).clamp(min=0), row_length, limit[slots])
-    depths = torch.cat([torch.full((size,), level, device=tokens.device) for level, size in enumerate(sizes, 1)])
-    tokens = torch.where((depths <= longest[:, None]) & (chances > -inf), tokens, -1)
-    if tree.parents is not None:
-        return static_form(tree, tokens, chances, draft_limit[slots])
-    tokens, parents = ranked(tokens, chances, parents, int(tree))
-    count = torch.where(longest > 0, tokens.shape[1], 0)
-    return fit(tree, tokens, parents, count, draft_limit[slots])
+    inside = within_reach(length, limit, slots, depths, max_len)
+    return static_form(tree, torch.where(inside & (chances > -inf), tokens, -1), chances, draft_limit)

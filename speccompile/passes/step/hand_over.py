@@ -7,17 +7,19 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-from torch.nn.functional import one_hot, pad
+from torch import fx
+from torch.nn.functional import one_hot
 
 from speccompile.errors import UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
-from speccompile.ops.draft_rows import form_of, store_chain_
+from speccompile.ops.draft_levels import chain_parents, proposed_or_stored_tree, store_tree_, stored_tree
+from speccompile.ops.draft_rows import form_of, rows_of, store_chain_
 from speccompile.ops.proposals import proposed_or_stored
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import PROPOSED, ReadDrafts, proposed_drafts, set_drafts
-from speccompile.passes.step.tree_drafts import fit, set_tree
+from speccompile.passes.step.tree_drafts import fitting, set_tree
 
 #: State of trees, int64 ``[N, K]``: parents and depths of the stored drafts. They are in the form of the tier.
 STORED_TREE = ("stored_parents", "stored_depths")
@@ -67,7 +69,7 @@ class StoreDrafts(Pass):
         if "tree" in graph.facts:
             given = [values[name] for name in ("slots", "drafts", "parents", "depths", "row_draft_lens")]
             state = [drafts, *(graph.state(name) for name in STORED_TREE), lens]
-            graph.insert(store_tree, *given, *state, before=start)
+            graph.insert(form_of(store_tree_, graph.facts), *state, *given, before=start)
             return Changes(len(state))
         kept = {"drafts": drafts, "row_draft_lens": lens}
         if "draft_probs" in values:
@@ -130,14 +132,27 @@ class ReadStoredTree(ReadStored):
         drafts, lens = STORED
         stored = [graph.state(name) for name in (drafts, *STORED_TREE, lens)]
         slots, start = graph.values["slots"], graph.anchors.start
+        found = graph.insert(form_of(stored_tree, graph.facts), *stored, slots, before=start, nodes=int(self.shape))
         if self.proposals:
-            names = (*PROPOSED, "length", "limit", "draft_limit")
-            state = [graph.state(name) for name in names]
-            found = graph.insert(first_tree, slots, *state, *stored, before=start, tree=self.shape)
-        else:
-            found = graph.insert(stored_tree, slots, *stored, before=start, nodes=int(self.shape))
+            found = self._proposed_or(graph, found)
         set_tree(graph, *found)
         return Changes(1, str(self.shape))
+
+    def _proposed_or(self, graph: StepGraph, stored: Sequence[fx.Node]) -> Sequence[fx.Node]:
+        """A row's proposal where it has one, else its ``stored`` tree."""
+        slots, start, facts = graph.values["slots"], graph.anchors.start, graph.facts
+        tokens, lens, length, limit = (graph.state(name) for name in (*PROPOSED, "length", "limit"))
+        longest = tokens.meta["val"].shape[1]
+        # Of two equal lists of proposals.
+        state = (tokens, lens, tokens, lens, length, limit, slots)
+        chain = graph.insert(form_of(proposed_or_stored, facts), *state, before=start, draft_len=longest)
+        parents = graph.insert(form_of(chain_parents, facts), chain[1], before=start, width=longest)
+        most = graph.insert(form_of(rows_of, facts), graph.state("draft_limit"), slots, before=start)
+        fitted = graph.insert(fitting, chain[0], parents, chain[1], most, before=start, tree=self.shape)
+        either: Sequence[fx.Node] = graph.insert(
+            form_of(proposed_or_stored_tree, facts), lens, slots, *fitted, *stored, before=start
+        )
+        return either
 
 
 def read_stored(shape: int, *, probabilities: bool = False, proposals: bool = False) -> Pass:
@@ -189,54 +204,3 @@ def stored_chain(
         torch.where(has_proposal[:, 0], lens, found[1]),
         torch.where(has_proposal[:, :, None], certain, drawn_from),
     )
-
-
-def store_tree(
-    slots: torch.Tensor,
-    drafts: torch.Tensor,
-    parents: torch.Tensor,
-    depths: torch.Tensor,
-    lens: torch.Tensor,
-    *state: torch.Tensor,
-) -> None:
-    """Write drafts ``[B, nodes]``, parents and depths ``[B, 1 + nodes]``, those of the root left out, and lengths
-    ``[B]`` to ``state`` ``[N, ...]``. The rest of the state is filled with empty children of the root (-1): a tier of
-    any width reads a valid tree.
-    """
-    rest = (0, state[0].shape[1] - drafts.shape[1])
-    parents, depths = pad(parents[:, 1:], rest), pad(depths[:, 1:], rest, value=1)
-    store(slots, pad(drafts, rest, value=-1), parents, depths, lens, *state)
-
-
-def stored_tree(slots: torch.Tensor, *state: torch.Tensor, nodes: int) -> tuple[torch.Tensor, ...]:
-    """Drafts, parents, depths and lengths of the rows ``slots`` ``[B]``, the root included, as :func:`store_tree` has
-    them."""
-    drafts, parents, depths = (part[slots, :nodes] for part in state[:3])
-    root = torch.zeros_like(slots)[:, None]
-    return drafts, torch.cat([root - 1, parents], 1), torch.cat([root, depths], 1), state[3][slots]
-
-
-def first_tree(
-    slots: torch.Tensor,
-    draft_tokens: torch.Tensor,
-    draft_lens: torch.Tensor,
-    length: torch.Tensor,
-    limit: torch.Tensor,
-    draft_limit: torch.Tensor,
-    *stored: torch.Tensor,
-    tree: Tree,
-) -> tuple[torch.Tensor, ...]:
-    """A row's proposal in the form of :func:`speccompile.ops.tree.fit_tree`, or the stored tree where it has none.
-
-    Args:
-        slots: ``[B]``; the other tensors ``[N]`` or ``[N, Kmax]``.
-    """
-    longest = draft_tokens.shape[1]
-    proposed, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=longest)
-    one_branch = torch.arange(longest, device=slots.device).expand(proposed.shape)
-    of_proposal = fit(tree, proposed, one_branch, lens, draft_limit[slots])
-    found = stored_tree(slots, *stored, nodes=int(tree))
-    # Where neither has drafted, as in rows that hold no request, what is stored may be no tree.
-    take_stored = ((draft_lens[slots] == 0) & (found[3] > 0))[:, None]
-    chosen = [torch.where(take_stored, other, one) for one, other in zip(of_proposal[:3], found[:3], strict=True)]
-    return *chosen, torch.where(take_stored[:, 0], found[3], of_proposal[3])

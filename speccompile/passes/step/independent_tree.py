@@ -15,10 +15,10 @@ from speccompile.errors import InvalidTiers
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
+from speccompile.ops.numbers import numbers
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import useful_lens
 from speccompile.passes.step.tree_drafts import fit, set_tree
-from speccompile.passes.step.tree_expansions import numbers
 
 #: State ``[N, levels * count]``: the likeliest tokens of each level, -1 for none.
 CHOICES = "level_tokens"

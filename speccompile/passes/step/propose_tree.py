@@ -10,6 +10,8 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
+from speccompile.ops.draft_levels import store_proposed_tree_
+from speccompile.ops.draft_rows import form_of, rows_of
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.propose import Part, ProposeFunction, checked, tracing
 
@@ -36,13 +38,16 @@ class ProposeTree(Pass):
     provides: ClassVar[Facts] = facts("tree_proposed")
 
     def run(self, graph: StepGraph) -> Changes:
-        text = [graph.state(name) for name in ("tokens", "length", *PROPOSAL)]
+        slots, function = graph.values["slots"], form_of(rows_of, graph.facts)
+        text = [graph.insert(function, graph.state(name), slots) for name in ("tokens", "length")]
         own = [*self.read(graph), *[graph.state(name) for name in self.state]]
         longest = graph.layout.max_draft_len
         options: dict[str, Any] = {"propose": self.propose, "longest": longest, "scored": self.scored}
         options["stateful"] = bool(self.state)
         with tracing(self.propose):
-            graph.insert(propose_and_store, *text, graph.values["slots"], *own, **options)
+            found = graph.insert(proposed_tree, *text, slots, *own, **options)
+        kept = [graph.state(name) for name in PROPOSAL]
+        graph.insert(form_of(store_proposed_tree_, graph.facts), *kept, slots, *found)
         return Changes(1, f"up to {longest} draft tokens for the next step")
 
     def read(self, graph: StepGraph) -> list[fx.Node]:
@@ -50,28 +55,23 @@ class ProposeTree(Pass):
         return []
 
 
-def propose_and_store(
+def proposed_tree(
     tokens: torch.Tensor,
     length: torch.Tensor,
-    tree_tokens: torch.Tensor,
-    tree_parents: torch.Tensor,
-    tree_count: torch.Tensor,
     slots: torch.Tensor,
     *own: torch.Tensor,
     propose: ProposeFunction,
     longest: int,
     stateful: bool,
     scored: bool,
-) -> None:
-    """Keep in ``tree_tokens``, ``tree_parents`` ``[N, P]`` and ``tree_count`` ``[N]`` what ``propose`` returns for the
-    rows ``slots`` ``[B]``; ``stateful``: it receives the slots before its ``own`` state, ``scored``: it returns
-    scores."""
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What ``propose`` returns for the rows of these texts, ``tokens`` ``[B, S]`` and ``length`` ``[B]``: draft tokens
+    and parents, int64 ``[B, P]``, and their number ``[B]``; ``stateful``: it receives the ``slots`` ``[B]`` before its
+    ``own`` state, ``scored``: it returns scores."""
     state = (slots, *own) if stateful else own
     rows = slots.shape[0]
     parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
     parts.append(Part("counts", (rows,), torch.int64))
     parts += [Part("scores", (rows, longest), torch.float32)] * scored
-    found, parents, count, *_ = checked(propose(tokens[slots], length[slots], *state, nodes=longest), parts)
-    proposed = found, parents, count.clamp(min=0, max=longest)
-    for kept, value in zip((tree_tokens, tree_parents, tree_count), proposed, strict=True):
-        kept.index_put_((slots,), value)
+    found, parents, count, *_ = checked(propose(tokens, length, *state, nodes=longest), parts)
+    return found, parents, count

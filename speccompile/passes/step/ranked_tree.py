@@ -7,25 +7,7 @@ from math import inf
 import torch
 from torch.nn.functional import pad
 
-
-def ranked(
-    tokens: torch.Tensor, chances: torch.Tensor, parents: torch.Tensor, nodes: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The ``nodes`` likeliest tokens and their parents, ``[B, nodes]``.
-
-    Args:
-        tokens: int64 ``[B, n]``, those of a level after all of the level before.
-        chances: float ``[B, n]``, cumulative log-probabilities: no child's is greater than its parent's.
-        parents: int64 ``[B, n]``, 0 for the newest committed token, else the index of the parent plus one.
-    """
-    # The sort is stable: a parent stays before a child of equal chance. NaN counts as the chance 0.
-    chances = torch.where(chances > -inf, chances, -inf)
-    order = chances.sort(dim=1, descending=True, stable=True).indices
-    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand(order.shape)
-    number = torch.zeros_like(order).scatter(1, order, places)
-    parents = torch.where(parents == 0, 0, number.gather(1, (parents - 1).clamp(min=0)))
-    order = order[:, :nodes]
-    return tokens.gather(1, order), parents.gather(1, order)
+from speccompile.ops.draft_levels import ranked
 
 
 def of_independent(

@@ -12,9 +12,11 @@ from torch import fx
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL, Tree
+from speccompile.ops.draft_rows import form_of, rows_of
+from speccompile.ops.numbers import numbers
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import set_drafts
-from speccompile.passes.step.tree_expansions import numbers, places_of_nodes
+from speccompile.passes.step.tree_expansions import places_of_nodes
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,10 @@ class ReadTree(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         tree = self.tree
+        slots, start, function = graph.values["slots"], graph.anchors.start, form_of(rows_of, graph.facts)
         state = [graph.state(name) for name in (*PROPOSAL, "draft_limit")]
-        slots, start = graph.values["slots"], graph.anchors.start
-        set_tree(graph, *graph.insert(fitting_nodes, *state, slots, before=start, tree=tree))
+        given = [graph.insert(function, tensor, slots, before=start) for tensor in state]
+        set_tree(graph, *graph.insert(fitting, *given, before=start, tree=tree))
         return Changes(1, str(tree))
 
 
@@ -47,17 +50,11 @@ def set_tree(graph: StepGraph, drafts: fx.Node, parents: fx.Node, depths: fx.Nod
     graph.name_value("depths", depths)
 
 
-def fitting_nodes(
-    tokens: torch.Tensor,
-    parents: torch.Tensor,
-    count: torch.Tensor,
-    draft_limit: torch.Tensor,
-    slots: torch.Tensor,
-    *,
-    tree: Tree,
+def fitting(
+    tokens: torch.Tensor, parents: torch.Tensor, count: torch.Tensor, limit: torch.Tensor, *, tree: Tree
 ) -> tuple[torch.Tensor, ...]:
-    """See :func:`fit`; state is ``[N, ...]``, and slots ``[B]``."""
-    return fit(tree, tokens[slots], parents[slots], count[slots], draft_limit[slots])
+    """:func:`fit`, as a pass inserts it."""
+    return fit(tree, tokens, parents, count, limit)
 
 
 def fit(

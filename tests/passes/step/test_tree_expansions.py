@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from speccompile.passes.step.tree_expansions import SINGLE_VALUES, numbers
+from speccompile.ops.numbers import SINGLE_VALUES, numbers
 
 CPU = torch.device("cpu")
 

@@ -100,10 +100,12 @@ void store_newest_op(
 }
 
 Tensor rows_of_op(const Tensor& state, const Tensor& slots) {
-  const int64_t rows = slots.size(0), slot_count = state.size(0), features = state.size(1);
+  const int64_t rows = slots.numel(), slot_count = state.size(0);
   STD_TORCH_CHECK(state.is_contiguous(), "speccompile::rows_of: the state is not contiguous");
-  const Tensor own_slots = side_by_side(slots), found = new_tensor({rows, 1, features}, dtype_of(state));
-  const int64_t bytes = features * (type_of(state) == Type::Float ? 4 : 2);
+  std::vector<int64_t> sizes(state.sizes().begin(), state.sizes().end());
+  sizes[0] = rows;
+  const Tensor own_slots = side_by_side(slots), found = new_tensor(sizes, dtype_of(state));
+  const auto bytes = static_cast<int64_t>(state.element_size()) * state.stride(0);
   const int64_t* slot_of = integers(own_slots);
   const char* from = static_cast<const char*>(state.data_ptr());
   char* to = static_cast<char*>(found.data_ptr());

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "../kernels/tree.h"
+#include "kernel_calls.h"
 #include "tensors.h"
 
 namespace speccompile {
@@ -29,24 +30,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> fit_tree_op(
   STD_TORCH_CHECK(
       !fixed || (size == nodes && static_ranks.size() == static_parents.size()),
       "speccompile::fit_tree: a static tree has a parent and a rank for each node");
-  const TreeShape shape{
-      nodes, depth, branches, fixed ? static_parents.data() : nullptr, fixed ? static_ranks.data() : nullptr};
   Tensor drafts = new_integers({rows, nodes}), taken = new_integers({rows, nodes + 1}),
          depths = new_integers({rows, nodes + 1}), lens = new_integers({rows});
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t* of = numbers(own_parents) + row * proposed;
-    const int64_t most =
-        std::max<int64_t>(0, std::min({numbers(own_count)[row], numbers(own_limit)[row], proposed}));
-    for (int64_t i = 0; i < most; ++i) {
-      STD_TORCH_CHECK(
-          of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i + 1, " of a proposed tree has the parent ",
-          of[i], ", and must have that of a token before it: 0 for the newest token of the text, 1 for the first draft ",
-          "token");
-    }
-    const FittedTree out{
-        numbers(drafts) + row * nodes, numbers(taken) + row * (nodes + 1), numbers(depths) + row * (nodes + 1)};
-    numbers(lens)[row] = fit_tree(numbers(own_tokens) + row * proposed, of, most, shape, out);
-  }
+  const int64_t *given = numbers(own_tokens), *above = numbers(own_parents), *counts = numbers(own_count),
+                *limits = numbers(own_limit);
+  int64_t *to = numbers(drafts), *to_parents = numbers(taken), *to_depths = numbers(depths), *to_lens = numbers(lens);
+  run_kernel(
+      [=] {
+        const TreeShape shape{
+            nodes, depth, branches, fixed ? static_parents.data() : nullptr, fixed ? static_ranks.data() : nullptr};
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t* of = above + row * proposed;
+          const int64_t most = std::max<int64_t>(0, std::min({counts[row], limits[row], proposed}));
+          for (int64_t i = 0; i < most; ++i) {
+            STD_TORCH_CHECK(
+                of[i] >= 0 && of[i] <= i, "speccompile::fit_tree: draft token ", i + 1,
+                " of a proposed tree has the parent ", of[i],
+                ", and must have that of a token before it: 0 for the newest token of the text, 1 for the first draft ",
+                "token");
+          }
+          const FittedTree out{to + row * nodes, to_parents + row * (nodes + 1), to_depths + row * (nodes + 1)};
+          to_lens[row] = fit_tree(given + row * proposed, of, most, shape, out);
+        }
+      },
+      tokens.is_contiguous() && parents.is_contiguous() && count.is_contiguous() && limit.is_contiguous());
   return {drafts, taken, depths, lens};
 }
 
@@ -57,11 +64,17 @@ std::tuple<Tensor, Tensor> walk_tree_op(
   STD_TORCH_CHECK(
       drafts.size(1) == width - 1 && parents.size(1) == width, "speccompile::walk_tree: the sizes do not fit");
   Tensor path = new_integers({rows, depth + 1}), accepted = new_integers({rows});
-  for (int64_t row = 0; row < rows; ++row) {
-    numbers(accepted)[row] = walk_tree(
-        numbers(own_target) + row * width, numbers(own_drafts) + row * (width - 1), numbers(own_parents) + row * width,
-        width - 1, depth, numbers(path) + row * (depth + 1));
-  }
+  const int64_t *targets = numbers(own_target), *given = numbers(own_drafts), *of = numbers(own_parents);
+  int64_t *to = numbers(path), *to_accepted = numbers(accepted);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          to_accepted[row] = walk_tree(
+              targets + row * width, given + row * (width - 1), of + row * width, width - 1, depth,
+              to + row * (depth + 1));
+        }
+      },
+      target.is_contiguous() && drafts.is_contiguous() && parents.is_contiguous());
   return {path, accepted};
 }
 
@@ -70,25 +83,40 @@ void move_path_op(
   const Tensor own_slots = side_by_side(slots), own_root = side_by_side(root), own_path = side_by_side(path),
                own_accepted = side_by_side(accepted);
   const int64_t rows = path.size(0), width = path.size(1);
-  for (int64_t row = 0; row < rows; ++row) {
-    STD_TORCH_CHECK(numbers(own_accepted)[row] < width, "speccompile::move_path_: more drafts than the path has");
-  }
+  struct Cache {
+    char* from;
+    int64_t places;
+    size_t bytes;
+  };
+  std::vector<Cache> caches;
   for (const Tensor& tensor : kv) {
     STD_TORCH_CHECK(tensor.is_contiguous(), "speccompile::move_path_: KV lies side by side");
-    const int64_t places = tensor.size(1);
-    const size_t bytes = tensor.numel() / (tensor.size(0) * places) * tensor.element_size();
-    for (int64_t row = 0; row < rows; ++row) {
-      char* from = static_cast<char*>(tensor.data_ptr()) +
-          (numbers(own_slots)[row] * places + numbers(own_root)[row]) * bytes;
-      // A node never stands before its depth, so no place is read after it was written.
-      for (int64_t depth = 1; depth <= numbers(own_accepted)[row]; ++depth) {
-        const int64_t node = numbers(own_path)[row * width + depth];
-        if (node != depth) {
-          std::memcpy(from + depth * bytes, from + node * bytes, bytes);
-        }
-      }
-    }
+    const int64_t slot_count = tensor.size(0), places = tensor.size(1);
+    caches.push_back(
+        {static_cast<char*>(tensor.data_ptr()), places,
+         tensor.numel() / (slot_count * places) * tensor.element_size()});
   }
+  const int64_t *slot_of = numbers(own_slots), *roots = numbers(own_root), *paths = numbers(own_path),
+                *counts = numbers(own_accepted);
+  run_kernel(
+      [=] {
+        for (int64_t row = 0; row < rows; ++row) {
+          STD_TORCH_CHECK(counts[row] < width, "speccompile::move_path_: more drafts than the path has");
+        }
+        for (const Cache& cache : caches) {
+          for (int64_t row = 0; row < rows; ++row) {
+            char* from = cache.from + (slot_of[row] * cache.places + roots[row]) * cache.bytes;
+            // A node never stands before its depth, so no place is read after it was written.
+            for (int64_t depth = 1; depth <= counts[row]; ++depth) {
+              const int64_t node = paths[row * width + depth];
+              if (node != depth) {
+                std::memcpy(from + depth * cache.bytes, from + node * cache.bytes, cache.bytes);
+              }
+            }
+          }
+        }
+      },
+      slots.is_contiguous() && root.is_contiguous() && path.is_contiguous() && accepted.is_contiguous());
 }
 
 std::tuple<Tensor, Tensor, Tensor> merge_trees_op(

@@ -1,0 +1,366 @@
+"""Levels of a tree that a network drafts, and trees that pass through state, as ops in C++ on a CPU.
+
+The C++ is ``ops/cpu/csrc/base/ops/draft_level_ops.cpp``. Passes insert what :func:`speccompile.ops.draft_rows.form_of`
+returns for these functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from math import inf
+from typing import Any
+
+import torch
+from torch.nn.functional import pad
+
+from speccompile.ops.cpu.library import BASE
+from speccompile.ops.define import define
+from speccompile.ops.numbers import numbers
+
+
+def _by_chance(chances: torch.Tensor) -> torch.Tensor:
+    """The indices ``[B, n]`` of ``chances`` ``[B, n]``, the greatest first, and of equal ones the first: a parent stays
+    before its child. NaN counts as the chance 0."""
+    return torch.where(chances > -inf, chances, -inf).sort(dim=1, descending=True, stable=True).indices
+
+
+def ranked(
+    tokens: torch.Tensor, chances: torch.Tensor, parents: torch.Tensor, nodes: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The ``nodes`` likeliest tokens and their parents, ``[B, nodes]``.
+
+    Args:
+        tokens: int64 ``[B, n]``, those of a level after all of the level before.
+        chances: float ``[B, n]``, cumulative log-probabilities: no child's is greater than its parent's.
+        parents: int64 ``[B, n]``, 0 for the newest committed token, else the index of the parent plus one.
+    """
+    order = _by_chance(chances)
+    places = torch.arange(1, tokens.shape[1] + 1, device=tokens.device).expand(order.shape)
+    number = torch.zeros_like(order).scatter(1, order, places)
+    parents = torch.where(parents == 0, 0, number.gather(1, (parents - 1).clamp(min=0)))
+    order = order[:, :nodes]
+    return tokens.gather(1, order), parents.gather(1, order)
+
+
+def next_level(
+    tokens: torch.Tensor,
+    logprobs: torch.Tensor,
+    chances: torch.Tensor | None = None,
+    index: torch.Tensor | None = None,
+    first: int = 0,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The tokens of a level, their cumulative log-probabilities, and their parents (0 for the text's end, else the
+    index among all proposed tokens plus one), ``[B, m * count]``.
+
+    Args:
+        tokens: int64 ``[B, m, count]``; logprobs: float32, of the same size.
+        chances, index: but for the first level, the nodes' own cumulative log-probabilities, and the index of each in
+            its level, ``[B, m]``.
+        first: the index of the first token of the nodes' own level.
+    """
+    if chances is None or index is None:
+        return tokens.flatten(1).clone(), logprobs.flatten(1).clone(), torch.zeros_like(tokens).flatten(1)
+    parents = (index + (first + 1))[..., None].expand(tokens.shape)
+    return tokens.flatten(1).clone(), (chances[..., None] + logprobs).flatten(1), parents.flatten(1).clone()
+
+
+def as_target_ids(tokens: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """The target's ids of ``tokens`` (-1: none), int64 of any size, which are places in ``ids``, int64 ``[Vd]``."""
+    return torch.where(tokens < 0, -1, ids[tokens.clamp(min=0)])
+
+
+def choose_nodes(
+    tokens: torch.Tensor, chances: torch.Tensor, count: int, fixed: Sequence[int], branches: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Choose the tokens of a level that are read next: tokens, chances, indices in the level, and for each the index of
+    its parent among the nodes of the previous level, ``[B, count]``.
+
+    Args:
+        tokens: int64 ``[B, n]``; chances: float32 ``[B, n]``.
+        fixed: the indices; empty: the likeliest, of equal ones the first.
+        branches: children of each node.
+    """
+    if fixed:
+        index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
+    elif tokens.is_cuda:
+        index = chances.topk(count).indices
+    else:
+        index = _by_chance(chances)[:, :count]
+    # Where there is no token (-1), token 0 is read; its children have the chance 0, and are not proposed.
+    return tokens.gather(1, index).clamp(min=0), chances.gather(1, index), index.contiguous(), index // branches
+
+
+def with_nodes(
+    tokens: torch.Tensor,
+    came_from: torch.Tensor,
+    read_tokens: torch.Tensor | None = None,
+    read_parents: torch.Tensor | None = None,
+    begin: int = -1,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and parents ``[B, n + m]`` of what was read, ``[B, n]`` each, and of a new level, ``[B, m]``.
+
+    Args:
+        begin: the index of the first node of the level before; -1 for the first level, which has no parents.
+    """
+    parents = torch.full_like(came_from, -1) if begin < 0 else came_from + begin
+    if read_tokens is None or read_parents is None:
+        return tokens.clone(), parents
+    return torch.cat([read_tokens, tokens], 1), torch.cat([read_parents, parents], 1)
+
+
+def first_place(length: torch.Tensor, slots: torch.Tensor, ahead: int, most: int) -> torch.Tensor:
+    """The position ``[B]`` of the first node's row and of its KV. It is at most ``most``, which sequences without space
+    for a tree exceed.
+
+    Args:
+        length: int64 ``[N]``; slots: int64 ``[B]``.
+        ahead: after a sequence of L tokens, the row of a tree's first token has position ``L - ahead``.
+    """
+    return (length[slots] - ahead).clamp(min=0, max=most)
+
+
+def positions_of_nodes(first: torch.Tensor, levels: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
+    """The rotary positions and the KV's positions ``[B, n]`` of nodes of these levels, from 1, where the first node has
+    the position ``first``, int64 ``[B]``."""
+    depths = torch.cat([torch.full((1,), level - 1, device=first.device) for level in levels])
+    return first[:, None] + depths, first[:, None] + torch.arange(len(levels), device=first.device)
+
+
+def rows_of_parents(carried: torch.Tensor, came_from: torch.Tensor) -> torch.Tensor:
+    """The rows ``[B, m, H]`` of ``carried`` ``[B, n, H]`` at the indices ``came_from``, int64 ``[B, m]``."""
+    return carried.gather(1, came_from[..., None].expand(-1, -1, carried.shape[2]))
+
+
+def _longest(length: torch.Tensor, limit: torch.Tensor, slots: torch.Tensor, max_len: int) -> torch.Tensor:
+    """The number of drafts ``[B]`` that a step could emit, see :func:`likeliest_tree`."""
+    row_length = length[slots]
+    longest = (max_len - 1 - row_length).clamp(min=0)
+    return torch.minimum(longest, limit[slots] - row_length - 1).clamp(min=0)
+
+
+def within_reach(
+    length: torch.Tensor, limit: torch.Tensor, slots: torch.Tensor, depths: Sequence[int], max_len: int
+) -> torch.Tensor:
+    """Whether a step could emit tokens of these ``depths``, bool ``[B, n]``; see :func:`likeliest_tree`."""
+    runs = [torch.full((len(list(run)),), depth, device=length.device) for depth, run in groupby(depths)]
+    return torch.cat(runs) <= _longest(length, limit, slots, max_len)[:, None]
+
+
+def likeliest_tree(
+    tokens: torch.Tensor,
+    chances: torch.Tensor,
+    parents: torch.Tensor,
+    length: torch.Tensor,
+    limit: torch.Tensor,
+    slots: torch.Tensor,
+    depths: Sequence[int],
+    max_len: int,
+    nodes: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The likeliest tokens of all levels and their parents ``[B, min(n, nodes)]``, and their number ``[B]``.
+
+    Args:
+        tokens, chances, parents: ``[B, n]``, of :func:`next_level`, all levels.
+        length, limit: int64 ``[N]``; slots: int64 ``[B]``.
+        depths: of each token. Tokens that a step could not emit are left out.
+        max_len: the drafter's longest sequence.
+    """
+    longest = _longest(length, limit, slots, max_len)
+    inside = within_reach(length, limit, slots, depths, max_len)
+    found, parents = ranked(torch.where(inside & (chances > -inf), tokens, -1), chances, parents, nodes)
+    return found, parents, torch.where(longest > 0, found.shape[1], 0)
+
+
+def store_proposed_tree_(
+    tree_tokens: torch.Tensor,
+    tree_parents: torch.Tensor,
+    tree_count: torch.Tensor,
+    slots: torch.Tensor,
+    tokens: torch.Tensor,
+    parents: torch.Tensor,
+    count: torch.Tensor,
+) -> None:
+    """Write proposed trees into state: tokens and parents, int64 ``[B, P]``, and their number ``[B]``, from 0 to P.
+
+    Args:
+        tree_tokens, tree_parents: int64 ``[N, P]``; tree_count: int64 ``[N]``; slots: int64 ``[B]``.
+    """
+    tree_tokens.index_put_((slots,), tokens)
+    tree_parents.index_put_((slots,), parents)
+    tree_count.index_put_((slots,), count.clamp(min=0, max=tokens.shape[1]))
+
+
+def store_tree_(
+    stored_drafts: torch.Tensor,
+    stored_parents: torch.Tensor,
+    stored_depths: torch.Tensor,
+    stored_lens: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    lens: torch.Tensor,
+) -> None:
+    """Write trees in the form of a tier into state, without their roots. The rest of the state is filled with empty
+    children of the root (-1): a tier of any width reads a valid tree.
+
+    Args:
+        stored_drafts, stored_parents, stored_depths: int64 ``[N, Kmax]``; stored_lens: int64 ``[N]``; slots: int64
+            ``[B]``.
+        drafts: int64 ``[B, nodes]``; parents, depths: int64 ``[B, 1 + nodes]``; lens: int64 ``[B]``.
+    """
+    rest = (0, stored_drafts.shape[1] - drafts.shape[1])
+    stored_drafts.index_put_((slots,), pad(drafts, rest, value=-1))
+    stored_parents.index_put_((slots,), pad(parents[:, 1:], rest))
+    stored_depths.index_put_((slots,), pad(depths[:, 1:], rest, value=1))
+    stored_lens.index_put_((slots,), lens)
+
+
+def stored_tree(
+    stored_drafts: torch.Tensor,
+    stored_parents: torch.Tensor,
+    stored_depths: torch.Tensor,
+    stored_lens: torch.Tensor,
+    slots: torch.Tensor,
+    nodes: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Drafts ``[B, nodes]``, parents and depths ``[B, 1 + nodes]``, and lengths ``[B]`` that :func:`store_tree_` has
+    written, their roots added."""
+    kept = (part[slots, :nodes] for part in (stored_drafts, stored_parents, stored_depths))
+    drafts, parents, depths = kept
+    root = torch.zeros_like(slots)[:, None]
+    return drafts, torch.cat([root - 1, parents], 1), torch.cat([root, depths], 1), stored_lens[slots]
+
+
+def chain_parents(lens: torch.Tensor, width: int) -> torch.Tensor:
+    """The parents ``[B, width]`` of chains as trees of one branch, one for each of ``lens`` ``[B]``."""
+    return torch.arange(width, device=lens.device).expand(lens.shape[0], -1).contiguous()
+
+
+def proposed_or_stored_tree(
+    draft_lens: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    lens: torch.Tensor,
+    other_drafts: torch.Tensor,
+    other_parents: torch.Tensor,
+    other_depths: torch.Tensor,
+    other_lens: torch.Tensor,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """A row's proposal, in the form of a tier; or the other tree, which is stored, where it has none.
+
+    Args:
+        draft_lens: int64 ``[N]``, the lengths of proposals; slots: int64 ``[B]``.
+        drafts, parents, depths, lens: as :func:`stored_tree` returns them; so are the other ones.
+    """
+    # Where neither has drafted, as in rows that hold no request, what is stored may be no tree.
+    other = ((draft_lens[slots] == 0) & (other_lens > 0))[:, None]
+    return (
+        torch.where(other, other_drafts, drafts),
+        torch.where(other, other_parents, parents),
+        torch.where(other, other_depths, depths),
+        torch.where(other[:, 0], other_lens, lens),
+    )
+
+
+def _define(schema: str, fake: Callable[..., Any] | None, reference: Callable[..., Any]) -> None:
+    define(reference.__name__ + schema, fake, reference, cpp=BASE, recorded=True)
+
+
+def _next_level_fake(tokens, logprobs, *rest, **options):  # type: ignore[no-untyped-def]
+    size = (tokens.shape[0], tokens.shape[1] * tokens.shape[2])
+    return tokens.new_empty(size), logprobs.new_empty(size), tokens.new_empty(size)
+
+
+def _choose_nodes_fake(tokens, chances, count, fixed, branches):  # type: ignore[no-untyped-def]
+    size = (tokens.shape[0], count)
+    return tokens.new_empty(size), chances.new_empty(size), tokens.new_empty(size), tokens.new_empty(size)
+
+
+def _with_nodes_fake(tokens, came_from, read_tokens=None, *rest, **options):  # type: ignore[no-untyped-def]
+    before = 0 if read_tokens is None else read_tokens.shape[1]
+    size = (tokens.shape[0], before + tokens.shape[1])
+    return tokens.new_empty(size), tokens.new_empty(size)
+
+
+def _likeliest_tree_fake(tokens, chances, parents, length, limit, slots, depths, max_len, nodes):  # type: ignore[no-untyped-def]
+    size = (tokens.shape[0], min(tokens.shape[1], nodes))
+    return tokens.new_empty(size), tokens.new_empty(size), tokens.new_empty(tokens.shape[:1])
+
+
+def _trees(like: torch.Tensor, rows: int, nodes: int) -> tuple[torch.Tensor, ...]:
+    return tuple(like.new_empty(size) for size in ((rows, nodes), (rows, nodes + 1), (rows, nodes + 1), (rows,)))
+
+
+_define(
+    "(Tensor tokens, Tensor logprobs, Tensor? chances=None, Tensor? index=None, int first=0) "
+    "-> (Tensor, Tensor, Tensor)",
+    _next_level_fake,
+    next_level,
+)
+_define("(Tensor tokens, Tensor ids) -> Tensor", lambda tokens, ids: tokens.new_empty(tokens.shape), as_target_ids)
+_define(
+    "(Tensor tokens, Tensor chances, int count, int[] fixed, int branches) -> (Tensor, Tensor, Tensor, Tensor)",
+    _choose_nodes_fake,
+    choose_nodes,
+)
+_define(
+    "(Tensor tokens, Tensor came_from, Tensor? read_tokens=None, Tensor? read_parents=None, int begin=-1) "
+    "-> (Tensor, Tensor)",
+    _with_nodes_fake,
+    with_nodes,
+)
+_define(
+    "(Tensor length, Tensor slots, int ahead, int most) -> Tensor",
+    lambda length, slots, ahead, most: slots.new_empty(slots.shape),
+    first_place,
+)
+_define(
+    "(Tensor first, int[] levels) -> (Tensor, Tensor)",
+    lambda first, levels: tuple(first.new_empty((first.shape[0], len(levels))) for _ in range(2)),
+    positions_of_nodes,
+)
+_define(
+    "(Tensor carried, Tensor came_from) -> Tensor",
+    lambda carried, came_from: carried.new_empty((*came_from.shape, carried.shape[2])),
+    rows_of_parents,
+)
+_define(
+    "(Tensor tokens, Tensor chances, Tensor parents, Tensor length, Tensor limit, Tensor slots, int[] depths, "
+    "int max_len, int nodes) -> (Tensor, Tensor, Tensor)",
+    _likeliest_tree_fake,
+    likeliest_tree,
+)
+_define(
+    "(Tensor(a!) tree_tokens, Tensor(b!) tree_parents, Tensor(c!) tree_count, Tensor slots, Tensor tokens, "
+    "Tensor parents, Tensor count) -> ()",
+    None,
+    store_proposed_tree_,
+)
+_define(
+    "(Tensor(a!) stored_drafts, Tensor(b!) stored_parents, Tensor(c!) stored_depths, Tensor(d!) stored_lens, "
+    "Tensor slots, Tensor drafts, Tensor parents, Tensor depths, Tensor lens) -> ()",
+    None,
+    store_tree_,
+)
+_define(
+    "(Tensor stored_drafts, Tensor stored_parents, Tensor stored_depths, Tensor stored_lens, Tensor slots, int nodes) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    lambda drafts, parents, depths, lens, slots, nodes: _trees(drafts, slots.shape[0], nodes),
+    stored_tree,
+)
+_define(
+    "(Tensor lens, int width) -> Tensor",
+    lambda lens, width: lens.new_empty((lens.shape[0], width)),
+    chain_parents,
+)
+_define(
+    "(Tensor draft_lens, Tensor slots, Tensor drafts, Tensor parents, Tensor depths, Tensor lens, "
+    "Tensor other_drafts, Tensor other_parents, Tensor other_depths, Tensor other_lens) "
+    "-> (Tensor, Tensor, Tensor, Tensor)",
+    lambda draft_lens, slots, drafts, *rest: _trees(drafts, *drafts.shape),
+    proposed_or_stored_tree,
+)
