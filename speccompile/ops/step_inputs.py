@@ -58,6 +58,30 @@ def reference(
     return own, lens.clone(), read, newest_at[:, None] + torch.arange(width, device=tokens.device)
 
 
+def newest_and_drafts(
+    tokens: torch.Tensor,
+    length: torch.Tensor,
+    slots: torch.Tensor,
+    drafts: torch.Tensor,
+    *,
+    width: int,
+    vocab_size: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and positions ``[B, T]`` of a verify step.
+
+    Args:
+        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, K]``, -1 for no draft.
+    """
+    newest_at = (length[slots] - 1).clamp(min=0)
+    newest = tokens[slots, newest_at]
+    # Values that are not tokens (-1, padding, a drafter's mistake) are read as the newest token, whose logits the step
+    # computes anyway: a NaN of another token would spoil the positions before it. Acceptance reads the drafts.
+    drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
+    drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)
+    read = torch.cat([newest[:, None], drafts], dim=1)
+    return read, newest_at[:, None] + torch.arange(width, device=tokens.device)
+
+
 def _fake(tokens, length, slots, drafts, draft_lens, limit, draft_limit, draft_len, width, vocab_size):  # type: ignore[no-untyped-def]
     rows = slots.shape[0]
     sizes = ((rows, draft_len), (rows,), (rows, width), (rows, width))

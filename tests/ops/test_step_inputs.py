@@ -8,8 +8,8 @@ import torch
 
 from speccompile.ops import step_inputs as inputs_op
 from speccompile.ops import store_drafts as store_op
+from speccompile.ops.step_inputs import newest_and_drafts
 from speccompile.passes.step.drafts import limited_drafts, no_drafts, proposed_drafts, useful_lens
-from speccompile.passes.step.verify_inputs import newest_and_drafts
 from support.input_cases import LONGEST, input_cases, stored_cases
 
 

@@ -16,6 +16,7 @@ from speccompile.graph.tree import Tree
 from speccompile.ops.noise import TOKENS
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.greedy_accept import count_agreeing, name_judged
+from speccompile.passes.step.tree_accept import name_path
 from speccompile.passes.step.use_filters import filter_state, uses_filters
 from speccompile.utils.devices import traits_of
 
@@ -56,9 +57,7 @@ class TreeDrawnAccept(Pass):
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "parents", "depths", "slots")
         nodes = [*(graph.values[name] for name in names), *noise_state(graph), *own_filters(graph)]
-        found = graph.insert(drawn_path, *nodes, depth=self.tree.depth)
-        for name, node in zip(("target_tokens", "path", "row_accepted"), found, strict=True):
-            graph.name_value(name, node)
+        name_path(graph, *graph.insert(drawn_path, *nodes, depth=self.tree.depth))
         return Changes(1, f"{int(self.tree)} nodes judged")
 
 
@@ -105,9 +104,10 @@ def drawn_path(
     *filters: torch.Tensor,
     depth: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Results of :func:`~speccompile.passes.step.tree_accept.greedy_path`, with tokens that are drawn."""
     target = drawn(logits, slots, length, temperature, seed, filters, depths)
     path, accepted = torch.ops.speccompile.walk_tree(target, drafts, parents, depth)
-    return target.gather(1, path), path, accepted
+    return target, path, accepted
 
 
 def drawn(

@@ -13,10 +13,11 @@ from typing import ClassVar
 import torch
 
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.step_inputs import newest_and_drafts
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.last_logits import lm_head_readers
 from speccompile.passes.step.rows import first_rows
-from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
+from speccompile.passes.step.verify_inputs import feed_target
 
 
 @dataclass(frozen=True)

@@ -7,9 +7,12 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
+from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.draft_rows import form_of
+from speccompile.ops.verify_tree import rows_on_path
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.tap_hidden import MARK
 
@@ -58,7 +61,7 @@ class FollowPath(Pass):
     def run(self, graph: StepGraph) -> Changes:
         marks = [name for name in graph.values if name.startswith(MARK)]
         for name in marks:
-            graph.values[name] = graph.insert(of_path, graph.values[name], graph.values["path"])
+            graph.values[name] = on_path(graph, graph.values[name])
         for name in ("input_tokens", "positions"):
             follow(graph, name)
         return Changes(len(marks) + 2)
@@ -68,15 +71,16 @@ def follow(graph: StepGraph, name: str) -> None:
     """Let the value of all nodes become that of the nodes on the path."""
     nodes = graph.values[name]
     nodes._rename(f"node_{name}")
-    graph.name_value(name, graph.insert(of_path, nodes, graph.values["path"]))
+    graph.name_value(name, on_path(graph, nodes))
+
+
+def on_path(graph: StepGraph, nodes: fx.Node) -> fx.Node:
+    """``[B, 1 + depth, ...]`` of a value ``[B, T, ...]`` of all nodes."""
+    found: fx.Node = graph.insert(form_of(rows_on_path, graph.facts), nodes, graph.values["path"])
+    return found
 
 
 def move_path(
     slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, *kv: torch.Tensor
 ) -> None:
     torch.ops.speccompile.move_path_(list(kv), slots, root, path, accepted)
-
-
-def of_path(nodes: torch.Tensor, path: torch.Tensor) -> torch.Tensor:
-    """``[B, D, ...]`` of ``[B, T, ...]``, at the nodes ``path`` ``[B, D]``."""
-    return nodes[torch.arange(nodes.shape[0], device=nodes.device)[:, None], path]

@@ -11,7 +11,9 @@ from torch import fx
 import speccompile.ops  # noqa: F401  defines the ops
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
+from speccompile.ops.draft_rows import form_of
 from speccompile.ops.tree import child_of
+from speccompile.ops.verify_tree import tokens_on_path
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import append_token, text_so_far
 from speccompile.passes.step.sample import draw, process
@@ -34,18 +36,28 @@ class TreeGreedyAccept(Pass):
 
     def run(self, graph: StepGraph) -> Changes:
         names = ("logits", "drafts", "parents")
-        found = graph.insert(greedy_path, *[graph.values[name] for name in names], depth=self.tree.depth)
-        for name, node in zip(("target_tokens", "path", "row_accepted"), found, strict=True):
-            graph.name_value(name, node)
+        name_path(graph, *graph.insert(greedy_path, *[graph.values[name] for name in names], depth=self.tree.depth))
         return Changes(1, f"{int(self.tree)} nodes judged")
 
 
 def greedy_path(
     logits: torch.Tensor, drafts: torch.Tensor, parents: torch.Tensor, *, depth: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """The target's tokens after all nodes ``[B, T]``, the accepted path ``[B, 1 + depth]``, and its drafts ``[B]``."""
     target = torch.ops.speccompile.choose(logits)
     path, accepted = torch.ops.speccompile.walk_tree(target, drafts, parents, depth)
-    return target.gather(1, path), path, accepted
+    return target, path, accepted
+
+
+def name_path(graph: StepGraph, target: fx.Node, path: fx.Node, accepted: fx.Node) -> None:
+    """Name the accepted path ``[B, 1 + depth]``, the target's tokens after its nodes, and the number of its drafts.
+
+    Args:
+        target: ``[B, T]``, the target's tokens after all nodes; accepted: ``[B]``.
+    """
+    graph.name_value("target_tokens", graph.insert(form_of(tokens_on_path, graph.facts), target, path))
+    graph.name_value("path", path)
+    graph.name_value("row_accepted", accepted)
 
 
 @dataclass(frozen=True)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-import torch
-
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import Tree
+from speccompile.ops.draft_rows import form_of
+from speccompile.ops.verify_tree import newest_and_nodes
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
-from speccompile.passes.step.verify_inputs import feed_target, newest_and_drafts
+from speccompile.passes.step.verify_inputs import feed_target
 from speccompile.passes.target.tree_bodies import call_tree_bodies
 
 
@@ -31,7 +31,7 @@ class TreeInputs(Pass):
     def run(self, graph: StepGraph) -> Changes:
         width = self.tree + 1
         read, positions, places, root = graph.insert(
-            newest_and_nodes,
+            form_of(newest_and_nodes, graph.facts),
             graph.state("tokens"),
             graph.state("length"),
             *[graph.values[name] for name in ("slots", "drafts", "depths")],
@@ -42,23 +42,3 @@ class TreeInputs(Pass):
         graph.name_value("root", root)
         count = call_tree_bodies(graph, places, graph.values["parents"])
         return Changes(count, f"the target reads {list(read.meta['val'].shape)}")
-
-
-def newest_and_nodes(
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    slots: torch.Tensor,
-    drafts: torch.Tensor,
-    depths: torch.Tensor,
-    *,
-    vocab_size: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Tokens, positions and places of the KV ``[B, T]`` of a verify step, and the root's place ``[B]``.
-
-    Args:
-        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, T - 1]``, -1 for none; depths: ``[B, T]``.
-    """
-    width = depths.shape[1]
-    read, places = newest_and_drafts(tokens, length, slots, drafts, width=width, vocab_size=vocab_size)
-    root = places[:, 0]
-    return read, root[:, None] + depths, places, root

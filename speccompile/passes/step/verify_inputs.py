@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
+from speccompile.ops.step_inputs import newest_and_drafts
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 
@@ -93,30 +93,6 @@ def feed_target(graph: StepGraph, read: fx.Node, positions: fx.Node, width: int)
     graph.name_value("input_tokens", read)
     graph.name_value("positions", positions)
     graph.sizes = {**graph.sizes, "T": width}
-
-
-def newest_and_drafts(
-    tokens: torch.Tensor,
-    length: torch.Tensor,
-    slots: torch.Tensor,
-    drafts: torch.Tensor,
-    *,
-    width: int,
-    vocab_size: int,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and positions ``[B, T]`` of a verify step.
-
-    Args:
-        tokens: ``[N, S]``; length: ``[N]``; slots: ``[B]``; drafts: ``[B, K]``, -1 for no draft.
-    """
-    newest_at = (length[slots] - 1).clamp(min=0)
-    newest = tokens[slots, newest_at]
-    # Values that are not tokens (-1, padding, a drafter's mistake) are read as the newest token, whose logits the step
-    # computes anyway: a NaN of another token would spoil the positions before it. Acceptance reads the drafts.
-    drafts = F.pad(drafts, (0, width - 1 - drafts.shape[1]), value=-1)
-    drafts = torch.where((drafts < 0) | (drafts >= vocab_size), newest[:, None], drafts)
-    read = torch.cat([newest[:, None], drafts], dim=1)
-    return read, newest_at[:, None] + torch.arange(width, device=tokens.device)
 
 
 def first_places(logits: torch.Tensor, *, count: int) -> torch.Tensor:

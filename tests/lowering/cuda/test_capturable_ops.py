@@ -17,8 +17,8 @@ from speccompile import Tree
 from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
 from speccompile.modes.network.draft_tree import first_place, rows_of_nodes
 from speccompile.ops.noise import add_gumbel
-from speccompile.passes.step.judge_chain import chain_in_tree, other_branches
-from speccompile.passes.step.move_path import of_path
+from speccompile.ops.verify_tree import chain_in_tree, rows_on_path
+from speccompile.passes.step.judge_chain import other_branches
 from speccompile.passes.step.ranked_tree import of_independent, ranked
 from speccompile.passes.step.tree_accept import next_node
 from speccompile.passes.step.tree_drafts import fit, static_form
@@ -101,7 +101,7 @@ def test_trees(tree: Tree) -> None:
         path, accepted = torch.ops.speccompile.walk_tree(whole(ROWS, nodes + 1), drafts, of, tree.depth)
         next_node(drafts, of, slots(), whole(ROWS, 1), slots().bool(), slots())
         chain_in_tree(drafts, of, path, accepted, others=other_branches(tree))
-        of_path(torch.zeros(ROWS, nodes + 1, 5), path)
+        rows_on_path(torch.zeros(ROWS, nodes + 1, 5), path)
         rows_of_nodes(first_place(slots(), slots(), ahead=1, most=30), levels=(1, 2, 2))
 
     without_values(run)

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from speccompile import Tree
 from speccompile.ops.tree import walk_tree
-from speccompile.passes.step.judge_chain import chain_in_tree, deepest_draft, other_branches
+from speccompile.ops.verify_tree import chain_in_tree, deepest_draft
+from speccompile.passes.step.judge_chain import other_branches
 
 
 def judged(drafts: list[int], parents: list[int], target: list[int], others: tuple[int, ...]) -> tuple[int, int]:

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from speccompile.ops.commit import commit
 from speccompile.ops.draft_rows import cut_drafts
+from speccompile.ops.step_inputs import newest_and_drafts
 from speccompile.passes.step.drafts import no_drafts, proposed_drafts, useful_lens
 from speccompile.passes.step.greedy_accept import greedy_accept
 from speccompile.passes.step.last_logits import at_index
-from speccompile.passes.step.verify_inputs import first_places, newest_and_drafts, prompt_chunk
+from speccompile.passes.step.verify_inputs import first_places, prompt_chunk
 
 # --- acceptance ----------------------------------------------------------------------------------
 
