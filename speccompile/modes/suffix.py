@@ -102,17 +102,16 @@ class Search:
         """Propose a tree from the tries, which :meth:`propose` has updated. It is that of the trie with the largest
         expected number of accepted tokens."""
         slots, *tables = own_state
-        depth = self.speculation.depth
-        sources = [(tables[2], slots, tables[1][slots])]
+        count = self.speculation.depth + 1
+        sources = [(tables[2], slots, tables[1], slots, 0)]
         if self.given:
             given_nodes, cursor = tables[6], tables[8]
-            sources.append((given_nodes[None], torch.zeros_like(slots), cursor[slots, 1:]))
+            sources.append((given_nodes[None], torch.zeros_like(slots), cursor, slots, 1))
         if self.capacity:
             earlier_nodes, cursor = tables[-3], tables[-1]
             for side in (0, 1):
-                suffixes = cursor[slots, 1 + side * (depth + 1) : 1 + (side + 1) * (depth + 1)]
-                sources.append((earlier_nodes, torch.full_like(slots, side), suffixes))
-        best, *others = [torch.ops.speccompile.suffix_tree(*source, nodes) for source in sources]
+                sources.append((earlier_nodes, torch.full_like(slots, side), cursor, slots, 1 + side * count))
+        best, *others = [torch.ops.speccompile.suffix_tree(*source, count, nodes) for source in sources]
         for other in others:
             better = other[3].sum(1) > best[3].sum(1)
             best = tuple(

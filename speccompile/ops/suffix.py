@@ -34,7 +34,10 @@ SCHEMAS = {
 }
 #: The op that proposes trees.
 TREE = "suffix_tree"
-_TREE_SCHEMA = "(Tensor nodes, Tensor which, Tensor suffixes, int longest) -> (Tensor, Tensor, Tensor, Tensor)"
+_TREE_SCHEMA = (
+    "(Tensor nodes, Tensor which, Tensor cursor, Tensor slots, int first, int count, int longest) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
 
 Drafts = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -161,28 +164,36 @@ def earlier(
 
 
 def tree(
-    nodes: torch.Tensor, which: torch.Tensor, suffixes: torch.Tensor, longest: int
+    nodes: torch.Tensor,
+    which: torch.Tensor,
+    cursor: torch.Tensor,
+    slots: torch.Tensor,
+    first: int,
+    count: int,
+    longest: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
     """Propose trees of drafts for sequences whose tokens are in a trie already.
 
     Args:
         nodes: ``[X, 5, ...]``, several tries.
         which: int64 ``[B]``, the trie of each row.
-        suffixes: ``[B, D + 1]``, the nodes of the row's suffixes in its trie.
+        cursor: ``[N, ...]``; slots: int64 ``[B]``. A row's suffixes have the ``count`` nodes of its trie from
+            ``cursor[slot, first]`` on.
         longest: the largest number of tokens, P.
 
     Returns:
         Tokens and parents, int64 ``[B, P]``, in the form of :meth:`~speccompile.ops.suffix_trie.Trie.propose_tree`; the
         number of tokens, int64 ``[B]``; the cumulative probability of each, float32 ``[B, P]``.
     """
-    tokens, count, scores = _empty(which, longest)
+    tokens, counts, scores = _empty(which, longest)
     parents, unused = torch.zeros_like(tokens), nodes.new_zeros(2)
-    for row, trie in enumerate(which.tolist()):
-        found = Trie(unused, nodes[trie], unused).propose_tree(suffixes[row].numpy().data, longest)
-        count[row] = len(found[0])
+    for row, (trie, slot) in enumerate(zip(which.tolist(), slots.tolist(), strict=True)):
+        suffixes = cursor[slot, first : first + count]
+        found = Trie(unused, nodes[trie], unused).propose_tree(suffixes.numpy().data, longest)
+        counts[row] = len(found[0])
         for into, values in ((tokens, found[0]), (parents, found[1]), (scores, found[2])):
             into[row, : len(values)] = torch.tensor(values, dtype=into.dtype)
-    return tokens, parents, count, scores
+    return tokens, parents, counts, scores
 
 
 def _as_tensors(slots: torch.Tensor, longest: int, proposals: list[Proposal]) -> Drafts:
@@ -214,11 +225,11 @@ def _define(name: str, definition: Callable[..., Drafts]) -> None:
     define(name + front + _ROWS + ")" + _OUT, fake, definition, cpp=BASE, recorded=True)
 
 
-def _tree_fake(nodes, which, suffixes, longest):  # type: ignore[no-untyped-def]
-    tokens, count, scores = _empty(which, longest)
-    return tokens, torch.empty_like(tokens), count, scores
+def _tree_fake(nodes, which, cursor, slots, first, count, longest):  # type: ignore[no-untyped-def]
+    tokens, counts, scores = _empty(which, longest)
+    return tokens, torch.empty_like(tokens), counts, scores
 
 
 for _name, _definition in (("suffix_draft_", own), ("suffix_given_", given), ("suffix_earlier_", earlier)):
     _define(_name, _definition)
-define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)
+define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE, recorded=True)

@@ -63,6 +63,6 @@ def test_suffix_trees_in_cpp_are_the_same(rows: list[list[int]], nodes: int) -> 
     tokens = torch.tensor([[*row, *[0] * (41 - len(row))] for row in rows])
     rest = slots, slots, tokens, torch.tensor([len(row) for row in rows]), 4, 2.0, 1.0, 0.1
     OPS.suffix_draft_(used, active, *tables, *rest)
-    arguments = tables[0], slots, active[slots], nodes
+    arguments = tables[0], slots, active, slots, 0, depth + 1, nodes
     for one, other in zip(suffix.tree(*arguments), OPS.suffix_tree(*arguments), strict=True):
         assert torch.equal(one, other)

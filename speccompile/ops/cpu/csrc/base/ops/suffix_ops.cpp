@@ -207,23 +207,38 @@ Drafts suffix_earlier(
 }
 
 std::tuple<Tensor, Tensor, Tensor, Tensor> suffix_tree(
-    const Tensor& nodes, const Tensor& which, const Tensor& suffixes, int64_t longest) {
-  const Tensor tries = side_by_side(which), own_suffixes = side_by_side(suffixes);
-  const int64_t rows = which.size(0), capacity = nodes.size(2), depth = suffixes.size(1) - 1;
-  Tensor tokens = torch::stable::new_zeros(which, {rows, longest}),
-         parents = torch::stable::new_zeros(which, {rows, longest}), count = torch::stable::new_zeros(which, {rows}),
-         scores = torch::stable::new_zeros(which, {rows, longest}, ScalarType::Float);
-  for (int64_t row = 0; row < rows; ++row) {
-    const int64_t trie = static_cast<int64_t*>(tries.data_ptr())[row];
-    // Paths are read off the nodes alone.
-    const Trie of(nullptr, table(nodes) + Trie::kFields * capacity * trie, capacity, nullptr, 0);
-    static_cast<int64_t*>(count.data_ptr())[row] = of.propose_tree(
-        table(own_suffixes) + (depth + 1) * row, depth, longest,
-        static_cast<int64_t*>(tokens.data_ptr()) + row * longest,
-        static_cast<int64_t*>(parents.data_ptr()) + row * longest,
-        static_cast<float*>(scores.data_ptr()) + row * longest);
-  }
-  return {tokens, parents, count, scores};
+    const Tensor& nodes, const Tensor& which, const Tensor& cursor, const Tensor& slots, int64_t first, int64_t count,
+    int64_t longest) {
+  const Tensor tries = side_by_side(which), own_slots = side_by_side(slots);
+  const int64_t rows = which.size(0), capacity = nodes.size(2), trie_count = nodes.size(0), depth = count - 1;
+  const int64_t slot_count = cursor.size(0), width = cursor.size(1);
+  STD_TORCH_CHECK(
+      slots.numel() == rows && first >= 0 && count > 0 && first + count <= width,
+      "speccompile::suffix_tree: the sizes do not fit");
+  const Tensor tokens = new_integers({rows, longest}), parents = new_integers({rows, longest}),
+               counts = new_integers({rows}), scores = new_floats({rows, longest});
+  const int64_t *trie_of = integers(tries), *slot_of = integers(own_slots);
+  int32_t *all = table(nodes), *suffixes = table(cursor);
+  int64_t *to = integers(tokens), *to_parents = integers(parents), *to_counts = integers(counts);
+  auto* const to_scores = static_cast<float*>(scores.data_ptr());
+  run_kernel(
+      [=] {
+        std::fill_n(to, rows * longest, int64_t{0});
+        std::fill_n(to_parents, rows * longest, int64_t{0});
+        std::fill_n(to_scores, rows * longest, 0.0f);
+        for (int64_t row = 0; row < rows; ++row) {
+          const int64_t trie = trie_of[row], slot = slot_of[row], at = row * longest;
+          STD_TORCH_CHECK(
+              trie >= 0 && trie < trie_count && slot >= 0 && slot < slot_count, "speccompile: row ", row,
+              " has no slot ", slot, " or no trie ", trie);
+          // Paths are read off the nodes alone.
+          const Trie of(nullptr, all + Trie::kFields * capacity * trie, capacity, nullptr, 0);
+          to_counts[row] = of.propose_tree(
+              suffixes + slot * width + first, depth, longest, to + at, to_parents + at, to_scores + at);
+        }
+      },
+      which.is_contiguous() && slots.is_contiguous());
+  return {tokens, parents, counts, scores};
 }
 
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
