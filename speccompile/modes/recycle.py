@@ -66,7 +66,7 @@ class Paths:
         drafts, _, lens, logs = torch.ops.speccompile.follow_successors(
             *tables, tokens, length, places, draft_len, 1, self.least
         )
-        return drafts, lens, logs.exp()
+        return drafts, lens, torch.ops.speccompile.chances_of(logs)
 
     def propose_tree(
         self, tokens: torch.Tensor, length: torch.Tensor, slots: torch.Tensor, *tables: torch.Tensor, nodes: int
@@ -75,7 +75,7 @@ class Paths:
         found, parents, count, logs = torch.ops.speccompile.follow_successors(
             *tables, tokens, length, _own(slots), nodes, self.branches, -math.inf
         )
-        return found, parents, count, logs.exp()
+        return found, parents, count, torch.ops.speccompile.chances_of(logs)
 
 
 def _own(slots: torch.Tensor) -> torch.Tensor:

@@ -66,4 +66,4 @@ def _fake(tokens, parents, counts, scores, nodes):  # type: ignore[no-untyped-de
     return wide, torch.empty_like(wide), torch.empty_like(counts[0])
 
 
-define(_SCHEMA, _fake, merge_trees, cpp=BASE)
+define(_SCHEMA, _fake, merge_trees, cpp=BASE, recorded=True)

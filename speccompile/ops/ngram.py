@@ -125,4 +125,4 @@ def _fake(tokens, length, slots, max_ngram, min_ngram, draft_len):  # type: igno
 
 
 define("match_ngram" + _SCHEMA, _fake, reference, cpp=BASE, recorded=True, cuda="ngram.match")
-define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE)
+define(TREE + _TREE_SCHEMA, _tree_fake, tree, cpp=BASE, recorded=True)

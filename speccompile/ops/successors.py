@@ -165,6 +165,11 @@ def follow(
     return torch.stack(drafts, 1), torch.stack(parents, 1), (logs > float("-inf")).sum(1), logs
 
 
+def chances_of(logs: torch.Tensor) -> torch.Tensor:
+    """The exponentials of ``logs``, float32, computed in float64."""
+    return logs.double().exp().float()
+
+
 def _fake_follow(successors, logprobs, keys, tokens, length, places, count, branches, least):  # type: ignore[no-untyped-def]
     drafts = tokens.new_empty((places.shape[0], count))
     return drafts, torch.empty_like(drafts), torch.empty_like(places), logprobs.new_empty(drafts.shape)
@@ -172,3 +177,4 @@ def _fake_follow(successors, logprobs, keys, tokens, length, places, count, bran
 
 define("store_successors_" + _STORE, None, store, cpp=BASE, recorded=True)
 define("follow_successors" + _FOLLOW, _fake_follow, follow, cpp=BASE, recorded=True)
+define("chances_of(Tensor logs) -> Tensor", torch.empty_like, chances_of, cpp=BASE, recorded=True)

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from speccompile.ops.cpu.library import load_cpu_ops
-from speccompile.ops.successors import follow, place_of, store
+from speccompile.ops.successors import chances_of, follow, place_of, store
 
 assert load_cpu_ops() is None
 
@@ -193,3 +193,12 @@ def test_pairs_are_spread_over_their_places() -> None:
     counts = place_of(first.flatten(), second.flatten(), 65536).bincount(minlength=65536).double()
     # About 1.57 pairs a place; a Poisson distribution has that variance.
     assert counts.var().item() == pytest.approx(counts.mean().item(), rel=0.2)
+
+
+def test_chances_are_exponentials() -> None:
+    logs = torch.cat(
+        [-8 * torch.rand(2, 300, generator=torch.Generator().manual_seed(0)), torch.full((2, 1), -math.inf)], 1
+    )
+    found = OPS.chances_of(logs)
+    assert torch.equal(found, chances_of(logs)) and (found[:, -1] == 0).all()
+    torch.testing.assert_close(found, logs.exp())

@@ -2,6 +2,7 @@
 // and prediction.py define it.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <optional>
 #include <tuple>
 
@@ -90,13 +91,19 @@ std::tuple<Tensor, Tensor, Tensor> ngram_tree_op(
   const int64_t rows = tokens.size(0), capacity = tokens.size(1);
   // As speccompile/ops/ngram.py has them.
   const NgramTree how{max_ngram, min_ngram, 4, 0.8};
-  Tensor found = torch::stable::new_zeros(length, {rows, nodes}), parents = torch::stable::new_zeros(length, {rows, nodes}),
-         count = new_integers({rows});
-  for (int64_t row = 0; row < rows; ++row) {
-    integers(count)[row] = ngram_tree(
-        integers(own_tokens) + row * capacity, integers(own_length)[row], how, integers(found) + row * nodes,
-        integers(parents) + row * nodes, nodes);
-  }
+  const Tensor found = new_integers({rows, nodes}), parents = new_integers({rows, nodes}), count = new_integers({rows});
+  const int64_t *texts = integers(own_tokens), *lengths = integers(own_length);
+  int64_t *to = integers(found), *to_parents = integers(parents), *to_count = integers(count);
+  run_kernel(
+      [=] {
+        std::fill_n(to, rows * nodes, int64_t{0});
+        std::fill_n(to_parents, rows * nodes, int64_t{0});
+        for (int64_t row = 0; row < rows; ++row) {
+          to_count[row] = ngram_tree(
+              texts + row * capacity, lengths[row], how, to + row * nodes, to_parents + row * nodes, nodes);
+        }
+      },
+      tokens.is_contiguous() && length.is_contiguous());
   return {found, parents, count};
 }
 

@@ -2,6 +2,7 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <tuple>
 #include <vector>
@@ -112,7 +113,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> follow_successors(
   return {drafts, parents, lens, logs};
 }
 
+Tensor chances_of(const Tensor& logs) {
+  const Tensor own = side_by_side(logs), chances = new_floats({logs.sizes().begin(), logs.sizes().end()});
+  const float* from = floats(own);
+  auto* const to = static_cast<float*>(chances.data_ptr());
+  const int64_t count = logs.numel();
+  run_kernel(
+      [=] {
+        for (int64_t i = 0; i < count; ++i) {
+          to[i] = static_cast<float>(std::exp(static_cast<double>(from[i])));
+        }
+      },
+      logs.is_contiguous());
+  return chances;
+}
+
 STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
+  m.impl("chances_of", TORCH_BOX(&chances_of));
   m.impl("store_successors_", TORCH_BOX(&store_successors));
   m.impl("follow_successors", TORCH_BOX(&follow_successors));
 }

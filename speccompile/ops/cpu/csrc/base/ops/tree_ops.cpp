@@ -127,31 +127,53 @@ std::tuple<Tensor, Tensor, Tensor> merge_trees_op(
       trees > 0 && parents.size() == trees && counts.size() == trees && scores.size() == trees,
       "speccompile::merge_trees: each tree has tokens, parents, a count and scores");
   const int64_t rows = tokens[0].size(0);
-  Tensor found = new_integers({rows, nodes}), above = new_integers({rows, nodes}), count = new_integers({rows});
-  std::fill_n(numbers(found), rows * nodes, 0);
-  std::fill_n(numbers(above), rows * nodes, 0);
-  for (int64_t row = 0; row < rows; ++row) {
-    PathTree all;
-    for (size_t tree = 0; tree < trees; ++tree) {
-      const Tensor own_scores = side_by_side(scores[tree]), own_tokens = side_by_side(tokens[tree]),
-                   own_parents = side_by_side(parents[tree]), own_counts = side_by_side(counts[tree]);
-      const int64_t width = own_tokens.size(1);
-      STD_TORCH_CHECK(
-          own_scores.scalar_type() == ScalarType::Float && own_scores.numel() == rows * width &&
-              own_parents.numel() == rows * width,
-          "speccompile::merge_trees: scores are float32, and the sizes are those of the tokens");
-      const int64_t *token = numbers(own_tokens) + row * width, *parent = numbers(own_parents) + row * width;
-      const auto* score = static_cast<const float*>(own_scores.data_ptr()) + row * width;
-      std::vector<int64_t> node_of{0};
-      for (int64_t i = 0; i < numbers(own_counts)[row]; ++i) {
-        STD_TORCH_CHECK(parent[i] >= 0 && parent[i] <= i, "speccompile::merge_trees: a parent comes before its child");
-        all.go_to(node_of[parent[i]]);
-        all.add(token[i], score[i]);
-        node_of.push_back(all.here());
-      }
-    }
-    numbers(count)[row] = all.finish(nodes, numbers(found) + row * nodes, numbers(above) + row * nodes, nullptr);
+  struct Proposal {
+    const int64_t *tokens, *parents, *counts;
+    const float* scores;
+    int64_t width;
+  };
+  std::vector<Tensor> given;
+  std::vector<Proposal> proposals;
+  bool repeatable = true;
+  const auto kept = [&](const Tensor& tensor) -> const Tensor& {
+    repeatable &= tensor.is_contiguous();
+    return given.emplace_back(side_by_side(tensor));
+  };
+  given.reserve(4 * trees);
+  for (size_t tree = 0; tree < trees; ++tree) {
+    const int64_t width = tokens[tree].size(1);
+    STD_TORCH_CHECK(
+        scores[tree].scalar_type() == ScalarType::Float && scores[tree].numel() == rows * width &&
+            tokens[tree].numel() == rows * width && parents[tree].numel() == rows * width && counts[tree].numel() == rows,
+        "speccompile::merge_trees: scores are float32, and the sizes are those of the tokens");
+    proposals.push_back(
+        {numbers(kept(tokens[tree])), numbers(kept(parents[tree])), numbers(kept(counts[tree])),
+         static_cast<const float*>(kept(scores[tree]).data_ptr()), width});
   }
+  const Tensor found = new_integers({rows, nodes}), above = new_integers({rows, nodes}), count = new_integers({rows});
+  int64_t *to = numbers(found), *to_parents = numbers(above), *to_count = numbers(count);
+  run_kernel(
+      [=] {
+        std::fill_n(to, rows * nodes, int64_t{0});
+        std::fill_n(to_parents, rows * nodes, int64_t{0});
+        for (int64_t row = 0; row < rows; ++row) {
+          PathTree all;
+          for (const Proposal& from : proposals) {
+            const int64_t *token = from.tokens + row * from.width, *parent = from.parents + row * from.width;
+            const float* score = from.scores + row * from.width;
+            std::vector<int64_t> node_of{0};
+            for (int64_t i = 0; i < std::min(from.counts[row], from.width); ++i) {
+              STD_TORCH_CHECK(
+                  parent[i] >= 0 && parent[i] <= i, "speccompile::merge_trees: a parent comes before its child");
+              all.go_to(node_of[parent[i]]);
+              all.add(token[i], score[i]);
+              node_of.push_back(all.here());
+            }
+          }
+          to_count[row] = all.finish(nodes, to + row * nodes, to_parents + row * nodes, nullptr);
+        }
+      },
+      repeatable);
   return {found, above, count};
 }
 
