@@ -83,8 +83,6 @@ def choose_nodes(
     """
     if fixed:
         index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
-    elif tokens.is_cuda:
-        index = chances.topk(count).indices
     else:
         index = _by_chance(chances)[:, :count]
     # Where there is no token (-1), token 0 is read; its children have the chance 0, and are not proposed.

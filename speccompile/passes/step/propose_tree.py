@@ -65,8 +65,8 @@ def proposed_tree(
     stateful: bool,
     scored: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """A proposal for the rows of these texts, ``tokens`` ``[B, S]`` and ``length`` ``[B]``: draft tokens and parents, int64
-    ``[B, P]``, and their number ``[B]``. ``stateful``: ``propose`` receives the ``slots`` ``[B]`` before its ``own``
+    """A proposal for the rows of these texts, ``tokens`` ``[B, S]`` and ``length`` ``[B]``: draft tokens and parents,
+    int64 ``[B, P]``, and their number ``[B]``. ``stateful``: ``propose`` receives the ``slots`` ``[B]`` before its ``own``
     state; ``scored``: it returns scores."""
     state = (slots, *own) if stateful else own
     rows = slots.shape[0]
