@@ -66,8 +66,8 @@ def proposed_tree(
     scored: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """A proposal for the rows of these texts, ``tokens`` ``[B, S]`` and ``length`` ``[B]``: draft tokens and parents,
-    int64 ``[B, P]``, and their number ``[B]``. ``stateful``: ``propose`` receives the ``slots`` ``[B]`` before its ``own``
-    state; ``scored``: it returns scores."""
+    int64 ``[B, P]``, and their number ``[B]``. ``stateful``: ``propose`` receives the ``slots`` ``[B]`` before its
+    ``own`` state; ``scored``: it returns scores."""
     state = (slots, *own) if stateful else own
     rows = slots.shape[0]
     parts = [Part(what, (rows, longest), torch.int64) for what in ("draft tokens", "parents")]
