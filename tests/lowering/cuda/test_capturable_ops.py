@@ -15,11 +15,24 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from speccompile import Tree
 from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
-from speccompile.modes.network.draft_tree import first_place, rows_of_nodes
+from speccompile.ops.draft_levels import (
+    chain_parents,
+    choose_nodes,
+    first_place,
+    likeliest_tree,
+    next_level,
+    positions_of_nodes,
+    proposed_or_stored_tree,
+    ranked,
+    rows_of_parents,
+    store_tree_,
+    stored_tree,
+    with_nodes,
+)
 from speccompile.ops.noise import add_gumbel
 from speccompile.ops.verify_tree import chain_in_tree, rows_on_path
 from speccompile.passes.step.judge_chain import other_branches
-from speccompile.passes.step.ranked_tree import of_independent, ranked
+from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.tree_accept import next_node
 from speccompile.passes.step.tree_drafts import fit, static_form
 from speccompile.sampling.base import Processor
@@ -102,7 +115,18 @@ def test_trees(tree: Tree) -> None:
         next_node(drafts, of, slots(), whole(ROWS, 1), slots().bool(), slots())
         chain_in_tree(drafts, of, path, accepted, others=other_branches(tree))
         rows_on_path(torch.zeros(ROWS, nodes + 1, 5), path)
-        rows_of_nodes(first_place(slots(), slots(), ahead=1, most=30), levels=(1, 2, 2))
+        positions_of_nodes(first_place(slots(), slots(), ahead=1, most=30), levels=(1, 2, 2))
+        level = next_level(whole(ROWS, 2, 3), torch.zeros(ROWS, 2, 3), torch.zeros(ROWS, 2), whole(ROWS, 2), 1)
+        for fixed in ((), (0, 2)):
+            read, _, _, came_from = choose_nodes(*level[:2], 2, fixed, 3)
+        with_nodes(read, came_from, read, came_from, 0)
+        rows_of_parents(torch.zeros(ROWS, 2, 5), came_from)
+        likeliest_tree(*level, slots(), slots(), slots(), (1, 1, 1, 2, 2, 2), 30, nodes)
+        kept = (whole(SIZES[N], nodes), whole(SIZES[N], nodes), whole(SIZES[N], nodes), whole(SIZES[N]))
+        store_tree_(*kept, slots(), drafts, of, of, accepted)
+        stored = stored_tree(*kept, slots(), nodes)
+        proposed_or_stored_tree(kept[3], slots(), *stored, *stored)
+        chain_parents(accepted, nodes)
 
     without_values(run)
 
