@@ -458,7 +458,7 @@ Plan plan(const Attention& p, Queries* pieces) {
 int64_t block_cost(const Attention& p, const Queries& piece, int64_t block) {
   constexpr int64_t kKeys = 12;
   const int64_t places = std::min(kBlock, piece.last_place - block * kBlock);
-  return (kKeys + query_count(p, piece)) * padded(places) / kColumns;
+  return std::max<int64_t>((kKeys + query_count(p, piece)) * padded(places) / kColumns, 1);
 }
 
 int64_t part_size(const Attention& p) {

@@ -248,8 +248,8 @@ void store_proposed_tree_op(
     const Tensor& parents, const Tensor& count) {
   const int64_t rows = tokens.size(0), width = tokens.size(1), slot_count = tree_tokens.size(0);
   check_fit(
-      tree_tokens.size(1) == width && tree_parents.size(1) == width && parents.size(1) == width &&
-          slots.numel() == rows && count.numel() == rows,
+      tree_tokens.size(1) == width && tree_parents.numel() == tree_tokens.numel() && tree_count.numel() == slot_count &&
+          parents.numel() == tokens.numel() && slots.numel() == rows && count.numel() == rows,
       "store_proposed_tree_");
   const Tensor own_slots = side_by_side(slots), own = side_by_side(tokens), own_parents = side_by_side(parents),
                own_count = side_by_side(count);
@@ -274,8 +274,9 @@ void store_tree_op(
   const int64_t rows = drafts.size(0), nodes = drafts.size(1), most = stored_drafts.size(1),
                 slot_count = stored_drafts.size(0);
   check_fit(
-      nodes <= most && parents.size(1) == nodes + 1 && depths.size(1) == nodes + 1 && slots.numel() == rows &&
-          lens.numel() == rows && stored_parents.size(1) == most && stored_depths.size(1) == most,
+      nodes <= most && parents.numel() == rows * (nodes + 1) && depths.numel() == rows * (nodes + 1) &&
+          slots.numel() == rows && lens.numel() == rows && stored_parents.numel() == stored_drafts.numel() &&
+          stored_depths.numel() == stored_drafts.numel() && stored_lens.numel() == slot_count,
       "store_tree_");
   const Tensor own_slots = side_by_side(slots), own = side_by_side(drafts), own_parents = side_by_side(parents),
                own_depths = side_by_side(depths), own_lens = side_by_side(lens);
@@ -301,7 +302,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> stored_tree_op(
     const Tensor& stored_drafts, const Tensor& stored_parents, const Tensor& stored_depths, const Tensor& stored_lens,
     const Tensor& slots, int64_t nodes) {
   const int64_t rows = slots.numel(), most = stored_drafts.size(1), slot_count = stored_drafts.size(0);
-  check_fit(nodes <= most && stored_parents.size(1) == most && stored_depths.size(1) == most, "stored_tree");
+  check_fit(
+      nodes <= most && stored_parents.numel() == stored_drafts.numel() &&
+          stored_depths.numel() == stored_drafts.numel() && stored_lens.numel() == slot_count,
+      "stored_tree");
   const Tensor own_slots = side_by_side(slots);
   const Tensor drafts = new_integers({rows, nodes}), parents = new_integers({rows, nodes + 1}),
                depths = new_integers({rows, nodes + 1}), lens = new_integers({rows});
@@ -351,6 +355,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> proposed_or_stored_tree_op(
   std::vector<Tensor> given, made;
   std::vector<Part> parts;
   bool repeatable = slots.is_contiguous();
+  check_fit(lens.numel() == rows, "proposed_or_stored_tree");
   const auto add = [&](const Tensor& one, const Tensor& other) {
     check_fit(one.size(0) == rows && one.numel() == other.numel(), "proposed_or_stored_tree");
     repeatable &= one.is_contiguous() && other.is_contiguous();

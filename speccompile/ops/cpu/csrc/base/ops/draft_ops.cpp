@@ -105,7 +105,7 @@ Tensor rows_of_op(const Tensor& state, const Tensor& slots) {
   std::vector<int64_t> sizes(state.sizes().begin(), state.sizes().end());
   sizes[0] = rows;
   const Tensor own_slots = side_by_side(slots), found = new_tensor(sizes, dtype_of(state));
-  const auto bytes = static_cast<int64_t>(state.element_size()) * state.stride(0);
+  const int64_t bytes = state.numel() / std::max<int64_t>(slot_count, 1) * static_cast<int64_t>(state.element_size());
   const int64_t* slot_of = integers(own_slots);
   const char* from = static_cast<const char*>(state.data_ptr());
   char* to = static_cast<char*>(found.data_ptr());
