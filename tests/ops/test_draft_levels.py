@@ -13,20 +13,22 @@ from hypothesis import strategies as st
 from speccompile.ops.cpu.library import load_cpu_ops
 from speccompile.ops.draft_levels import (
     as_target_ids,
-    chain_parents,
     choose_nodes,
     first_place,
     likeliest_tree,
     next_level,
     positions_of_nodes,
-    proposed_or_stored_tree,
     rows_of_parents,
-    store_proposed_tree_,
-    store_tree_,
-    stored_tree,
     with_nodes,
 )
 from speccompile.ops.draft_rows import form_of, rows_of
+from speccompile.ops.stored_trees import (
+    chain_parents,
+    proposed_or_stored_tree,
+    store_proposed_tree_,
+    store_tree_,
+    stored_tree,
+)
 
 SLOTS, MOST = 5, 9
 IN_CPP = {"linears_fused"}

@@ -14,9 +14,9 @@ from speccompile.errors import UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec, V
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import STORED, Tree
-from speccompile.ops.draft_levels import chain_parents, proposed_or_stored_tree, store_tree_, stored_tree
 from speccompile.ops.draft_rows import form_of, rows_of, store_chain_
 from speccompile.ops.proposals import proposed_or_stored
+from speccompile.ops.stored_trees import chain_parents, proposed_or_stored_tree, store_tree_, stored_tree
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.drafts import PROPOSED, ReadDrafts, proposed_drafts, set_drafts
 from speccompile.passes.step.tree_drafts import fitting, set_tree

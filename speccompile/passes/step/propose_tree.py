@@ -10,8 +10,8 @@ from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph.tree import PROPOSAL
-from speccompile.ops.draft_levels import store_proposed_tree_
 from speccompile.ops.draft_rows import form_of, rows_of
+from speccompile.ops.stored_trees import store_proposed_tree_
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.propose import Part, ProposeFunction, checked, tracing
 

@@ -16,20 +16,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from speccompile import Tree
 from speccompile.graph.state import B, E, K, N, S, StateSpec, V, core_state
 from speccompile.ops.draft_levels import (
-    chain_parents,
     choose_nodes,
     first_place,
     likeliest_tree,
     next_level,
     positions_of_nodes,
-    proposed_or_stored_tree,
     ranked,
     rows_of_parents,
-    store_tree_,
-    stored_tree,
     with_nodes,
 )
 from speccompile.ops.noise import add_gumbel
+from speccompile.ops.stored_trees import chain_parents, proposed_or_stored_tree, store_tree_, stored_tree
 from speccompile.ops.verify_tree import chain_in_tree, rows_on_path
 from speccompile.passes.step.judge_chain import other_branches
 from speccompile.passes.step.ranked_tree import of_independent
