@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import speccompile
+from speccompile import Tree
 from speccompile.lowering.recorded_step import (
     RecordableStep,
     RecordedStep,
@@ -19,6 +20,7 @@ from speccompile.lowering.recorded_step import (
     runs_recorded_ops,
 )
 from speccompile.lowering.tier import Tier
+from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.ops.cpu.forms import FORMS, Form
 from speccompile.ops.cpu.forms.same import pack
 from speccompile.ops.cpu.library import load_cpu_ops
@@ -365,6 +367,24 @@ def test_explain_counts_recorded_executables(specs: Callable[[str], Speculator])
 def test_layers_of_llama_consist_of_recorded_ops(specs: Callable[[str], Speculator]) -> None:
     graph = specs("ngram").stages.last.graph
     assert runs_recorded_ops(graph.bodies["decoder_layer"])
+
+
+@pytest.mark.parametrize("mode", ["suffix", "eagle3_one_model"])
+def test_steps_of_chains_and_trees_call_nothing_from_python(mode: str) -> None:
+    model, tree = tiny_llama(), Tree.dynamic(5, 3, 2)
+    draft: dict[str, Any] = (
+        {"draft": Eagle3Head.random(model, draft_vocab_size=64, taps=(0, 1))} if mode == "eagle3_one_model" else {}
+    )
+    options = {"tiers": (0, 2, tree), "backend": "inductor", "max_len": 96, "weights": "int8", **draft}
+    with speccompile.wrap(model, mode, **options) as spec:
+        for shape in (0, 2, tree):
+            tier = spec.engine.tiers[shape, 1, "greedy"]
+            assert isinstance(tier.executable, RecordedStep)
+            for name, value in (("length", 20), ("limit", 90), ("alive", True)):
+                tier.arena[name].fill_(value)
+            tier.run()
+            names = {name for name, _ in tier.executable.timed()}
+            assert names and "calls from Python" not in names, shape
 
 
 @pytest.mark.parametrize("name", ["gpt2", "mixtral"])
