@@ -84,7 +84,7 @@ def choose_nodes(
         index = numbers(fixed, tokens.device).expand(tokens.shape[0], -1)
     else:
         index = _by_chance(chances)[:, :count]
-    # Where there is no token (-1), token 0 is read; its children have the chance 0, and are not proposed.
+    # In place of an absent token (-1), token 0 is read; its children have the chance 0, and are not proposed.
     return tokens.gather(1, index).clamp(min=0), chances.gather(1, index), index.contiguous(), index // branches
 
 
@@ -122,11 +122,6 @@ def positions_of_nodes(first: torch.Tensor, levels: Sequence[int]) -> tuple[torc
     the position ``first``, int64 ``[B]``."""
     depths = torch.cat([torch.full((1,), level - 1, device=first.device) for level in levels])
     return first[:, None] + depths, first[:, None] + torch.arange(len(levels), device=first.device)
-
-
-def rows_of_parents(carried: torch.Tensor, came_from: torch.Tensor) -> torch.Tensor:
-    """The rows ``[B, m, H]`` of ``carried`` ``[B, n, H]`` at the indices ``came_from``, int64 ``[B, m]``."""
-    return carried.gather(1, came_from[..., None].expand(-1, -1, carried.shape[2]))
 
 
 def _longest(length: torch.Tensor, limit: torch.Tensor, slots: torch.Tensor, max_len: int) -> torch.Tensor:
@@ -221,11 +216,6 @@ _define(
     "(Tensor first, int[] levels) -> (Tensor, Tensor)",
     lambda first, levels: tuple(first.new_empty((first.shape[0], len(levels))) for _ in range(2)),
     positions_of_nodes,
-)
-_define(
-    "(Tensor carried, Tensor came_from) -> Tensor",
-    lambda carried, came_from: carried.new_empty((*came_from.shape, carried.shape[2])),
-    rows_of_parents,
 )
 _define(
     "(Tensor tokens, Tensor chances, Tensor parents, Tensor length, Tensor limit, Tensor slots, int[] depths, "

@@ -18,7 +18,6 @@ from speccompile.ops.draft_levels import (
     likeliest_tree,
     next_level,
     positions_of_nodes,
-    rows_of_parents,
     with_nodes,
 )
 from speccompile.ops.draft_rows import form_of, rows_of
@@ -29,6 +28,7 @@ from speccompile.ops.stored_trees import (
     store_tree_,
     stored_tree,
 )
+from speccompile.ops.verify_tree import rows_on_path
 
 SLOTS, MOST = 5, 9
 IN_CPP = {"linears_fused"}
@@ -100,7 +100,7 @@ def test_nodes_that_are_read(rows: int, before: int, count: int, dtype: torch.dt
     assert_same(first_place, length, slots, 1, 9)
     assert_same(positions_of_nodes, length[:rows], tuple(range(1, count + 1)))
     carried = torch.randn(rows, max(before, 1), 6, generator=generator).to(dtype)
-    assert_same(rows_of_parents, carried, came_from)
+    assert_same(rows_on_path, carried, came_from)
     assert_same(rows_of, torch.randn(SLOTS, 2, 3, generator=generator).to(dtype), slots)
     assert_same(rows_of, length, slots)
 
@@ -144,9 +144,9 @@ def test_sizes_and_indices_that_do_not_fit_are_refused() -> None:
     ops, one = torch.ops.speccompile, torch.zeros(1, dtype=torch.int64)
     with pytest.raises(RuntimeError, match="sizes do not fit"):
         ops.choose_nodes(one[None], torch.zeros(1, 1), 2, [], 1)
-    with pytest.raises(RuntimeError, match="there is no index 3 of 1"):
+    with pytest.raises(RuntimeError, match="index 3 is out of range, size 1"):
         ops.first_place(one, one + 3, 0, 5)
     with pytest.raises(RuntimeError, match="has no slot 4"):
         ops.rows_of(torch.zeros(2, 3), one + 4)
-    with pytest.raises(RuntimeError, match="there is no index 2 of 1"):
-        ops.rows_of_parents(torch.zeros(1, 1, 4), one[None] + 2)
+    with pytest.raises(RuntimeError, match="has no node 2"):
+        ops.rows_on_path(torch.zeros(1, 1, 4), one[None] + 2)

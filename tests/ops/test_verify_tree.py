@@ -32,7 +32,7 @@ def integers(*size: int, low: int = 0, high: int, generator: torch.Generator) ->
 
 
 def laid_out(values: torch.Tensor, strided: bool) -> torch.Tensor:
-    """The same values, ``strided`` with others between them."""
+    """``values`` as they are, or ``strided``: with other numbers between them."""
     return torch.stack([values, values + 1], -1)[..., 0] if strided else values.contiguous()
 
 

@@ -13,8 +13,8 @@ from speccompile.graph.tree import Tree
 from speccompile.modes.network.draft_tree import NodeReader
 from speccompile.modes.network.head_passes import newest_rows, outputs_of, target_ids_of
 from speccompile.modes.network.passes import drafter_of
-from speccompile.ops.draft_levels import rows_of_parents
 from speccompile.ops.draft_rows import form_of, side_by_side
+from speccompile.ops.verify_tree import rows_on_path
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
 
@@ -59,7 +59,7 @@ class HeadForward:
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
         graph, before = self._graph, self._before
-        function = form_of(rows_of_parents, graph.facts)
+        function = form_of(rows_on_path, graph.facts)
         carried = graph.insert(function, self._carried, nodes.came_from, before=before)
         flat = [*self._flat, graph.insert(as_line, carried, before=before)]
         joined = flat[0] if len(flat) == 1 else graph.insert(form_of(side_by_side, graph.facts), *flat, before=before)

@@ -22,7 +22,6 @@ from speccompile.ops.draft_levels import (
     next_level,
     positions_of_nodes,
     ranked,
-    rows_of_parents,
     with_nodes,
 )
 from speccompile.ops.noise import add_gumbel
@@ -117,7 +116,7 @@ def test_trees(tree: Tree) -> None:
         for fixed in ((), (0, 2)):
             read, _, _, came_from = choose_nodes(*level[:2], 2, fixed, 3)
         with_nodes(read, came_from, read, came_from, 0)
-        rows_of_parents(torch.zeros(ROWS, 2, 5), came_from)
+        rows_on_path(torch.zeros(ROWS, 2, 5), came_from)
         likeliest_tree(*level, slots(), slots(), slots(), (1, 1, 1, 2, 2, 2), 30, nodes)
         kept = (whole(SIZES[N], nodes), whole(SIZES[N], nodes), whole(SIZES[N], nodes), whole(SIZES[N]))
         store_tree_(*kept, slots(), drafts, of, of, accepted)

@@ -12,7 +12,7 @@ inline void check_fit(bool fits, const char* op) {
 }
 
 inline int64_t checked_index(int64_t index, int64_t size, const char* op) {
-  STD_TORCH_CHECK(index >= 0 && index < size, "speccompile::", op, ": there is no index ", index, " of ", size);
+  STD_TORCH_CHECK(index >= 0 && index < size, "speccompile::", op, ": index ", index, " is out of range, size ", size);
   return index;
 }
 

@@ -2,7 +2,6 @@
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -175,26 +174,6 @@ std::tuple<Tensor, Tensor> positions_of_nodes_op(const Tensor& first, const std:
   return {positions, places};
 }
 
-Tensor rows_of_parents_op(const Tensor& carried, const Tensor& came_from) {
-  const int64_t rows = carried.size(0), nodes = carried.size(1), count = came_from.size(1);
-  check_fit(came_from.size(0) == rows, "rows_of_parents");
-  const int64_t bytes = carried.size(2) * static_cast<int64_t>(carried.element_size());
-  const Tensor own = side_by_side(carried), index = side_by_side(came_from);
-  const Tensor found = new_tensor({rows, count, carried.size(2)}, dtype_of(carried));
-  const char* from = static_cast<const char*>(own.data_ptr());
-  const int64_t* of = integers(index);
-  char* to = static_cast<char*>(found.data_ptr());
-  run_kernel(
-      [=] {
-        for (int64_t i = 0; i < rows * count; ++i) {
-          const int64_t node = checked_index(of[i], nodes, "rows_of_parents");
-          std::memcpy(to + i * bytes, from + (i / count * nodes + node) * bytes, bytes);
-        }
-      },
-      carried.is_contiguous() && came_from.is_contiguous());
-  return found;
-}
-
 std::tuple<Tensor, Tensor, Tensor> likeliest_tree_op(
     const Tensor& tokens, const Tensor& chances, const Tensor& parents, const Tensor& length, const Tensor& limit,
     const Tensor& slots, const std::vector<int64_t>& depths, int64_t max_len, int64_t nodes) {
@@ -242,7 +221,6 @@ STABLE_TORCH_LIBRARY_IMPL(speccompile, CPU, m) {
   m.impl("with_nodes", TORCH_BOX(&with_nodes_op));
   m.impl("first_place", TORCH_BOX(&first_place_op));
   m.impl("positions_of_nodes", TORCH_BOX(&positions_of_nodes_op));
-  m.impl("rows_of_parents", TORCH_BOX(&rows_of_parents_op));
   m.impl("likeliest_tree", TORCH_BOX(&likeliest_tree_op));
 }
 
