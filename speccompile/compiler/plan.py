@@ -45,7 +45,7 @@ from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
 from speccompile.utils.warn import warn_caller
-from speccompile.utils.weight_forms import WeightForms
+from speccompile.utils.weight_forms import WeightForm, WeightForms
 
 
 @dataclass(frozen=True)
@@ -195,7 +195,9 @@ def _decide_draft_weights(mode: Mode, kernels: Kernels, options: WrapOptions, ru
     if same is mode or kept or not (rule.text_invariant and kernels.native):
         return same, kernels
     kernels = kernels.settled("rounded")
-    return mode.with_draft_weights("int8") if kernels.native else same, kernels
+    # A head's drafts are as good in 4 bits as in 8. A draft model is a language model, which loses more.
+    form: WeightForm = "int4" if mode.drafts_from_hidden else "int8"
+    return mode.with_draft_weights(form) if kernels.native else same, kernels
 
 
 def _positions(model: PreTrainedModel) -> int | None:

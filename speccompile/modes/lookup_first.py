@@ -66,6 +66,10 @@ class LookupFirst(Mode):
         return self.network_mode.rounded_by
 
     @property
+    def drafts_from_hidden(self) -> bool:  # type: ignore[override]
+        return self.network_mode.drafts_from_hidden
+
+    @property
     def split(self) -> bool:
         return True
 

@@ -12,7 +12,7 @@ from speccompile.errors import InvalidOption
 #: ``same`` keeps the model's own values. The others round them, which changes the model.
 WeightForm = Literal["same", "int8", "int4"]
 WEIGHT_FORMS: tuple[WeightForm, ...] = get_args(WeightForm)
-#: Forms of the weights of a drafter's network. ``auto`` is ``int8`` where that is faster and changes no text.
+#: Forms of the weights of a drafter's network. ``auto`` rounds them where that is faster and changes no text.
 DraftWeights = WeightForm | Literal["auto"]
 DRAFT_WEIGHTS: tuple[DraftWeights, ...] = ("auto", *WEIGHT_FORMS)
 #: One form, or one for each of these modules.

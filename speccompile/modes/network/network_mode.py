@@ -22,9 +22,9 @@ class NetworkMode(Mode):
             decoded without drafts.
         draft_weights: ``"int8"`` or ``"int4"`` rounds the weights of its linears. It needs our C++ ops, or CUDA. The
             drafts can be worse; the emitted tokens do not change. On a CPU drafts need less time. ``"same"`` keeps the
-            weights as they are. ``"auto"`` is ``"int8"`` with our C++ ops and an acceptance rule whose text does not
-            depend on drafts, unless the network is the target itself, learns, or the originals are freed; elsewhere it
-            is ``"same"``.
+            weights as they are. ``"auto"`` is ``"int4"`` for a head and ``"int8"`` for a draft model, with our C++ ops
+            and an acceptance rule whose text does not depend on drafts, unless the network is the target itself,
+            learns, or the originals are freed; elsewhere it is ``"same"``.
     """
 
     draft: Any = None

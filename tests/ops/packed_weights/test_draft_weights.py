@@ -16,7 +16,8 @@ from speccompile.training import OnlineTraining
 from support.packed_models import NEW, PROMPTS, greedy
 from support.tiny import tiny_llama
 
-ROUNDED, OWN = "rounded to int8; the text does not depend on drafts", "the network's own"
+OF_HEAD, OF_MODEL = (f"rounded to {form}; the text does not depend on drafts" for form in ("int4", "int8"))
+OWN = "the network's own"
 SIZES: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 60, "backend": "eager"}
 #: Of a wrap that writes no text.
 LEAST: dict[str, Any] = {"tiers": (0, 1), "max_batch": 1, "max_len": 16, "backend": "eager"}
@@ -34,7 +35,7 @@ def said(spec: Speculator) -> str | None:
 @pytest.mark.parametrize("mode", ["eagle3", ["suffix", "eagle3_one_model"]])
 def test_a_head_is_rounded_and_the_text_is_the_targets(model: LlamaForCausalLM, mode: Any) -> None:
     with wrap(model, mode, draft=head_of(model), policy="fixed:3", **SIZES) as spec:
-        assert said(spec) == ROUNDED
+        assert said(spec) == OF_HEAD
         assert torch.equal(spec.generate(PROMPTS, max_new_tokens=NEW), greedy(model))
         assert spec.stats.draft_tokens > 0
 
@@ -42,7 +43,7 @@ def test_a_head_is_rounded_and_the_text_is_the_targets(model: LlamaForCausalLM, 
 @pytest.mark.parametrize("weights", ["same", "int4"])
 def test_a_draft_model_is_rounded_whatever_the_targets_weights_are(model: LlamaForCausalLM, weights: str) -> None:
     with wrap(model, "draft_target", draft=tiny_llama(), weights=weights, **LEAST) as spec:
-        assert said(spec) == ROUNDED
+        assert said(spec) == OF_MODEL
 
 
 @pytest.mark.parametrize(
