@@ -63,7 +63,7 @@ void rounded_tile(
     const typename Form::Number* packed, int64_t parts, const ScaleRows& scales, float* y, int64_t y_stride,
     Ahead ahead) {
   if (rows == ROWS) {
-    // Tiles of a row or two are passes that share what is fetched, for more rows than these.
+    // Tiles of one row are passes that share what is fetched, for more rows than these.
     constexpr int kLines = Form::kRows > kFewRows ? Form::kStepBytes / kCacheLine : 1;
     ahead.with_lines<kLines>([&](auto lines) {
       Form::template tile<ROWS, decltype(lines)::value>(
