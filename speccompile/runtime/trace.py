@@ -14,7 +14,7 @@ from typing import Any, TextIO
 from speccompile.policies.base import Done
 from speccompile.policies.costs import CostTable
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Recorder:
@@ -54,6 +54,8 @@ class Recorder:
         }
         if any(done.scores):
             line["scores"] = [[round(score, 4) for score in scores] for scores in done.scores]
+        if any(done.found):
+            line["found"] = done.found
         with self._lock:
             if self._file.closed or self._failed is not None:
                 return

@@ -97,10 +97,12 @@ def _step(line: dict[str, Any], draft_lens: Collection[int]) -> Done:
         whole("emitted"),
         tuple(tuple(float(score) for score in scores) for scores in line.get("scores", ())),
         None if line["ms"] is None else float(line["ms"]),
+        tuple(bool(value) for value in line.get("found", ())),
     )
     rows = len(done.requests)
     columns = (done.contexts, done.proposed, done.accepted, done.emitted, line["offered"])
-    if any(len(column) != rows for column in columns) or (done.scores and len(done.scores) != rows):
+    optional = (column for column in (done.scores, done.found) if column)
+    if any(len(column) != rows for column in (*columns, *optional)):
         raise ValueError("a step's columns differ in length")
     counts = zip(done.emitted, done.accepted, done.proposed, strict=True)
     if done.draft_len not in draft_lens or any(

@@ -18,6 +18,7 @@ class SimulatedRun:
     Args:
         residency: number of steps by draft length.
         timeline: time at the end of each step, and its draft length.
+        by_text: time of the steps of each sequence. Rows that run together share a step's time equally.
     """
 
     policy: str
@@ -25,6 +26,7 @@ class SimulatedRun:
     milliseconds: float
     residency: dict[int, int]
     timeline: list[tuple[float, int, int]] = field(repr=False)
+    by_text: list[float] = field(repr=False)
 
     @property
     def steps(self) -> int:
@@ -63,7 +65,7 @@ class Oracle:
                 for share in text.chances(row.context - text.prompt, min(draft_len, row.draft_len)):
                     chance *= share
                     emitted += chance
-            return emitted / self._costs.ms(len(rows), draft_len, context)
+            return emitted / self._costs.ms(len(rows), draft_len, context, drafted=upcoming.drafted)
 
         return max(self._ladder.draft_lens, key=lambda draft_len: (speed(draft_len), -draft_len))
 
@@ -116,6 +118,7 @@ def run(
     unread: deque[Done] = deque()
     now, tokens, residency = 0.0, 0, Counter[int]()
     timeline: list[tuple[float, int, int]] = []
+    by_text = [0.0] * len(texts)
     while True:
         while waiting and len(live) < max_rows:
             live.append(waiting.popleft())
@@ -126,22 +129,24 @@ def run(
         if ready:
             draft_len = ladder.serving(draft_len, max(row.draft_len for row in rows))
         done = _step(texts, rows, draft_len, costs)
-        now += done.milliseconds or 0.0
+        assert done.milliseconds is not None
+        now += done.milliseconds
         tokens += sum(done.emitted)
         residency[draft_len] += 1
         timeline.append((now, draft_len, sum(done.emitted)))
         for index, emitted in zip(live, done.emitted, strict=True):
             at[index] += emitted
+            by_text[index] += done.milliseconds / len(live)
         live = [index for index in live if at[index] < texts[index].length]
         unread.append(done)
         while len(unread) > late:
             chooser.note(unread.popleft())
-    return SimulatedRun(name, tokens, now, dict(sorted(residency.items())), timeline)
+    return SimulatedRun(name, tokens, now, dict(sorted(residency.items())), timeline, by_text)
 
 
 def _row(text: Text, index: int, position: int, longest: int) -> Row:
     count = text.offered(position, min(longest, text.length - position - 1))
-    return Row(index, text.prompt + position, count, text.scores(position, count))
+    return Row(index, text.prompt + position, count, text.scores(position, count), text.found(position))
 
 
 def _step(texts: Sequence[Text], rows: Sequence[Row], draft_len: int, costs: CostTable) -> Done:
@@ -158,7 +163,8 @@ def _step(texts: Sequence[Text], rows: Sequence[Row], draft_len: int, costs: Cos
         accepted,
         tuple(a + 1 for a in accepted),
         tuple(row.scores[:count] for row, count in zip(rows, proposed, strict=True)),
-        costs.ms(len(rows), draft_len, _mean_context(rows)),
+        costs.ms(len(rows), draft_len, _mean_context(rows), drafted=Upcoming(tuple(rows)).drafted),
+        tuple(row.found for row in rows),
     )
 
 

@@ -43,6 +43,10 @@ class SyntheticText:
         """The drafter's probabilities that all drafts up to each one are right; empty if it has none."""
         return tuple(itertools.accumulate(self.chances(position, count), float.__mul__)) if self.scored else ()
 
+    def found(self, position: int) -> bool:
+        """False: the drafter drafts in the step."""
+        return False
+
     def accepted(self, position: int, count: int) -> int:
         """Number of the first ``count`` drafts at ``position`` that are accepted."""
         right = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -27,6 +27,9 @@ class Text(Protocol):
     def scores(self, position: int, count: int) -> tuple[float, ...]:
         """Scores of the first ``count`` drafts; empty if the drafter has no scores."""
 
+    def found(self, position: int) -> bool:
+        """Whether the drafts exist before the step, and no network drafts for it."""
+
     def accepted(self, position: int, count: int) -> int:
         """Number of right drafts among the first ``count``, up to the first wrong one."""
 
@@ -43,12 +46,14 @@ class RecordedText:
         runs: by position, the number of right drafts.
         available: by position, the number of drafts.
         draft_scores: by position, the scores of the drafts.
+        found_at: the positions whose drafts were found, see :class:`~speccompile.policies.base.Row`.
     """
 
     prompt: int
     runs: Sequence[int]
     available: Sequence[int]
     draft_scores: Mapping[int, tuple[float, ...]]
+    found_at: Collection[int] = ()
 
     @property
     def length(self) -> int:
@@ -62,6 +67,10 @@ class RecordedText:
     def scores(self, position: int, count: int) -> tuple[float, ...]:
         """The recorded scores of the first ``count`` drafts at ``position``."""
         return self.draft_scores.get(position, ())[:count]
+
+    def found(self, position: int) -> bool:
+        """Whether a lookup found the drafts at ``position``."""
+        return position in self.found_at
 
     def accepted(self, position: int, count: int) -> int:
         """Number of the first ``count`` drafts at ``position`` that were accepted."""
@@ -87,10 +96,11 @@ def recorded_texts(steps: Sequence[Done], offered: Sequence[Sequence[int]]) -> l
     for done, counts in zip(steps, offered, strict=True):
         for row, request in enumerate(done.requests):
             text = found.setdefault(request, _Positions(done.contexts[row]))
-            scores = done.scores[row] if done.scores else ()
-            text.add(done.contexts[row], done.accepted[row], counts[row], done.emitted[row], scores)
+            text.add(done, row, counts[row])
     return [
-        RecordedText(text.prompt, text.runs, text.available, text.draft_scores) for text in found.values() if text.runs
+        RecordedText(text.prompt, text.runs, text.available, text.draft_scores, text.found_at)
+        for text in found.values()
+        if text.runs
     ]
 
 
@@ -100,13 +110,20 @@ class _Positions:
         self.runs: list[int] = []
         self.available: list[int] = []
         self.draft_scores: dict[int, tuple[float, ...]] = {}
+        self.found_at: set[int] = set()
 
-    def add(self, context: int, accepted: int, offered: int, emitted: int, scores: tuple[float, ...]) -> None:
-        position = context - self.prompt
+    def add(self, done: Done, row: int, offered: int) -> None:
+        position = done.contexts[row] - self.prompt
         if position != len(self.runs):
             return  # Steps are missing, so the positions of later ones are unknown.
-        if scores:
-            self.draft_scores[position] = scores
-        for later in range(emitted):
-            self.runs.append(max(accepted - later, 0))
+        scores = done.scores[row] if done.scores else ()
+        found = bool(done.found) and done.found[row]
+        for later in range(done.emitted[row]):
+            self.runs.append(max(done.accepted[row] - later, 0))
             self.available.append(max(offered - later, 0))
+            # A score is the probability of all drafts up to one. The earlier ones are right by now.
+            if left := scores[later:]:
+                before = scores[later - 1] if later else 1.0
+                self.draft_scores[position + later] = tuple(score / before if before else 0.0 for score in left)
+            if found and offered > later:
+                self.found_at.add(position + later)

@@ -76,6 +76,26 @@ def test_a_replay_by_hand() -> None:
     assert simulate(Fixed(0), [text], ladder, table).milliseconds == 8
 
 
+def test_steps_whose_drafts_are_found_cost_less(tmp_path: Path) -> None:
+    """A lookup has drafts for the first step, a network drafts for the second."""
+    drafted = {(1, k): TierCost(2.0 + k) for k in TIERS}
+    table = CostTable(drafted, {**drafted, **{(1, k): TierCost(1.0 + k) for k in TIERS if k}})
+    recorder = Recorder(tmp_path / "run.jsonl", TIERS, table, ready=True)
+    recorder.add(Done(3, (0,), (10,), (3,), (3,), (4,), ((0.8, 0.4, 0.2),), found=(True,)), [3])
+    recorder.add(Done(3, (0,), (14,), (3,), (0,), (1,), found=(False,)), [7])
+    recorder.close()
+    trace = read_trace(tmp_path / "run.jsonl")
+    assert trace.costs == table
+    (text,) = texts_of(trace)
+    assert [text.found(position) for position in range(5)] == [True, True, True, False, False]
+    # At 1 the first draft is known to be right.
+    assert text.scores(1, 3) == (0.5, 0.25)
+    # The last two steps have no lookup; the last one has no draft left to verify.
+    longer = RecordedText(10, [*text.runs, 0], [*text.available, 7], text.draft_scores, text.found_at)
+    outcome = simulate(Fixed(3), [longer], Ladder(TIERS, table), table)
+    assert outcome.by_text == [outcome.milliseconds] == [4 + 3 + 2]
+
+
 def test_any_number_of_rows_ends() -> None:
     texts = synthetic_texts("mixture", 2)[:5]
     ladder = Ladder(TIERS, COSTS["linear"])
@@ -118,6 +138,10 @@ def test_what_a_small_tier_cut_off_is_told(tmp_path: Path) -> None:
     assert read_trace(tmp_path / "run.jsonl").censored == 0.5
 
 
+def entries(fixed: float) -> dict[str, list[list[float]]]:
+    return {"entries": [[1, k, fixed, 0.0] for k in TIERS], "undrafted": []}
+
+
 def changed(lines: list[str], at: int, **columns: object) -> list[str]:
     return [*lines[:at], json.dumps(json.loads(lines[at]) | columns), *lines[at + 1 :]]
 
@@ -128,12 +152,14 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
         (lambda lines: [], "it is not a trace"),
         (lambda lines: ["{}"], "it is not a trace"),
         (lambda lines: lines[:1], "it has no steps"),
-        (lambda lines: [lines[0].replace('"format": 1', '"format": 2'), *lines[1:]], "format 2"),
+        (lambda lines: [lines[0].replace('"format": 2', '"format": 3'), *lines[1:]], "format 3"),
         (lambda lines: [*lines, lines[1][:20]], "it is not a trace"),
         (lambda lines: changed(lines, 1, accepted=[1]), "differ in length"),
         (lambda lines: changed(lines, 0, draft_lens=[]), "do not rise from 0"),
         (lambda lines: changed(lines, 0, draft_lens=[0, 7, 3, 1]), "do not rise from 0"),
-        (lambda lines: changed(lines, 0, costs=[[1, k, math.nan, 0.0] for k in TIERS]), "must be positive and finite"),
+        (lambda lines: changed(lines, 0, costs=entries(math.nan)), "must be positive and finite"),
+        (lambda lines: changed(lines, 0, costs=entries(1.0) | {"undrafted": [[1, 0, 1.0, 0.0]]}), "a tier is missing"),
+        (lambda lines: changed(lines, 1, found=[True]), "differ in length"),
         (lambda lines: changed(lines, 1, k=2), "contradict each other"),
         (lambda lines: changed(lines, 1, accepted=[-2, 0]), "contradict each other"),
         (lambda lines: changed(lines, 1, emitted=[10**9, 1]), "contradict each other"),
