@@ -157,7 +157,7 @@ class Composed(SearchMode):
     """
 
     drafters: tuple[ReadyMode, ...] = ()
-    min_score: float = 1.0
+    min_score: float = 0.75
     last_always: bool = True
 
     name: ClassVar[str] = "composed"

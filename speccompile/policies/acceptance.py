@@ -18,7 +18,7 @@ CHANGE = 3.0
 #: Rate assumed at a position without observations, and the number of observations that this guess weighs.
 FIRST_GUESS, GUESS_WEIGHT = 0.7, 2.0
 #: Number of observations that the mean over all requests weighs in the rate of one request.
-REQUEST_WEIGHT = 8.0
+REQUEST_WEIGHT = 4.0
 #: Number of requests to remember. The request that was seen longest ago is forgotten first.
 REQUESTS = 4096
 #: Number of equal parts of 0 .. 1 in which scores are calibrated.
@@ -29,18 +29,23 @@ class Rate:
     """Rate of an event that may change over time: a mean over many observations. When the newest observations differ
     from it significantly, it restarts from these."""
 
+    __slots__ = ("_fast_hits", "_fast_trials", "hits", "trials")
+
     def __init__(self) -> None:
         self.hits = self.trials = 0.0
         self._fast_hits = self._fast_trials = 0.0
 
     def note(self, hit: float) -> None:
         """Record an observation. ``hit``: 1.0 if the event happened, 0.0 if not."""
-        self.hits, self.trials = self.hits * SLOW + hit, self.trials * SLOW + 1.0
-        self._fast_hits, self._fast_trials = self._fast_hits * FAST + hit, self._fast_trials * FAST + 1.0
-        mean = (self.hits + 0.5) / (self.trials + 1.0)
-        spread = math.sqrt(mean * (1.0 - mean) / self._fast_trials)
-        if self.trials > 2.0 * self._fast_trials and abs(self._fast_hits / self._fast_trials - mean) > CHANGE * spread:
-            self.hits, self.trials = self._fast_hits, self._fast_trials
+        self.hits = hits = self.hits * SLOW + hit
+        self.trials = trials = self.trials * SLOW + 1.0
+        self._fast_hits = fast_hits = self._fast_hits * FAST + hit
+        self._fast_trials = fast_trials = self._fast_trials * FAST + 1.0
+        if trials > 2.0 * fast_trials:
+            mean = (hits + 0.5) / (trials + 1.0)
+            spread = math.sqrt(mean * (1.0 - mean) / fast_trials)
+            if abs(fast_hits / fast_trials - mean) > CHANGE * spread:
+                self.hits, self.trials = fast_hits, fast_trials
 
     def mean(self, guess: float, weight: float) -> float:
         """Share of hits, where ``guess`` counts as ``weight`` trials."""
@@ -109,13 +114,16 @@ class AcceptanceEstimator:
                         tree.note(position, share, position < accepted)
                 along, judged = done.chain[row]
                 hits = [float(position < along) for position in range(judged)]
-            bins = self._bins(found)
-            for chance, hit in zip(_chances(scores), hits, strict=False):
-                bins[_bin(chance)].note(hit)
+            if scores:
+                bins = self._bins(found)
+                for chance, hit in zip(_chances(scores), hits, strict=False):
+                    bins[_bin(chance)].note(hit)
             if found and len(scores) >= (proposed if tree is None else len(hits)):
                 continue
             self._all.note(hits)
-            own = self._requests.setdefault(request, Positions(self._longest))
+            own = self._requests.get(request)
+            if own is None:
+                own = self._requests[request] = Positions(self._longest)
             own.note(hits)
             self._requests.move_to_end(request)
         while len(self._requests) > REQUESTS:
@@ -167,6 +175,8 @@ def _products(shares: Sequence[float]) -> list[float]:
 
 def _chances(scores: Sequence[float]) -> list[float]:
     """Conditional probability of each draft given its predecessors, from the cumulative ``scores``."""
+    if not scores:
+        return []
     before = [1.0, *scores[:-1]]
     return [score / last if last > 0 else 0.0 for score, last in zip(scores, before, strict=False)]
 

@@ -118,7 +118,7 @@ class CostChooser:
         rows = upcoming.rows
         # Each unread step has advanced every sequence, by at least one token.
         context = sum(row.context for row in rows) / len(rows) + upcoming.unread
-        return {k: self._costs.ms(len(rows), k, context, drafted=upcoming.drafted) for k in self._candidates}
+        return self._costs.of_tiers(len(rows), self._candidates, context, drafted=upcoming.drafted)
 
     def _emitted(self, rows: Sequence[Row]) -> dict[int, float]:
         """Expected emitted tokens of a row, by draft length: the geometric mean over the rows.
@@ -127,6 +127,8 @@ class CostChooser:
         would speed up rows that are fast already at the expense of the slow ones, and the whole batch would end later.
         """
         emitted = self._acceptance.emitted(rows, self._candidates)
+        if len(rows) == 1:
+            return {tier: tokens for tier, (tokens,) in emitted.items()}
         return {tier: math.exp(sum(map(math.log, tokens)) / len(rows)) for tier, tokens in emitted.items()}
 
     def _best(self, emitted: dict[int, float], costs: dict[int, float]) -> int:
@@ -144,6 +146,9 @@ class CostChooser:
         anything."""
         now = self._now
         self._saved += self._options.probing * costs[now]
+        if self._since_probe < PROBE_GAP and not self._promising:
+            self._in_a_row = 0
+            return None
         others = self._worth_a_look(max(row.draft_len for row in rows), emitted, costs)
         if not others:
             return None
@@ -155,7 +160,7 @@ class CostChooser:
             return probe if self._in_a_row < PROBES_IN_A_ROW else None
         self._in_a_row = 0
         self._saved = min(self._saved, SAVED_PROBES * lost + self._options.probing * costs[now])
-        if self._since_probe < PROBE_GAP or self._saved < lost:
+        if self._saved < lost:
             return None
         self._saved -= lost
         self._probes += 1
@@ -185,8 +190,7 @@ class CostChooser:
         # A probe with a tree, or beside a tree, cannot be compared with the current tier.
         if done.draft_len > self._now and not {done.draft_len, self._now} & set(self._trees):
             # The step was a probe. If it paid, the next probe follows at once.
-            ran = (done.draft_len, self._now)
-            ms = {k: self._costs.ms(rows, k, context, drafted=done.drafted) for k in ran}
+            ms = self._costs.of_tiers(rows, (done.draft_len, self._now), context, drafted=done.drafted)
             without_probe = rows if self._now == 0 else sum(min(n, self._now + 1) for n in done.emitted)
             self._promising = sum(done.emitted) / ms[done.draft_len] > without_probe / ms[self._now]
         self._acceptance.note(done)

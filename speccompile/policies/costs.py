@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -47,37 +48,44 @@ class CostTable:
     def rows(self, live_rows: int) -> int:
         """Row count of the executable that runs ``live_rows`` rows; the largest one if none holds them."""
         counts = self.row_counts
-        return next((rows for rows in counts if rows >= live_rows), counts[-1])
+        return counts[min(bisect_left(counts, live_rows), len(counts) - 1)]
 
     def ms(self, live_rows: int, draft_len: int, context: float = 0.0, *, drafted: bool = True) -> float:
         """Milliseconds of a step of ``live_rows`` rows with the mean context ``context``. ``drafted``: a split drafter
         runs before the step."""
-        return self.of(self.rows(live_rows), draft_len, drafted=drafted).at(context)
-
-    def of(self, rows: int, draft_len: int, *, drafted: bool) -> TierCost:
-        """The cost of the executable of ``rows`` rows, see :meth:`ms`."""
         entries = self.entries if drafted or not self.undrafted else self.undrafted
-        return entries[rows, draft_len]
+        return entries[self.rows(live_rows), draft_len].at(context)
 
     def describe(self, live_rows: int) -> str:
         """The costs of all tiers for ``live_rows`` rows at an empty context, as one line of text."""
         return ", ".join(f"{self.ms(live_rows, k):.1f} ms at K={k}" for k in self.draft_lens)
 
-    def as_json(self) -> list[list[float]]:
-        """``[rows, K, fixed, per_token]`` of each entry."""
-        return [[rows, k, cost.fixed, cost.per_token] for (rows, k), cost in sorted(self.entries.items())]
+    def as_json(self) -> dict[str, list[list[float]]]:
+        """``[rows, K, fixed, per_token]`` of each entry, by the name of the field."""
+        return {name: _as_json(getattr(self, name)) for name in ("entries", "undrafted")}
 
     @classmethod
     def from_json(cls, data: Any) -> CostTable:
-        """Read the result of :meth:`as_json`. Raises TypeError or ValueError if ``data`` is something else."""
-        table = cls({(int(rows), int(k)): TierCost(float(fixed), float(slope)) for rows, k, fixed, slope in data})
-        counts = {rows for rows, _ in table.entries}
-        if len(table.entries) != len(counts) * len(table.draft_lens) or not counts:
+        """Read the result of :meth:`as_json`. Raises KeyError, TypeError or ValueError if ``data`` is something
+        else."""
+        table = cls(_from_json(data["entries"]), _from_json(data["undrafted"]))
+        if not table.entries or (table.undrafted and set(table.undrafted) != set(table.entries)):
             raise ValueError("a tier is missing for some row count")
-        costs = table.entries.values()
-        if not all(0 < cost.fixed < math.inf and 0 <= cost.per_token < math.inf for cost in costs):
-            raise ValueError("the cost of a step must be positive and finite")
         return table
+
+
+def _as_json(entries: Mapping[tuple[int, int], TierCost]) -> list[list[float]]:
+    return [[rows, k, cost.fixed, cost.per_token] for (rows, k), cost in sorted(entries.items())]
+
+
+def _from_json(data: Any) -> dict[tuple[int, int], TierCost]:
+    entries = {(int(rows), int(k)): TierCost(float(fixed), float(slope)) for rows, k, fixed, slope in data}
+    counts, lens = ({key[part] for key in entries} for part in (0, 1))
+    if len(entries) != len(counts) * len(lens):
+        raise ValueError("a tier is missing for some row count")
+    if not all(0 < cost.fixed < math.inf and 0 <= cost.per_token < math.inf for cost in entries.values()):
+        raise ValueError("the cost of a step must be positive and finite")
+    return entries
 
 
 class RunningCosts:
@@ -90,25 +98,34 @@ class RunningCosts:
     def __init__(self, table: CostTable) -> None:
         self._table = table
         self._shared: dict[int, float] = {}
+        # By rows, draft length, and whether a drafter runs before the step. Before K=0 none does.
         self._own: dict[tuple[int, int, bool], float] = {}
 
     def ms(self, live_rows: int, draft_len: int, context: float, *, drafted: bool = True) -> float:
         """Milliseconds of a step: the table's value, corrected by the observed steps."""
-        rows = self._table.rows(live_rows)
-        factor = self._shared.get(rows, 1.0) * self._own.get(_step(rows, draft_len, drafted), 1.0)
-        return factor * self._table.of(rows, draft_len, drafted=drafted).at(context)
+        (milliseconds,) = self.of_tiers(live_rows, (draft_len,), context, drafted=drafted).values()
+        return milliseconds
+
+    def of_tiers(
+        self, live_rows: int, draft_lens: Iterable[int], context: float, *, drafted: bool = True
+    ) -> dict[int, float]:
+        """:meth:`ms` of each draft length."""
+        table = self._table
+        rows = table.rows(live_rows)
+        entries = table.entries if drafted or not table.undrafted else table.undrafted
+        shared, found = self._shared.get(rows, 1.0), {}
+        for draft_len in draft_lens:
+            cost = entries[rows, draft_len]
+            own = self._own.get((rows, draft_len, drafted and draft_len != 0), 1.0)
+            found[draft_len] = shared * own * (cost.fixed + cost.per_token * context)
+        return found
 
     def note(
         self, live_rows: int, draft_len: int, context: float, milliseconds: float, *, drafted: bool = True
     ) -> None:
         """Correct the costs by the time of a step."""
         rows = self._table.rows(live_rows)
-        key = _step(rows, draft_len, drafted)
+        key = (rows, draft_len, drafted and draft_len != 0)
         ratio = min(milliseconds / self.ms(live_rows, draft_len, context, drafted=drafted), LONGEST)
         self._shared[rows] = self._shared.get(rows, 1.0) * ratio**SHARED
         self._own[key] = self._own.get(key, 1.0) * ratio**OWN
-
-
-def _step(rows: int, draft_len: int, drafted: bool) -> tuple[int, int, bool]:
-    """Key of steps that run the same executables: before K=0 no drafter runs."""
-    return rows, draft_len, drafted and draft_len != 0

@@ -72,18 +72,17 @@ def done_of(
         columns: emitted, accepted and proposed tokens of each slot, and whether it is alive.
         chain: for a tree, the accepted and the judged drafts of its chain, for each slot.
     """
-    emitted, accepted, proposed, _ = (tuple(column[slot] for slot in slots) for column in columns)
+    # Lists: in every step, generators would take as long as the policy.
+    emitted, accepted, proposed, _ = [tuple([column[slot] for slot in slots]) for column in columns]
     return Done(
         draft_len,
-        tuple(row.request for row in offered),
-        tuple(row.context for row in offered),
+        tuple([row.request for row in offered]),
+        tuple([row.context for row in offered]),
         proposed,
         accepted,
         emitted,
-        tuple(row.scores[:count] for row, count in zip(offered, proposed, strict=True)),
+        tuple([row.scores[:count] for row, count in zip(offered, proposed, strict=True)]),
         milliseconds,
-        tuple(row.found for row in offered),
-        tuple(
-            (accepted, judged) for accepted, judged in zip(*([of[slot] for slot in slots] for of in chain), strict=True)
-        ),
+        tuple([row.found for row in offered]),
+        tuple(zip(*[[of[slot] for slot in slots] for of in chain], strict=True)) if chain else (),
     )

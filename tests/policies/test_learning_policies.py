@@ -297,4 +297,4 @@ def test_costs_follow_rows_and_context() -> None:
     assert costs.ms(9, 0) == 4
     assert CostTable.from_json(costs.as_json()) == costs
     with pytest.raises(ValueError, match="a tier is missing"):
-        CostTable.from_json([[1, 0, 5.0, 0.0], [1, 1, 5.0, 0.0], [2, 0, 5.0, 0.0]])
+        CostTable.from_json({"entries": [[1, 0, 5.0, 0.0], [1, 1, 5.0, 0.0], [2, 0, 5.0, 0.0]], "undrafted": []})
