@@ -37,6 +37,7 @@ from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.sampling.user import Processor
 from speccompile.speculator.speculator import Speculator
 from speccompile.utils.build_lock import one_build
+from speccompile.utils.kv_forms import KVForm
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 from speccompile.utils.progress import Progress, listening, logger
 from speccompile.utils.storage import CacheFolder, PackageStorage, Storage
@@ -56,6 +57,7 @@ def wrap(
     deterministic: bool | None = None,
     weights: Weights = "same",
     calibration: Calibration | str | Path | None = None,
+    kv: KVForm = "same",
     max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -123,6 +125,9 @@ def wrap(
         calibration: What `speccompile.calibrate` gathered, or its file: `int4` rounds by it. For each group it chooses
             the scale with the least loss at large inputs. It must be of this model, and have the inputs of all weights
             in ``int4``.
+        kv: The form of cached keys and values. ``bfloat16`` and ``float16`` round each once, when it is written: the
+            arena needs half the bytes of float32, and steps at long contexts are faster. That is another model;
+            ``spec.check`` compares with it. A drafter's network keeps its own dtype.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None
             processes them in the steps, or in chunks between steps, and keeps a step with its prompts within the time
@@ -188,6 +193,7 @@ def wrap(
         deterministic=deterministic,
         weights=weights,
         calibration=calibration,
+        kv=kv,
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,

@@ -13,6 +13,7 @@ from speccompile.compiler.options import DEFAULT_TIERS, WrapOptions
 from speccompile.errors import InvalidAdapter, InvalidOption, UnknownBackend, UnknownMode
 from speccompile.utils.device_names import check_device_name
 from speccompile.utils.hub import ADAPTER_CONFIG, check_reachable, unavailable
+from speccompile.utils.kv_forms import KV_FORMS
 from speccompile.utils.mode_names import AUTO, CLASSES, installed_modes
 from speccompile.utils.model_names import MODEL_HELP, check_model_name, is_hub_id
 from speccompile.utils.options import Options
@@ -166,6 +167,7 @@ Device = Annotated[
 MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
 _WEIGHTS_HELP = "same, int8, int4, or stored: the integers of a quantised checkpoint, which are dequantised otherwise."
 Weights = Annotated[str, option_of(WrapOptions, "weights", more=_WEIGHTS_HELP)]
+KV = Annotated[str, option_of(WrapOptions, "kv", more=f"{', '.join(KV_FORMS[:-1])} or {KV_FORMS[-1]}.")]
 CalibrationFile = Annotated[Path | None, option_of(WrapOptions, "calibration")]
 MaxBatch = Annotated[int, option_of(WrapOptions, "max_batch")]
 Policy = Annotated[

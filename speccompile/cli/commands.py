@@ -11,6 +11,7 @@ import typer
 import speccompile
 from speccompile.adapters.options import Adapters
 from speccompile.cli.arguments import (
+    KV,
     PROMPT_LINES,
     STORED,
     TIERS,
@@ -124,6 +125,7 @@ def generate(
     policy: Policy = None,
     weights: Weights = "same",
     calibration: CalibrationFile = None,
+    kv: KV = "same",
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     max_len: MaxLen = None,
@@ -142,6 +144,7 @@ def generate(
             policy=policy,
             weights=form_of(weights),
             calibration=calibration,
+            kv=kv,  # type: ignore[arg-type]
             backend=backend,
             max_len=max_len,
             mode_options=parse_options(option or []),
@@ -186,6 +189,7 @@ def serve(
     policy: Policy = None,
     weights: Weights = "same",
     calibration: CalibrationFile = None,
+    kv: KV = "same",
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     warm: Annotated[
@@ -224,6 +228,7 @@ def serve(
             policy=policy,
             weights=form_of(weights),
             calibration=calibration,
+            kv=kv,  # type: ignore[arg-type]
             backend=backend,
             adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
             mode_options=parse_options(option or []),
@@ -297,6 +302,7 @@ def inspect(
     ] = None,
     weights: Weights = "same",
     calibration: CalibrationFile = None,
+    kv: KV = "same",
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     option: ModeOptions = None,
@@ -311,6 +317,7 @@ def inspect(
             backend=backend,
             weights=form_of(weights),
             calibration=calibration,
+            kv=kv,  # type: ignore[arg-type]
             sampling=sampled,
             mode_options=parse_options(option or []),
         )

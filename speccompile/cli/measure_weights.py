@@ -22,6 +22,7 @@ from speccompile.cli.session import session
 from speccompile.errors import InvalidOption, UnsupportedCheckpoint
 from speccompile.lowering.backends import CudaGraph
 from speccompile.quantized.reading import is_read
+from speccompile.utils.kv_forms import KV_FORMS
 from speccompile.utils.model_names import is_gguf
 from speccompile.utils.progress import task
 from speccompile.utils.weight_forms import WEIGHT_FORMS
@@ -62,13 +63,15 @@ def run(
 def perplexities(
     model: PreTrainedModel, ids: torch.Tensor, window: int, calibration: Path | None, backend: str
 ) -> Iterator[tuple[str, float]]:
-    """Perplexity over ``ids`` ``[P]`` for each form of the weights. Converts ``model`` to bfloat16 in the end."""
+    """Perplexity over ``ids`` ``[P]`` for each form of the weights, and of keys and values. Converts ``model`` to
+    bfloat16 in the end."""
     model.float()
     with task("measure float32"):
         yield "float32", perplexity(model, ids, window)
     forms: dict[str, dict[str, Any]] = {form: {"weights": form} for form in WEIGHT_FORMS if form != "same"}
     if calibration is not None:
         forms[CALIBRATED] = {"weights": "int4", "calibration": calibration}
+    forms |= {f"kv={form}": {"kv": form} for form in KV_FORMS if form != "same"}
     for form, options in forms.items():
         spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, **options)
         with spec, task(f"measure {form}"):

@@ -96,7 +96,7 @@ def first_that_passes(
     """
     settle_rotary(model)
     # Its key describes the model as it is now: an attempt may free weights.
-    store = CaptureStore(model, info, storage)
+    store = CaptureStore(model, info, storage, attempt.config.kv)
     while True:
         built = None
         try:
@@ -251,7 +251,7 @@ def _compare(
         seconds.of("capture check"),
         inputs_unrounded(model, built.packs),
     ):
-        probe = built.probe or Probe.of(model, info, built.arena, reach)
+        probe = built.probe or Probe.of(model, info, built.arena, reach, kv=built.config.kv)
         difference = check_capture(model, info, outlined, built.arena, lowered, reference, reach, probe)
         if config.adapters is not None:
             with trial_adapter(config.adapters, built.arena, model) as pairs, adapted(model, pairs):

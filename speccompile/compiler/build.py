@@ -158,7 +158,7 @@ def build(
 def saved_files(model: PreTrainedModel, build: Build, backend: Backend, tiers: Iterable[Tier]) -> dict[str, bytes]:
     """The files that the same build would read from its storage, by name."""
     outlined = build.model.last.graph
-    capture_name = CaptureStore(model, build.info, CacheFolder()).name
+    capture_name = CaptureStore(model, build.info, CacheFolder(), build.config.kv).name
     finished = [step for tier in tiers for step in (tier.step, tier.step.drafter) if step is not None]
     steps = {step.name: step.file() for step in finished if step.name is not None}
     collected = Collected()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from speccompile.acceptance import Exact, Rule
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.calibration.calibration import Calibration
@@ -46,6 +48,7 @@ class BuildConfig:
         recurrent, attends: whether the target has layers with a recurrent state, and with attention; known with the
             route.
         experts: whether the target has experts; known with the captured graph.
+        kv: dtype of the target's cached keys and values; None is that of the model.
     """
 
     mode: Mode
@@ -73,6 +76,7 @@ class BuildConfig:
     adapters: AdapterBuffers | None = None
     ranks: Ranks | None = None
     quantized: QuantizedPacks | None = None
+    kv: torch.dtype | None = None
 
     @property
     def target_form(self) -> str:

@@ -84,7 +84,7 @@ def build_stages(
         # An earlier attempt may have freed weights.
         freed.undo()
     settle_rotary(model)
-    known = CaptureStore(model, info, storage).load() if stored else None
+    known = CaptureStore(model, info, storage, config.kv).load() if stored else None
     if known is not None and not known.fits(plan_layout(info, config, known.observed)):
         known = None
     if known is None:
@@ -93,7 +93,7 @@ def build_stages(
             observable = copy_over_same_tensors(model)
             quantized = () if config.quantized is None else config.quantized.packs.values()
             with reading_packs(observable, quantized):
-                observed = observe(observable, info, routes)
+                observed = observe(observable, info, routes).with_kv(config.kv)
             arena = _allocated(model, info, config, observed)
             captured = capture(copy_over_same_tensors(model), info, observed, arena.layout)
     else:
@@ -115,10 +115,11 @@ def build_stages(
     check_trees(config)
     check_mode(config)
     check_checkpoints(config)
+    check_kv(config)
     probe = None
     if freed is not None and not config.weights.rounds:
         # The model still reads its own weights here. Later it would unpack them: slower, and with more memory.
-        probe = Probe.of(model, info, arena, reach_of(observed, arena))
+        probe = Probe.of(model, info, arena, reach_of(observed, arena), kv=config.kv)
         freed.release_unread()
     importance = None if config.calibration is None else config.calibration.importance
     packs = WeightPacks(config.weights, freed, all_names(model), config.quantized, importance, packed)
@@ -221,6 +222,17 @@ def check_checkpoints(config: BuildConfig) -> None:
     if config.state_checkpoints is not None and not config.recurrent:
         reason = "the model keeps no recurrent state and reuses prefixes of any length without them; leave it out"
         raise InvalidOption(where="wrap", name="state_checkpoints", value=config.state_checkpoints, reason=reason)
+
+
+def check_kv(config: BuildConfig) -> None:
+    """Refuse a form of keys and values for a model that has none.
+
+    Raises:
+        InvalidOption: the model keeps no keys and values.
+    """
+    if config.kv is not None and not config.attends:
+        reason = "the model keeps a recurrent state, and no keys and values; leave it out"
+        raise InvalidOption(where="wrap", name="kv", value=str(config.kv).removeprefix("torch."), reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

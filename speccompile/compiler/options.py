@@ -16,6 +16,7 @@ from speccompile.graph.tree import chains, in_order
 from speccompile.policies import parse_policy
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.options import EngineOptions
+from speccompile.utils.kv_forms import KVForm, read_kv
 from speccompile.utils.numbers import is_int, is_real, python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 from speccompile.utils.weight_forms import Weights, read_weights
@@ -139,6 +140,7 @@ class WrapOptions(Options):
         default=None,
         metadata=option("What `speccompile.calibrate` gathered, or its file: `int4` rounds by it.", _calibration),
     )
+    kv: KVForm = field(default="same", metadata=option("The form of cached keys and values.", read_kv))
     max_waiting: int = field(
         default=EngineOptions.max_waiting,
         metadata=option("Most requests of `spec.engine` that wait for a slot.", WholeNumber(0)),

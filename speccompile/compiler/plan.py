@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from transformers import PreTrainedModel
 
 from speccompile import modes
@@ -124,6 +125,7 @@ def make_plan(
         passes=own_passes,
         state_checkpoints=options.state_checkpoints,
         ranks=ranks,
+        kv=None if options.kv == "same" else getattr(torch, options.kv),
     )
     processors = check_processors(
         options.logits_processor,

@@ -174,11 +174,13 @@ class SlotCache(StepCache):
         given = key_states, value_states
         if self._keeps_latents(layer_idx, key_states):
             key_states, value_states = cached_latents(*given)
-        key.index_put_(where, key_states.transpose(1, 2))
-        value.index_put_(where, value_states.transpose(1, 2))
+        key.index_put_(where, key_states.transpose(1, 2).to(key.dtype))
+        value.index_put_(where, value_states.transpose(1, 2).to(value.dtype))
         if self.gather:
             # Contiguous, as in transformers' own cache: some models create a view of the result.
-            return key[self.slots].transpose(1, 2).contiguous(), value[self.slots].transpose(1, 2).contiguous()
+            rows = (cache[self.slots].transpose(1, 2) for cache in (key, value))
+            key, value = (cached.to(given[0].dtype, memory_format=torch.contiguous_format) for cached in rows)
+            return key, value
         self.newest = layer_idx
         if self._keeps_latents(layer_idx, given[0]):
             # The expanded keys and values are not used: the attention op reads the latents.

@@ -17,6 +17,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
 from speccompile.graph_capture.observe import accepts
+from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.utils.transformers_version import cache_argument
 
 # Maximal difference of two correct forwards of one model, as a share of the largest logit.
@@ -63,7 +64,7 @@ def check_capture(
         UnsupportedModel: the model's own forward fails.
     """
     probe = probe or Probe.of(model, info, arena, reach)
-    allowed = TOLERANCE[probe.precision] * float(probe.expected.abs().max())
+    allowed = probe.tolerance * float(probe.expected.abs().max())
     difference, where = _largest_difference(graph, probe, lowered)
     if difference <= allowed:
         return difference
@@ -107,19 +108,36 @@ class ProbePiece:
 
 @dataclass(frozen=True)
 class Probe:
-    """Token ids ``[2, length]`` and the model's own logits for the last ``COMPARED`` tokens."""
+    """Token ids ``[2, length]`` and the model's own logits for the last ``COMPARED`` tokens, with keys and values
+    rounded to ``kv``."""
 
     text: torch.Tensor
     expected: torch.Tensor
     arena: Arena
     precision: torch.dtype
+    kv: torch.dtype | None = None
+
+    @property
+    def tolerance(self) -> float:
+        """Maximal difference of two correct forwards, as a share of the largest logit. Where keys and values are
+        rounded, the last bits of a forward decide on the rounding of some of them, and each changes by an epsilon."""
+        rounding = 0.0 if self.kv is None else 2 * torch.finfo(self.kv).eps
+        return max(TOLERANCE[self.precision], rounding)
 
     @staticmethod
-    def of(model: PreTrainedModel, info: ModelInfo, arena: Arena, reach: int, max_len: int | None = None) -> Probe:
+    def of(
+        model: PreTrainedModel,
+        info: ModelInfo,
+        arena: Arena,
+        reach: int,
+        max_len: int | None = None,
+        kv: torch.dtype | None = None,
+    ) -> Probe:
         """Create the tokens and compute the model's logits.
 
         Args:
             max_len: the longest sequence that the model supports; None means the arena's.
+            kv: the model's keys and values are rounded to this dtype.
 
         Raises:
             UnsupportedModel: the model's own forward fails, or differs with and without a cache.
@@ -133,20 +151,21 @@ class Probe:
         # All logits of a long sequence would need more memory than the model.
         only = {"logits_to_keep": compared} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         try:
-            with torch.no_grad():
+            with torch.no_grad(), rounding_kv(model, kv):
                 rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -compared:] for row in text]
                 own = _decoded(model, text[:1], only)
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
         expected = torch.cat(rows)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
-        if difference > TOLERANCE[info.dtype] * float(expected.abs().max()):
+        probe = Probe(text, expected, arena, info.dtype, kv)
+        if difference > probe.tolerance * float(expected.abs().max()):
             raise UnsupportedModel(
                 model=info.name,
                 reason="transformers itself computes other logits with a KV cache than without "
                 f"(difference {difference:.3g}), so neither of them can be the reference",
             )
-        return Probe(text, expected, arena, info.dtype)
+        return probe
 
     @property
     def lead(self) -> int:
@@ -276,7 +295,7 @@ def _first_wrong_layer(
             found[index] = state
 
     path, layers = decoder_layers(model)
-    with altering(model):
+    with altering(model), rounding_kv(model, probe.kv):
         handles = [
             layer.register_forward_hook(lambda _module, _inputs, output, index=index: record(index, output))
             for index, layer in enumerate(layers)
@@ -298,7 +317,7 @@ def _first_wrong_layer(
             differences[index] += _differences(hidden[index][0], expected[0, start : start + piece.width])
     for index, change in differences.items():
         share = _decided(change, probe.precision) / float(found[index].abs().max())
-        if share > TOLERANCE[probe.precision]:
+        if share > probe.tolerance:
             kind = type(layers[index]).__name__
             return f"first wrong is {path}.{index} ({kind}), by {share:.3g} of its largest value"
     return "no single decoder layer is wrong"

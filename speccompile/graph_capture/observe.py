@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import nn
@@ -76,6 +76,12 @@ class Observation:
     reason: str = ""
     recurrent: dict[str, RecurrentShape] = field(default_factory=dict)
     index: dict[int, IndexShape] = field(default_factory=dict)
+
+    def with_kv(self, dtype: torch.dtype | None) -> Observation:
+        """Return the observation with keys and values in ``dtype``; None changes nothing."""
+        if dtype is None:
+            return self
+        return replace(self, kv={layer: replace(shape, dtype=dtype) for layer, shape in self.kv.items()})
 
 
 def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = ROUTES) -> Observation:

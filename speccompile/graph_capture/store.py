@@ -47,15 +47,18 @@ class StoredCapture:
 
 
 class CaptureStore:
-    """The stored capture of one model. It depends neither on ``max_len`` nor on ``max_batch``.
+    """The stored capture of one model, with KV of the dtype ``kv`` (None is the model's own). It depends neither on
+    ``max_len`` nor on ``max_batch``.
 
     No key can contain hooks, which are code. A model with hooks is captured in every wrap, and nothing is stored.
     """
 
-    def __init__(self, model: PreTrainedModel, info: ModelInfo, storage: Storage) -> None:
+    def __init__(
+        self, model: PreTrainedModel, info: ModelInfo, storage: Storage, kv: torch.dtype | None = None
+    ) -> None:
         self._model, self._info, self._storage = model, info, storage
         self._keyed = own_code(model) is None
-        self.name = f"captures/{_key(model, info)}.json"
+        self.name = f"captures/{_key(model, info, kv)}.json"
 
     def load(self) -> StoredCapture | None:
         """Return the stored capture; None if it does not exist or is damaged."""
@@ -138,10 +141,10 @@ def config_text(model: PreTrainedModel) -> str:
     return json.dumps(config, sort_keys=True, default=str)
 
 
-def _key(model: PreTrainedModel, info: ModelInfo) -> str:
+def _key(model: PreTrainedModel, info: ModelInfo, kv: torch.dtype | None) -> str:
     """Return a key over everything that a capture depends on: code, configuration, module tree and settings, weights'
     shapes, versions."""
-    parts = [*_parts(model, info), config_text(model), *scalar_settings(model), *_digests(_sources(model))]
+    parts = [*_parts(model, info), config_text(model), *scalar_settings(model), *_digests(_sources(model)), f"kv {kv}"]
     return digest("\n".join(parts))[:32]
 
 

@@ -48,8 +48,9 @@ def reference(
 
     Args:
         q: queries, ``[B, T, H, D]``.
-        k_cache: keys, ``[N, S, G, D]``; those of a step's own tokens are already written.
-        v_cache: values, ``[N, S, G, Dv]``.
+        k_cache: keys, ``[N, S, G, D]``; those of a step's own tokens are already written. Their dtype may be another
+            one than that of the queries.
+        v_cache: values, ``[N, S, G, Dv]``, in the dtype of the keys.
         slots: int64 ``[B]``, the slot of each row.
         positions: int64 ``[B, T]``, the position of each query; it sees keys at positions up to its own.
         scale: factor on the scores.
@@ -166,8 +167,8 @@ def _row_by_row(
     fixed_order: bool,
 ) -> torch.Tensor:
     # One call a row: the cost follows that row's own length, and neither its neighbours nor the unused
-    # part of the cache can touch its result. Views only: keys and values are not copied (half precision is widened
-    # for plain products, a block at a time).
+    # part of the cache can touch its result. Views only: keys and values of the queries' dtype are not copied (half
+    # precision is widened for plain products, a block at a time).
     # Flash attention needs a head's features side by side; without that SDPA falls back to plain products.
     q = q if q.stride(-1) == 1 else q.contiguous()
     # SDPA has none of these options. If keys and values differ in size, its CPU kernel is one of plain products too,
@@ -196,8 +197,8 @@ def _row_by_row(
             continue
         out[row] = F.scaled_dot_product_attention(
             q[row : row + 1].transpose(1, 2),
-            keys[None].transpose(1, 2),
-            values[None].transpose(1, 2),
+            keys.to(q.dtype)[None].transpose(1, 2),
+            values.to(q.dtype)[None].transpose(1, 2),
             attn_mask=visible,
             scale=scale,
             enable_gqa=q.shape[2] != k_cache.shape[2],

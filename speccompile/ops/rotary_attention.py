@@ -42,7 +42,8 @@ def reference(
         cos: cosines by place, ``[B, T, R]`` with an even ``R <= D``. The first R features of each head are rotated.
         sin: sines by place, ``[B, T, R]``.
         k_cache: ``[N, S, G, D]``; row b writes at places ``positions[b]`` of slot ``slots[b]``. The nodes of a tree
-            are written at ``positions[b, 0] + i``.
+            are written at ``positions[b, 0] + i``. If its dtype is another one than that of ``k``, what is written is
+            rounded to it.
         v_cache: ``[N, S, G, Dv]``, written at the same places.
         slots: see :func:`~speccompile.ops.attention.reference`, as for all other arguments.
 
@@ -58,8 +59,8 @@ def reference(
     """
     refuse_sizes(window, chunk)
     places = positions if parents is None else positions[:, :1] + torch.arange(positions.shape[1], device=q.device)
-    k_cache.index_put_((slots[:, None], places), rotate(k, cos, sin))
-    v_cache.index_put_((slots[:, None], places), v)
+    k_cache.index_put_((slots[:, None], places), rotate(k, cos, sin).to(k_cache.dtype))
+    v_cache.index_put_((slots[:, None], places), v.to(v_cache.dtype))
     options = scale, window, chunk, softcap, sinks, parents
     return attention(rotate(q, cos, sin), k_cache, v_cache, slots, positions, *options).contiguous()
 

@@ -16,6 +16,8 @@ from speccompile.utils.weight_forms import WEIGHT_FORMS, WeightForms
 
 #: Beginning of the name of an adapter's buffer.
 _OF_LAYER = re.compile(r"^lora_\d+_")
+#: The target's keys or values of a layer.
+_KV = re.compile(r"^[kv]_\d+$")
 #: A name with the number of a layer in it.
 _NUMBERED = re.compile(r"^(?P<list>.*?)\.\d+\.(?P<rest>.*)$")
 
@@ -56,7 +58,8 @@ def memory_of(
     kept = [tensor for tensor in layout.tensors.values() if tensor.follows_text]
     per_token = sum(tensor.nbytes // (tensor.shape[0] * tensor.shape[1]) for tensor in kept)
     slots = layout.max_batch + 1
-    savings = tuple(_savings(packs, per_token * slots, layout.max_len))
+    kv = sum(tensor.nbytes for tensor in kept if _KV.match(tensor.name) and tensor.dtype is torch.float32)
+    savings = tuple(_savings(packs, per_token * slots, layout.max_len, kv))
     return Memory(found, savings, per_token, slots, layout.max_len)
 
 
@@ -82,7 +85,7 @@ def _buffer(buffer: Buffer) -> tuple[str, ...]:
     return (buffer.name,)
 
 
-def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator[Saving]:
+def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int, float32_kv: int) -> Iterator[Saving]:
     own = {pack.weight.data_ptr(): pack for pack in packs if pack.weight is not None and not pack.format}.values()
     quantized = any(pack.format for pack in packs)
     if own and packs.freed is None and not quantized:
@@ -95,6 +98,8 @@ def _savings(packs: WeightPacks, bytes_per_place: int, max_len: int) -> Iterator
                 rounded = sum(map(_bytes_in(forms), own))
                 rounded += sum(of_tables.nbytes(rows, size, 0) for rows, size in packs.tables.values())
                 yield Saving(f'weights="{name}"', packs.nbytes - rounded, f"packed copies {FORMS[name].description}")
+    if float32_kv:
+        yield Saving('kv="float16"', float32_kv // 2, "keys and values in half of the bytes")
     shorter = max_len // 2
     if bytes_per_place and shorter > 1:
         yield Saving(f"max_len={shorter}", bytes_per_place * (max_len - shorter), "half of the places of every slot")

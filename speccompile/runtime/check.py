@@ -16,6 +16,7 @@ from speccompile.adapters.loaded import Adapter
 from speccompile.adapters.own_forward import adapted
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.packed_forward import as_packed
+from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.generate import decode
 from speccompile.runtime.params import Params
@@ -147,18 +148,19 @@ def answer_of(
     question: TextOf | DifferenceOf,
     own_forward: Callable[[], AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> Any:
-    """Answer a query with the target's own forward, with the weights that steps compute with.
+    """Answer a query with the target's own forward, with the weights, keys and values that steps compute with.
 
     Args:
         own_forward: a context that is entered around the forward.
     """
     processors = [processor.original for processor in target.processors]
-    with as_packed(target.model, target.packs), own_forward():
+    with as_packed(target.model, target.packs), rounding_kv(target.model, target.kv), own_forward():
         if isinstance(question, TextOf):
             sequence = question.prompt, question.max_new_tokens, question.eos
             return transformers_greedy(target.model, *sequence, processors)
         where = question.index, question.prompt, question.expected, question.got
-        return first_difference(target.model, *where, processors, rounds=target.packs.rounds)
+        rounds = target.packs.rounds or target.kv is not None
+        return first_difference(target.model, *where, processors, rounds=rounds)
 
 
 def transformers_greedy(

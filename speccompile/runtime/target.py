@@ -51,6 +51,7 @@ class Target:
         processors: the user's own processors, in every step.
         drafter: weights of the mode's own network, which may be the target's; packs and KV depend on them, too.
         calls_host: whether a step may call the host.
+        kv: dtype to which the executables round keys and values; None is the model's own.
     """
 
     def __init__(
@@ -65,8 +66,9 @@ class Target:
         drafter: Iterable[torch.Tensor] = (),
         *,
         calls_host: bool = True,
+        kv: torch.dtype | None = None,
     ) -> None:
-        self.model = model
+        self.model, self.kv = model, kv
         self._guard = ModelGuard(model)
         self.processors = processors
         self._rule = rule

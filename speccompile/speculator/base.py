@@ -62,6 +62,7 @@ class SpeculatorBase:
             config.logits_processors,
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
+            kv=config.kv,
         )
         engine = Engine(
             target,

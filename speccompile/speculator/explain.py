@@ -69,6 +69,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         **_idle_gpu(build),
         "weights": _weights(build) + _dequantised(build),
         **_draft_weights(config),
+        **_kv(config, build),
         **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
@@ -142,6 +143,16 @@ def _draft_weights(config: BuildConfig) -> dict[str, str]:
         return {"draft weights": "the network's own"}
     unchanged = "; the text does not depend on drafts" if config.rule.text_invariant else ""
     return {"draft weights": f"rounded to {config.network.weights}{unchanged}"}
+
+
+def _kv(config: BuildConfig, build: Build) -> dict[str, str]:
+    """The form of cached keys and values, if it is not the model's own."""
+    if config.kv is None:
+        return {}
+    kv = [f"{letter}_{layer}" for layer in build.observed.kv for letter in "kv"]
+    a_token = sum(build.arena[name][0, 0].nbytes for name in kv)
+    dtype = str(config.kv).removeprefix("torch.")
+    return {"keys and values": f"rounded to {dtype} when they are written, {a_token} bytes a token"}
 
 
 def _dequantised(build: Build) -> str:

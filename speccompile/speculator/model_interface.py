@@ -16,6 +16,7 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from speccompile.errors import CannotMove
 from speccompile.graph_capture.packed_forward import as_packed
+from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.speculator.base import SpeculatorBase
 from speccompile.utils.torch_private import parse_to
 
@@ -89,12 +90,13 @@ class ModelInterface(SpeculatorBase):
         """Run the model's own forward, in PyTorch, with its arguments and its output.
 
         ``logits`` ``[B, T, V]`` are those that the steps verify with. After ``wrap(weights="int8")`` the forward
-        computes with the rounded weights, as the steps do. It does not use the arena: the caller owns the cache.
+        computes with the rounded weights, as the steps do, and with ``kv`` it has a cache, whose keys and values are
+        rounded. It does not use the arena: the caller owns the cache.
         """
         target = self._open()[1]
         self._refuse_sharded("the model's forward", "call the sharded model on all ranks")
         target.state_of_weights()
-        with as_packed(target.model, target.packs):
+        with as_packed(target.model, target.packs), rounding_kv(target.model, target.kv):
             return target.model(*inputs, **options)
 
     forward = __call__

@@ -82,6 +82,7 @@ def make(
     capacity: int = 20,
     starts: list[int] | None = None,
     dtype: torch.dtype = torch.float32,
+    cached: torch.dtype | None = None,
     seed: int = 0,
     scale: float | None = None,
     sinks: bool = False,
@@ -97,8 +98,8 @@ def make(
         starts = torch.randint(capacity - width + 1, (rows,), generator=generator).tolist()
     case = Case(
         q=real(rows, width, groups * per_group, dim),
-        k_cache=real(rows + 1, capacity, groups, dim),
-        v_cache=real(rows + 1, capacity, groups, value_dim or dim),
+        k_cache=real(rows + 1, capacity, groups, dim).to(cached or dtype),
+        v_cache=real(rows + 1, capacity, groups, value_dim or dim).to(cached or dtype),
         slots=torch.randperm(rows + 1, generator=generator)[:rows],
         positions=torch.tensor(starts)[:, None] + torch.arange(width),
         scale=dim**-0.5 if scale is None else scale,
@@ -214,9 +215,11 @@ def test_the_reference_and_the_ops_are_what_transformers_computes(
 
 
 @settings(deadline=None, max_examples=200)
-@given(shapes, asked)
-def test_both_ops_are_the_reference(fields: dict[str, Any], options: dict[str, Any]) -> None:
-    case = make(**fields, **options)
+@given(shapes, st.sampled_from([None, *TOLERANCE]), asked)
+def test_both_ops_are_the_reference(
+    fields: dict[str, Any], cached: torch.dtype | None, options: dict[str, Any]
+) -> None:
+    case = make(**fields, cached=cached, **options)
     expected = case.through(reference)
     tolerance = TOLERANCE[case.q.dtype]
     for op in OPS.values():

@@ -31,6 +31,7 @@ def arguments(
     value_depth: int = 16,
     rotated: int = 16,
     dtype: torch.dtype = torch.float32,
+    cached: torch.dtype | None = None,
     seed: int = 0,
 ) -> list[Any]:
     generator = torch.Generator().manual_seed(seed)
@@ -41,7 +42,7 @@ def arguments(
     positions = torch.tensor(starts or [5, 126])[:rows, None] + torch.arange(width)
     new = [real(rows, width, groups * per_group, depth), real(rows, width, groups, depth)]
     tables = [real(rows, width, rotated), real(rows, width, rotated)]
-    caches = [real(SLOTS, PLACES, groups, size) for size in (depth, value_depth)]
+    caches = [real(SLOTS, PLACES, groups, size).to(cached or dtype) for size in (depth, value_depth)]
     return [*new, real(rows, width, groups, value_depth), *tables, *caches, torch.tensor([2, 0])[:rows], positions, 0.3]
 
 
@@ -70,6 +71,7 @@ def test_rotation_is_that_of_transformers() -> None:
             "value_depth": st.sampled_from([8, 40, 64]),
             "rotated": st.sampled_from([2, 10, 16]),
             "dtype": st.sampled_from(list(TOLERANCE)),
+            "cached": st.sampled_from([None, *TOLERANCE]),
             "seed": st.integers(0, 10**6),
         }
     ),

@@ -42,6 +42,7 @@ sizes = st.fixed_dictionaries(
         "dim": st.sampled_from([4, 16]),
         "value_dim": st.sampled_from([4, 16]),
         "dtype": st.sampled_from(list(TOLERANCE)),
+        "cached": st.sampled_from([None, *TOLERANCE]),
         "seed": st.integers(0, 10**6),
     }
 )
@@ -77,6 +78,7 @@ class Trees:
         dim: int = 8,
         value_dim: int = 8,
         dtype: torch.dtype = torch.float32,
+        cached: torch.dtype | None = None,
         seed: int = 0,
         sinks: bool = False,
         **options: Any,
@@ -91,7 +93,9 @@ class Trees:
         self.roots = [root, *range(3, 3 + rows - 1)]
         capacity = max(self.roots) + width + 1
         self.q = real(rows, width, groups * per_group, dim)
-        self.k_cache, self.v_cache = real(rows + 1, capacity, groups, dim), real(rows + 1, capacity, groups, value_dim)
+        self.k_cache, self.v_cache = (
+            real(rows + 1, capacity, groups, size).to(cached or dtype) for size in (dim, value_dim)
+        )
         self.slots = torch.randperm(rows + 1, generator=generator)[:rows]
         self.positions = torch.tensor(self.roots)[:, None] + torch.tensor(depths(parents))
         self.parents = torch.tensor([(-1, *parents)]).repeat(rows, 1)

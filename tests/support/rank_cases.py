@@ -214,7 +214,7 @@ def log_probabilities(spec: Speculator) -> list[Any]:
 
 
 def rounded(model: PreTrainedModel, rank: int, folder: Path) -> Any:
-    """Weights of the target in int8, by our kernels."""
+    """Weights of the target in int8, and its keys and values in float16, by our kernels."""
     other = AutoModelForCausalLM.from_pretrained(folder / "wide", distributed_config=DistributedConfig(tp_size=2))
     spec = rounded_spec(other.eval())
     return together(spec, lambda: {"greedy": texts(spec)})
@@ -222,7 +222,9 @@ def rounded(model: PreTrainedModel, rank: int, folder: Path) -> Any:
 
 def rounded_spec(model: PreTrainedModel) -> Speculator:
     with our_kernels() as backend:
-        return speccompile.wrap(model, "ngram", weights="int8", tiers=(0, 3), **(SIZES | {"backend": backend}))
+        return speccompile.wrap(
+            model, "ngram", weights="int8", kv="float16", tiers=(0, 3), **(SIZES | {"backend": backend})
+        )
 
 
 def family(name: str) -> Case:

@@ -57,9 +57,9 @@ def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> tor
     call = AttentionCall(*arguments, **options)
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
     refuse_sizes(call.window, call.chunk)
-    if q.dtype not in DTYPES or k_cache.dtype is not q.dtype or v_cache.dtype is not q.dtype:
+    if not {q.dtype, k_cache.dtype} <= {*DTYPES} or v_cache.dtype is not k_cache.dtype:
         raise RuntimeError(
-            "speccompile::attention on CUDA accepts queries, keys and values of one dtype, float16, bfloat16 or "
+            "speccompile::attention on CUDA accepts queries, and keys and values of one dtype, in float16, bfloat16 or "
             f"float32, not {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
         )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:

@@ -66,9 +66,7 @@ def _attend(  # type: ignore[no-untyped-def]
     feature = tl.arange(0, PADDED_DIM)
     k_block = k_cache + tl.cast(start, tl.int64) * k_place
     keys = _load_rows(k_block + within[:, None] * k_place + feature[None, :], live, feature, DIM, PADDED_DIM)
-    if WIDEN:
-        keys = keys.to(tl.float32)
-    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
+    scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * scale
     if cap is not None:
         scores = _tanh(scores) * cap
     if slopes is not None:
@@ -93,9 +91,10 @@ def _attend(  # type: ignore[no-untyped-def]
     value = tl.arange(0, PADDED_VALUE_DIM)
     v_block = v_cache + tl.cast(start, tl.int64) * v_place
     values = _load_rows(v_block + within[:, None] * v_place + value[None, :], live, value, VALUE_DIM, PADDED_VALUE_DIM)
-    weights = weights.to(values.dtype)
     if WIDEN:
-        weights, values = weights.to(tl.float32), values.to(tl.float32)
+        weights = weights.to(values.dtype)
+    values = values.to(queries.dtype)
+    weights = weights.to(values.dtype)
     out = tl.dot(weights, values, out * shrink[:, None], input_precision="ieee")
     return higher, total, out
 

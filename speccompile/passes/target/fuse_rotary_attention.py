@@ -56,14 +56,13 @@ def _fuse(graph: StepGraph, call: fx.Node, order: dict[fx.Node, int]) -> bool:
     writes = [_write(cache, call, slots, positions, order) for cache in (k_cache, v_cache)]
     if not call.users or writes[0] is None or writes[1] is None:
         return False
-    keys, values = (write.args[2] for write in writes if write is not None)
-    assert isinstance(keys, fx.Node) and isinstance(values, fx.Node)
+    keys, values = (_unrounded(write.args[2]) for write in writes if write is not None)
     q, k = _rotation(queries), _rotation(keys)
     if q is None or k is None or (q.cos, q.sin) != (k.cos, k.sin):
         return False
-    read = (q.x, k.x, values, q.cos, q.sin, k_cache, v_cache)
-    if len({node.meta["val"].dtype for node in read}) > 1:
-        return False
+    for read in ((q.x, k.x, values, q.cos, q.sin), (k_cache, v_cache)):
+        if len({node.meta["val"].dtype for node in read}) > 1:
+            return False
     with graph.graph.inserting_before(call):
         given = [_by_place(graph, item, source) for item, source in ((q, queries), (k, keys))]
         arguments = (*given, values, q.cos, q.sin, k_cache, v_cache, slots, positions, *rest)
@@ -100,6 +99,12 @@ def _write(
     rows, at = indices
     own_rows = isinstance(rows, fx.Node) and rows.target is aten.unsqueeze.default and rows.args == (slots, 1)
     return write if own_rows and at is positions else None
+
+
+def _unrounded(written: object) -> fx.Node:
+    """Keys or values before they are rounded to the dtype of the cache."""
+    assert isinstance(written, fx.Node)
+    return _first(written) if written.target is aten.to.dtype else written
 
 
 def _by_place(graph: StepGraph, rotation: _Rotation, source: fx.Node) -> fx.Node:

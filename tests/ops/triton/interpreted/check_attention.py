@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -80,6 +81,7 @@ def make(
     capacity: int = 40,
     starts: list[int] | None = None,
     dtype: torch.dtype = torch.float32,
+    cached: torch.dtype | None = None,
     seed: int = 0,
     sinks: bool = False,
     tree: bool = False,
@@ -103,7 +105,7 @@ def make(
     slots = torch.randperm(rows + 1, generator=generator)[:rows]
     caches = []
     for size in (dim, value_dim or dim):
-        cache = torch.full((rows + 1, capacity, groups, size), torch.nan, dtype=dtype)
+        cache = torch.full((rows + 1, capacity, groups, size), torch.nan, dtype=cached or dtype)
         for slot, start in zip(slots.tolist(), starts, strict=True):
             cache[slot, : start + width] = real(start + width, groups, size)
         caches.append(cache)
@@ -138,6 +140,7 @@ shapes = st.fixed_dictionaries(
         "value_dim": st.sampled_from([None, 8, 96]),
         "capacity": st.integers(9, 90),
         "dtype": st.sampled_from(list(TOLERANCE)),
+        "cached": st.sampled_from([None, *TOLERANCE]),
         "seed": st.integers(0, 10**6),
     }
 )
@@ -286,8 +289,10 @@ def test_what_the_ops_are_on_cuda(fixed_order: bool) -> None:
 
 def test_other_dtypes_are_refused() -> None:
     case = make(dtype=torch.float32)
-    with pytest.raises(RuntimeError, match="accepts queries, keys and values of one dtype"):
+    with pytest.raises(RuntimeError, match="accepts queries, and keys and values of one dtype"):
         attention(case.q.double(), case.k_cache, case.v_cache, case.slots, case.positions, case.scale)
+    with pytest.raises(RuntimeError, match=re.escape("not torch.float32, torch.float16 and torch.float32")):
+        attention(case.q, case.k_cache.half(), case.v_cache, case.slots, case.positions, case.scale)
     with pytest.raises(RuntimeError, match="last dimension is contiguous"):
         attention(case.q, case.k_cache[..., ::2], case.v_cache, case.slots, case.positions, case.scale)
     with pytest.raises(RuntimeError, match="needs a window of at least 1, not 0"):

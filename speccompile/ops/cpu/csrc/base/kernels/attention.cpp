@@ -475,7 +475,7 @@ void attend_block(const Attention& p, const float* queries, const Item& item, fl
   const auto of_group = [&](int64_t i) {
     return queries + ((piece.group + i) * p.rows * p.width + piece.first) * group_size(p) * p.depth;
   };
-  with_type(p.type, [&](auto zero) {
+  with_type(p.cache_type, [&](auto zero) {
     using T = decltype(zero);
     if (p.parents == nullptr || (item.block + 1) * kBlock <= root_of(p, piece)) {
       block_parts<T>(p, of_group(0), item, parts, step);

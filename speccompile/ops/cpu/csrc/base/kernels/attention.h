@@ -33,7 +33,7 @@ struct Rotary {
 struct Attention {
   int64_t rows, width, heads, groups, depth, value_depth;
   int64_t cache_slots, cache_places;
-  Type type;
+  Type type, cache_type;  // Of queries and results, and of what the cache has.
   Heads q;
   Cache k, v;
   const int64_t *slots, *positions;  // [rows], [rows, width]

@@ -36,19 +36,20 @@ int64_t written(const Attention& p, int64_t place) {
 }
 
 // A step's keys and values go to memory that no cache has.
-template <typename T>
+template <typename Cached>
 void fetch_written(const Attention& p, int64_t place) {
   const auto fetch = [&](const Cache& cache, int64_t features) {
-    const T* const to = place_of<T>(cache, p.slots[place / p.width], written(p, place));
+    const Cached* const to = place_of<Cached>(cache, p.slots[place / p.width], written(p, place));
     for (int64_t head = 0; head < p.groups; ++head) {
-      fetch_lines_to_write(to + head * cache.head, features * static_cast<int64_t>(sizeof(T)));
+      fetch_lines_to_write(to + head * cache.head, features * static_cast<int64_t>(sizeof(Cached)));
     }
   };
   fetch(p.k, p.depth);
   fetch(p.v, p.value_depth);
 }
 
-template <typename T>
+// Keys and values are rounded to T, as queries are, and then to what the cache has.
+template <typename T, typename Cached>
 void prepare_place(const Attention& p, int64_t place, float* queries) {
   const int64_t group = p.heads / p.groups, row = place / p.width, at = written(p, place);
   const Rotary& r = p.rotary;
@@ -70,25 +71,32 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
     return;
   }
   for (int64_t head = 0; head < p.groups; ++head) {
-    T* key = place_of<T>(p.k, p.slots[row], at) + head * p.k.head;
+    Cached* key = place_of<Cached>(p.k, p.slots[row], at) + head * p.k.head;
     rotate(
         head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
-        [key](int64_t i, const Vec& values, int64_t count) { store(values, key + i, count); });
-    std::copy_n(
-        head_of<T>(r.v, p.width, place, head), p.value_depth, place_of<T>(p.v, p.slots[row], at) + head * p.v.head);
+        [key](int64_t i, const Vec& values, int64_t count) { store(std::is_same_v<T, Cached> ? values : rounded<T>(values), key + i, count); });
+    const T* value = head_of<T>(r.v, p.width, place, head);
+    Cached* to = place_of<Cached>(p.v, p.slots[row], at) + head * p.v.head;
+    if constexpr (std::is_same_v<T, Cached>) {
+      std::copy_n(value, p.value_depth, to);
+    } else {
+      by_vectors(p.value_depth, [&](int64_t i, int64_t count) { store(load(value + i, count), to + i, count); });
+    }
   }
 }
 
 }  // namespace
 
 void prepare(const Attention& p, int64_t first, int64_t last, float* queries) {
-  with_type(p.type, [&](auto zero) {
-    for (int64_t place = first; p.rotates && place < last; ++place) {
-      fetch_written<decltype(zero)>(p, place);
-    }
-    for (int64_t place = first; place < last; ++place) {
-      prepare_place<decltype(zero)>(p, place, queries);
-    }
+  with_type(p.type, [&](auto given) {
+    with_type(p.cache_type, [&](auto cached) {
+      for (int64_t place = first; p.rotates && place < last; ++place) {
+        fetch_written<decltype(cached)>(p, place);
+      }
+      for (int64_t place = first; place < last; ++place) {
+        prepare_place<decltype(given), decltype(cached)>(p, place, queries);
+      }
+    });
   });
 }
 

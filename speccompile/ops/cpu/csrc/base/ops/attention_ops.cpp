@@ -66,8 +66,7 @@ Attention problem_of(
   STD_TORCH_CHECK(chunk.value_or(1) >= 1, "speccompile::attention needs a chunk of at least 1, not ", chunk.value_or(1));
   const Tensor& q = own.queries;
   STD_TORCH_CHECK(
-      q.scalar_type() == k_cache.scalar_type() && q.scalar_type() == v_cache.scalar_type(),
-      "speccompile::attention: queries, keys and values have different dtypes");
+      k_cache.scalar_type() == v_cache.scalar_type(), "speccompile::attention: keys and values have different dtypes");
   STD_TORCH_CHECK(k_cache.stride(3) == 1 && v_cache.stride(3) == 1, "speccompile::attention: a head's features lie apart");
   STD_TORCH_CHECK(
       !own.parents ||
@@ -83,6 +82,7 @@ Attention problem_of(
   problem.cache_slots = k_cache.size(0);
   problem.cache_places = k_cache.size(1);
   problem.type = type_of(q);
+  problem.cache_type = type_of(k_cache);
   problem.q = heads_of(q);
   problem.k = cache_of(k_cache);
   problem.v = cache_of(v_cache);
