@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import json
+import resource
 import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +21,7 @@ from benchmarks.peer_processes import NOT_INSTALLED, PEERS, peers
 from benchmarks.steps import PIPED_WIDTH, PROMPT, SHORT, Ratio, Work, figures, interleaved, read_once, step, tables
 from speccompile import Speculator, wrap
 from speccompile.cli.measure import TokenTimer, Variant, tier_variant
-from speccompile.cli.models import load
+from speccompile.cli.models import load, load_stored
 from speccompile.cli.session import session
 from speccompile.errors import InvalidOption
 from speccompile.utils.model_names import SMOLLM2
@@ -70,6 +72,7 @@ def compare(spec: Speculator, others: list[Variant], new_tokens: int, repeats: i
 def main(
     model: Annotated[str, typer.Option(help="smollm2, or a GGUF file, which the peers then read as it is.")] = SMOLLM2,
     weights: Annotated[str, typer.Option(help="int8 or int4.")] = "int4",
+    stored: Annotated[bool, typer.Option("--stored", help="Keep the integers of a GGUF file.")] = False,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens whose mean is the time of one.")] = 32,
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 10,
     peers_python: Annotated[str | None, typer.Option(help="A Python that has the peers, if not this one.")] = None,
@@ -84,15 +87,24 @@ def main(
         if form not in PEERS:
             reason = f"choose from {', '.join(PEERS)}"
             raise InvalidOption(where="the command line", name="--weights", value=weights, reason=reason)
-        target, _ = load(model)
+        started, packs = time.perf_counter(), dict[str, Any]()
+        if stored:
+            target, _, packs["weights"] = load_stored(model)
+        else:
+            target, _ = load(model)
+            packs["weights"] = form
         # All texts have the same length.
         target.generation_config.eos_token_id = None
         gguf = None if model == SMOLLM2 else Path(model)
         max_len, threads = PROMPT + new_tokens, torch.get_num_threads()
         with (
-            wrap(target, "ngram", tiers=(0, DRAFT_LEN), max_len=max_len, weights=form, prefix_reuse=False) as spec,
+            wrap(target, "ngram", tiers=(0, DRAFT_LEN), max_len=max_len, prefix_reuse=False, **packs) as spec,
             peers(peers_python or sys.executable, threads, form, (0,), max_len, gguf) as others,
         ):
+            loaded = {
+                "seconds to load and wrap": time.perf_counter() - started,
+                "peak MiB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**10,
+            }
             variants = [peer.variant([]) for peer in others if peer.installed]
             with task("token by token"):
                 report = compare(spec, variants, new_tokens, repeats)
@@ -102,12 +114,13 @@ def main(
         for table in tables(report):
             console.print(table)
         console.print(f"kernels: {kernels}")
+        console.print(", ".join(f"{what}: {value:.0f}" for what, value in loaded.items()))
         for name, version in versions.items():
             typer.echo(f"{name}: {version}")
         if json_file is not None:
-            settings = {"model": model, "weights": form, "repeats": repeats, "new_tokens": new_tokens}
-            settings |= {"kernels": kernels, "prompt": PROMPT, "context": SHORT}
-            report = {"machine": describe(), "peers": versions, "settings": settings, **report}
+            settings = {"model": Path(model).name, "weights": form, "repeats": repeats, "new_tokens": new_tokens}
+            settings |= {"kernels": kernels, "prompt": PROMPT, "context": SHORT, "stored": stored}
+            report = {"machine": describe(), "peers": versions, "settings": settings, "loaded": loaded, **report}
             json_file.write_text(json.dumps(report, indent=1) + "\n")
 
 
