@@ -80,9 +80,11 @@ class BuildConfig:
 
     @property
     def target_form(self) -> str:
-        """The forms of the weights, as a :func:`~speccompile.hidden_states.target_id.target_id` contains them."""
+        """The forms of the weights, and of keys and values, as a
+        :func:`~speccompile.hidden_states.target_id.target_id` contains them."""
         calibrated = "" if self.calibration is None else f" calibrated {self.calibration.digest}"
-        return f"{self.weights}{calibrated}"
+        kv = "" if self.kv is None else f" kv {self.kv}"
+        return f"{self.weights}{calibrated}{kv}"
 
     @property
     def kind(self) -> Kind:
