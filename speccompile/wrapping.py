@@ -126,8 +126,8 @@ def wrap(
             the scale with the least loss at large inputs. It must be of this model, and have the inputs of all weights
             in ``int4``.
         kv: The form of cached keys and values. ``bfloat16`` and ``float16`` round each once, when it is written: the
-            arena needs half the bytes of float32, and steps at long contexts are faster. That is another model;
-            ``spec.check`` compares with it. A drafter's network keeps its own dtype.
+            arena needs half the bytes of float32, and steps without drafts at long contexts are faster. That is another
+            model; ``spec.check`` compares with it. A drafter's network keeps its own dtype.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None
             processes them in the steps, or in chunks between steps, and keeps a step with its prompts within the time

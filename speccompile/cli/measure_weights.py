@@ -71,11 +71,18 @@ def perplexities(
     forms: dict[str, dict[str, Any]] = {form: {"weights": form} for form in WEIGHT_FORMS if form != "same"}
     if calibration is not None:
         forms[CALIBRATED] = {"weights": "int4", "calibration": calibration}
-    forms |= {f"kv={form}": {"kv": form} for form in KV_FORMS if form != "same"}
     for form, options in forms.items():
         spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, **options)
         with spec, task(f"measure {form}"):
             yield form, perplexity(spec, ids, window)
+    for kv in KV_FORMS[1:]:
+        try:
+            spec = wrap(model, "none", tiers=(0,), max_len=window, backend=backend, kv=kv)
+        except InvalidOption:
+            # The model keeps no keys and values, or they do not fit into this form.
+            continue
+        with spec, task(f"measure keys and values in {kv}"):
+            yield f"kv={kv}", perplexity(spec, ids, window)
     cast(Any, model).to(torch.bfloat16)
     with task("measure bfloat16"):
         yield "bfloat16", perplexity(model, ids, window)

@@ -35,7 +35,7 @@ from speccompile.errors import (
 from speccompile.graph.stage import CAPTURE
 from speccompile.graph.step_graph import Route, StepGraph
 from speccompile.graph_capture.attention import ROUTES
-from speccompile.graph_capture.check import Probe, check_capture
+from speccompile.graph_capture.check import check_capture
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.packed_forward import inputs_unrounded
 from speccompile.graph_capture.rotary import settle_rotary
@@ -188,7 +188,8 @@ def _blame_pass(
     before, reach = stages[first - 1].graph, reach_of(built.observed, built.arena)
     with inputs_unrounded(model, built.packs):
         try:
-            check_capture(model, info, before, built.arena, reference(before), reference, reach, built.probe)
+            lowered, kv = reference(before), built.config.kv
+            check_capture(model, info, before, built.arena, lowered, reference, reach, built.probe, kv=kv)
         except CaptureMismatch:
             return
     fields = error.fields
@@ -251,11 +252,11 @@ def _compare(
         seconds.of("capture check"),
         inputs_unrounded(model, built.packs),
     ):
-        probe = built.probe or Probe.of(model, info, built.arena, reach, kv=built.config.kv)
-        difference = check_capture(model, info, outlined, built.arena, lowered, reference, reach, probe)
+        given = model, info, outlined, built.arena, lowered, reference, reach
+        difference = check_capture(*given, built.probe, kv=config.kv)
         if config.adapters is not None:
             with trial_adapter(config.adapters, built.arena, model) as pairs, adapted(model, pairs):
-                own = check_capture(model, info, outlined, built.arena, lowered, reference, reach)
+                own = check_capture(*given, kv=config.kv)
             difference = max(difference, own)
     check_kernels(built.packs)
     return difference

@@ -76,7 +76,8 @@ class UndecidedLogits(SpecCompileError):
 
     template = (
         "no next token can be chosen after token {position} of the text: the model's logits are NaN, or all of them "
-        "-inf (check its weights for NaN or overflow, or load it in float32), or the request's own options, or the "
+        "-inf (check its weights for NaN or overflow, load it in float32, or wrap it without kv='float16', in which "
+        "keys of more than 65504 are infinite), or the request's own options, or the "
         "logits processors given to wrap, forbid every token."
     )
 

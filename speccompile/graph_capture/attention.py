@@ -98,7 +98,7 @@ def captured_attention(
     of_values = None
     if latent and isinstance(run.cache, SlotCache):
         key, value = run.cache.keys[run.cache.newest], run.cache.values[run.cache.newest]
-        of_keys, of_values = expansion(module, value.shape[-1], key)
+        of_keys, of_values = expansion(module, value.shape[-1], key, query.dtype)
         query = query @ of_keys.transpose(1, 2)
     query = query.transpose(1, 2)
     if not isinstance(run.cache, SlotCache):

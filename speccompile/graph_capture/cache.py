@@ -178,8 +178,8 @@ class SlotCache(StepCache):
         value.index_put_(where, value_states.transpose(1, 2).to(value.dtype))
         if self.gather:
             # Contiguous, as in transformers' own cache: some models create a view of the result.
-            rows = (cache[self.slots].transpose(1, 2) for cache in (key, value))
-            key, value = (cached.to(given[0].dtype, memory_format=torch.contiguous_format) for cached in rows)
+            rows = (cache[self.slots].transpose(1, 2).contiguous() for cache in (key, value))
+            key, value = (cached.to(given[0].dtype) for cached in rows)
             return key, value
         self.newest = layer_idx
         if self._keeps_latents(layer_idx, given[0]):

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
-from speccompile.errors import CaptureMismatch, LoweringError, UnsupportedModel, error_line
+from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError, UnsupportedModel, error_line
 from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
@@ -45,6 +45,8 @@ def check_capture(
     reference: Callable[[StepGraph], Run],
     reach: int = 0,
     probe: Probe | None = None,
+    *,
+    kv: torch.dtype | None = None,
 ) -> float:
     """Compare logits on random tokens, in pieces of different width, two ragged rows at a time.
 
@@ -54,6 +56,7 @@ def check_capture(
         reference: lowers a graph as the eager backend does.
         reach: the longest window or chunk of the model's masks. The sequence is longer, if ``max_len`` allows it.
         probe: the tokens and the model's logits, if they were computed before.
+        kv: dtype to which the graph rounds keys and values; None is the model's own.
 
     Returns:
         The largest difference.
@@ -63,7 +66,7 @@ def check_capture(
         LoweringError: the graph is right, but the backend's executable is not.
         UnsupportedModel: the model's own forward fails.
     """
-    probe = probe or Probe.of(model, info, arena, reach)
+    probe = probe or Probe.of(model, info, arena, reach, kv=kv)
     allowed = probe.tolerance * float(probe.expected.abs().max())
     difference, where = _largest_difference(graph, probe, lowered)
     if difference <= allowed:
@@ -151,12 +154,17 @@ class Probe:
         # All logits of a long sequence would need more memory than the model.
         only = {"logits_to_keep": compared} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         try:
-            with torch.no_grad(), rounding_kv(model, kv):
-                rows = [model(input_ids=row[None], use_cache=False, **only).logits[:, -compared:] for row in text]
+            with torch.no_grad(), rounding_kv(kv):
+                cached = {"use_cache": kv is not None, **only}
+                rows = [model(input_ids=row[None], **cached).logits[:, -compared:] for row in text]
                 own = _decoded(model, text[:1], only)
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
         expected = torch.cat(rows)
+        if kv is not None and not expected.isfinite().all():
+            form = str(kv).removeprefix("torch.")
+            reason = f"logits over keys and values in {form} are not finite; use bfloat16, whose range is float32's"
+            raise InvalidOption(where="wrap", name="kv", value=form, reason=reason)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
         probe = Probe(text, expected, arena, info.dtype, kv)
         if difference > probe.tolerance * float(expected.abs().max()):
@@ -295,14 +303,14 @@ def _first_wrong_layer(
             found[index] = state
 
     path, layers = decoder_layers(model)
-    with altering(model), rounding_kv(model, probe.kv):
+    with altering(model), rounding_kv(probe.kv):
         handles = [
             layer.register_forward_hook(lambda _module, _inputs, output, index=index: record(index, output))
             for index, layer in enumerate(layers)
         ]
         try:
             with torch.no_grad():
-                model(input_ids=probe.text[:1], use_cache=False)
+                model(input_ids=probe.text[:1], use_cache=probe.kv is not None)
         finally:
             for handle in handles:
                 handle.remove()

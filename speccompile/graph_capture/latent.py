@@ -23,17 +23,20 @@ def cached_latents(latent: torch.Tensor, rotary: torch.Tensor) -> tuple[torch.Te
     return torch.cat([latent, rotary], dim=-1), latent
 
 
-def expansion(module: nn.Module, rank: int, like: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def expansion(
+    module: nn.Module, rank: int, keys: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the matrices of ``module.expand_kv``: its results for unit vectors.
 
     Args:
         rank: R, the size of a latent.
-        like: cached keys ``[..., R + P]``, whose dtype and device the matrices get.
+        keys: the cached ones, ``[..., R + P]``. The matrices are on their device.
+        dtype: of the matrices.
 
     Returns:
         The matrix of the keys ``[H, R + P, D]``, and of the values ``[H, R, Dv]``.
     """
     # torch.eye is not used, since it would write a device into the captured graph.
-    units = torch.diag_embed(like.new_ones(like.shape[-1]))[None, None]
-    keys, values = module.expand_kv(units[..., :rank], units[..., rank:])  # type: ignore[operator]
-    return keys[0], values[0, :, :rank]
+    units = torch.diag_embed(keys.new_ones(keys.shape[-1], dtype=dtype))[None, None]
+    of_keys, of_values = module.expand_kv(units[..., :rank], units[..., rank:])  # type: ignore[operator]
+    return of_keys[0], of_values[0, :, :rank]

@@ -154,13 +154,13 @@ def answer_of(
         own_forward: a context that is entered around the forward.
     """
     processors = [processor.original for processor in target.processors]
-    with as_packed(target.model, target.packs), rounding_kv(target.model, target.kv), own_forward():
+    with as_packed(target.model, target.packs), rounding_kv(target.kv), own_forward():
         if isinstance(question, TextOf):
             sequence = question.prompt, question.max_new_tokens, question.eos
             return transformers_greedy(target.model, *sequence, processors)
         where = question.index, question.prompt, question.expected, question.got
         rounds = target.packs.rounds or target.kv is not None
-        return first_difference(target.model, *where, processors, rounds=rounds)
+        return first_difference(target.model, *where, processors, rounds=rounds, use_cache=target.kv is not None)
 
 
 def transformers_greedy(
@@ -197,11 +197,13 @@ def first_difference(
     processors: Sequence[Processor] = (),
     *,
     rounds: bool = False,
+    use_cache: bool = False,
 ) -> Difference | None:
     """Return the first position at which two continuations of ``prompt`` differ, or None.
 
     Args:
         rounds: also compute :attr:`Difference.rounding`.
+        use_cache: of the forward. In :func:`~speccompile.graph_capture.rounded_kv.rounding_kv` it must be True.
     """
     if expected == got:
         return None
@@ -215,7 +217,7 @@ def first_difference(
 
     def distance() -> float:
         with torch.no_grad():
-            scores = model(input_ids=context, use_cache=False).logits[:, -1].float()
+            scores = model(input_ids=context, use_cache=use_cache).logits[:, -1].float()
             for processor in processors:
                 scores = processor(context, scores)
         logits = scores[0].double()

@@ -90,13 +90,15 @@ class ModelInterface(SpeculatorBase):
         """Run the model's own forward, in PyTorch, with its arguments and its output.
 
         ``logits`` ``[B, T, V]`` are those that the steps verify with. After ``wrap(weights="int8")`` the forward
-        computes with the rounded weights, as the steps do, and with ``kv`` it has a cache, whose keys and values are
-        rounded. It does not use the arena: the caller owns the cache.
+        computes with the rounded weights, as the steps do. After ``wrap(kv="float16")`` it has a cache, also for
+        ``use_cache=False``, since that rounds keys and values. It does not use the arena: the caller owns the cache.
         """
         target = self._open()[1]
         self._refuse_sharded("the model's forward", "call the sharded model on all ranks")
         target.state_of_weights()
-        with as_packed(target.model, target.packs), rounding_kv(target.model, target.kv):
+        if target.kv is not None:
+            options["use_cache"] = True
+        with as_packed(target.model, target.packs), rounding_kv(target.kv):
             return target.model(*inputs, **options)
 
     forward = __call__

@@ -13,9 +13,10 @@ import torch
 from typer.testing import CliRunner
 
 from speccompile.cli import app
-from speccompile.cli.measure_weights import perplexity
+from speccompile.cli.measure_weights import perplexities, perplexity
 from speccompile.lowering.kernels import Kernels
 from speccompile.ops.cpu.library import load_cpu_ops
+from support.families import model_of
 
 
 def test_perplexity_is_that_of_its_definition() -> None:
@@ -43,10 +44,17 @@ def test_all_forms_are_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         app, ["measure-weights", "tiny", "--text", str(text), "--window", "32", "--backend", "eager"]
     )
     assert result.exit_code == 0, result.output
-    found = dict(re.findall(r"(float32|int8|int4|bfloat16)[ │]+([\d.]+)", result.stdout))
-    assert found.keys() == {"float32", "int8", "int4", "bfloat16"}
+    names = "float32|int8|int4|kv=bfloat16|kv=float16|bfloat16"
+    found = dict(re.findall(rf"({names})[ │]+([\d.]+)", result.stdout))
+    assert "|".join(found) == names
     distance = {form: abs(float(value) / float(found["float32"]) - 1) for form, value in found.items()}
     assert 0 < distance["int8"] < distance["int4"] < 0.5
+
+
+def test_a_model_without_keys_and_values_has_the_other_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("speccompile.lowering.backends.Eager.choose_kernels", lambda *_: Kernels(True, "for the test"))
+    found = dict(perplexities(model_of("mamba"), torch.arange(5, 38), 16, None, "eager"))
+    assert list(found) == ["float32", "int8", "int4", "bfloat16"]
 
 
 def test_a_text_that_is_too_short_is_refused(tmp_path: Path) -> None:

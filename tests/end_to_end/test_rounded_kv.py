@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,9 @@ import torch
 from transformers import DynamicCache, PreTrainedModel
 
 import speccompile
-from speccompile import Tree, wrap
+from speccompile import Adapters, Tree, wrap
 from speccompile.errors import InvalidOption
+from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.heads import Eagle3Head
 from speccompile.policies import Fixed
 from speccompile.utils.kv_forms import KV_FORMS
@@ -138,6 +140,31 @@ def test_a_package_keeps_the_form(tmp_path: Path) -> None:
 def test_other_forms_are_refused(value: Any) -> None:
     with raises(InvalidOption, name="kv", reason=re.compile("choose from same, bfloat16, float16")):
         wrap(tiny_llama(), "ngram", kv=value, **SIZES)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("form", ROUNDED)
+def test_adapters_are_checked_over_rounded_keys_and_values(form: Any) -> None:
+    with wrap(tiny_llama(), "ngram", tiers=(0, 3), kv=form, adapters=Adapters(2, 8), **SIZES) as spec:  # type: ignore[arg-type]
+        assert spec.check(PROMPTS, max_new_tokens=NEW_TOKENS)
+
+
+def test_keys_that_do_not_fit_are_refused() -> None:
+    model = tiny_llama()
+    with torch.no_grad():
+        model.model.layers[0].self_attn.v_proj.weight.mul_(1e6)
+    with raises(InvalidOption, name="kv", value="float16", reason=re.compile("are not finite; use bfloat16")):
+        wrap(model, "ngram", tiers=(0, 3), kv="float16", **SIZES)  # type: ignore[arg-type]
+    with wrap(model, "ngram", tiers=(0, 3), kv="bfloat16", **SIZES) as spec:  # type: ignore[arg-type]
+        assert spec.check(PROMPTS, max_new_tokens=NEW_TOKENS)
+
+
+def test_forwards_of_other_threads_round_nothing() -> None:
+    model, ids = tiny_llama(), torch.tensor([PROMPTS[0]])
+    plain = model(ids, use_cache=True).logits
+    with rounding_kv(torch.bfloat16), ThreadPoolExecutor(1) as pool:
+        assert torch.equal(pool.submit(lambda: model(ids, use_cache=True).logits).result(), plain)
+        assert not torch.equal(model(ids, use_cache=True).logits, plain)
+    assert torch.equal(model(ids, use_cache=True).logits, plain)
 
 
 def test_a_model_without_keys_and_values_is_refused() -> None:

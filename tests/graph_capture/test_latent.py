@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -39,9 +40,16 @@ def test_attention_over_latents_is_that_over_expanded_keys() -> None:
     rank, rotary = attention.kv_lora_rank, attention.qk_rope_head_dim
     latents, own = torch.randn(2, 1, 5, rank), torch.randn(2, 1, 5, rotary)
     keys, values = cached_latents(latents, own)
-    of_keys, of_values = expansion(attention, rank, keys)
+    of_keys, of_values = expansion(attention, rank, keys.half(), keys.dtype)
     for expanded, ours in zip(attention.expand_kv(latents, own), (keys @ of_keys, values @ of_values), strict=True):
         torch.testing.assert_close(ours, expanded)
+
+
+@pytest.mark.parametrize("form", ["bfloat16", "float16"])
+def test_latents_are_rounded(trait: None, form: Any) -> None:
+    with speccompile.wrap(model_of("deepseek_v3"), "ngram", tiers=(0, 3), kv=form, **SIZES) as spec:  # type: ignore[arg-type]
+        assert spec.route == "attention" and spec.engine.arena["k_0"].dtype is getattr(torch, form)
+        assert spec.check(PROMPTS, max_new_tokens=20)
 
 
 @pytest.mark.parametrize("name", ["deepseek_v3", "longcat_flash"])

@@ -194,7 +194,8 @@ def test_a_fact_that_it_takes_away_names_it(model: LlamaForCausalLM) -> None:
         speccompile.wrap(model, "ngram", passes=[item], **OPTIONS)
 
 
-def test_a_pass_that_makes_another_model_is_named(model: LlamaForCausalLM) -> None:
+@pytest.mark.parametrize("kv", ["same", "bfloat16"])
+def test_a_pass_that_makes_another_model_is_named(model: LlamaForCausalLM, kv: Any) -> None:
     """The model is captured once; a stored capture serves the next wrap."""
 
     def run(self: Pass, graph: StepGraph) -> Changes:
@@ -207,8 +208,8 @@ def test_a_pass_that_makes_another_model_is_named(model: LlamaForCausalLM) -> No
 
     item = own(run=run, after="bound_positions", state_specs=lambda self: [])
     with refuses(PassFailed, name="count", reason=re.compile("does not compute what")):
-        speccompile.wrap(model, "none", passes=[item], **{**OPTIONS, "tiers": (0,)})
-    speccompile.wrap(model, "none", **{**OPTIONS, "tiers": (0,)}).close()
+        speccompile.wrap(model, "none", passes=[item], kv=kv, **{**OPTIONS, "tiers": (0,)})
+    speccompile.wrap(model, "none", kv=kv, **{**OPTIONS, "tiers": (0,)}).close()
 
 
 @pytest.mark.parametrize("given", [own(), 3, ["bind_rows"], [own(), own()]])

@@ -315,6 +315,6 @@ def test_what_attention_cannot_do_is_refused() -> None:
     with pytest.raises(RuntimeError, match="needs a window of at least 1, not 0"):
         ops.native_attention(*arguments, window=0)
     with pytest.raises(RuntimeError, match="different dtypes"):
-        ops.native_attention(q.half(), *cache, *arguments[3:])
+        ops.native_attention(q, cache[0].half(), cache[1], *arguments[3:])
     with pytest.raises(RuntimeError, match="the sizes do not fit"):
         ops.packed_linear(torch.randn(1, 9), pack(torch.randn(4, 8)), None, 4)
