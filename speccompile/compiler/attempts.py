@@ -189,7 +189,7 @@ def _blame_pass(
     with inputs_unrounded(model, built.packs):
         try:
             lowered, kv = reference(before), built.config.kv
-            check_capture(model, info, before, built.arena, lowered, reference, reach, built.probe, kv=kv)
+            check_capture(model, info, before, built.arena, lowered, reference, reach, built.probe, kv)
         except CaptureMismatch:
             return
     fields = error.fields
@@ -253,10 +253,10 @@ def _compare(
         inputs_unrounded(model, built.packs),
     ):
         given = model, info, outlined, built.arena, lowered, reference, reach
-        difference = check_capture(*given, built.probe, kv=config.kv)
+        difference = check_capture(*given, built.probe, config.kv)
         if config.adapters is not None:
             with trial_adapter(config.adapters, built.arena, model) as pairs, adapted(model, pairs):
-                own = check_capture(*given, kv=config.kv)
+                own = check_capture(*given, None, config.kv)
             difference = max(difference, own)
     check_kernels(built.packs)
     return difference

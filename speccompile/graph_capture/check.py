@@ -45,7 +45,6 @@ def check_capture(
     reference: Callable[[StepGraph], Run],
     reach: int = 0,
     probe: Probe | None = None,
-    *,
     kv: torch.dtype | None = None,
 ) -> float:
     """Compare logits on random tokens, in pieces of different width, two ragged rows at a time.
