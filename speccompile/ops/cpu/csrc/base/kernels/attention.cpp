@@ -6,19 +6,17 @@
 #include "attention.h"
 
 #include "buffer.h"
+#include "turn.h"
 #include "vectors.h"
 
 #include <cmath>
 #include <limits>
-#include <type_traits>
 
 namespace speccompile {
 namespace {
 
 // Queries that are multiplied with a block at once: enough to make up for turning its keys over.
 constexpr int64_t kQueries = 48;
-// Keys and features that are turned over at once.
-constexpr int64_t kSide = 16;
 static_assert(kColumns % kSide == 0 && kBlock % kColumns == 0);
 
 int64_t padded(int64_t size, int64_t to = kColumns) {
@@ -71,61 +69,27 @@ void fetch_rows(
   }
 }
 
-// to[features, kColumns] = from[kSide, features] turned over, for the first `features` of whole squares; returns how many.
-template <typename T>
-int64_t turn_whole(const T* from, int64_t stride, int64_t features, int64_t at, float* to) {
-  if constexpr (std::is_same_v<T, float>) {
-    if (features - at < kSide) {
-      return 0;
-    }
-    at::vec::transpose_mxn<float, kSide, kSide>(from + at, stride, to + at * kColumns, kColumns);
-    return kSide;
-  } else {
-    constexpr int64_t kWide = 2 * kLanes;
-    static_assert(kWide % kSide == 0);
-    if (features - at < kWide) {
-      return 0;
-    }
-    alignas(64) float wide[kSide * kWide];
-    for (int64_t i = 0; i < kSide; ++i) {
-      Vec floats[2];
-      Loader<T>::template load<2>(from + i * stride + at, floats);
-      floats[0].store(wide + i * kWide);
-      floats[1].store(wide + i * kWide + kLanes);
-    }
-    for (int64_t j = 0; j < kWide; j += kSide) {
-      at::vec::transpose_mxn<float, kSide, kSide>(wide + j, kWide, to + (at + j) * kColumns, kColumns);
-    }
-    return kWide;
-  }
-}
-
 // Writes to[padded(depth), kColumns]: `live` keys, of which there may be fewer than kColumns, turned over, then zeros.
 // After some features of some keys `each(first key, first feature, last feature)` is called.
 template <typename T, typename Each>
 void turn_over(const T* from, int64_t stride, int64_t live, int64_t depth, float* to, Each each) {
-  alignas(64) float square[kSide * kSide];
+  alignas(64) T square[kSide * kSide];
   for (int64_t place = 0; place < kColumns; place += kSide) {
     const int64_t count = std::clamp<int64_t>(live - place, 0, kSide);
-    for (int64_t feature = 0; feature < depth;) {
-      if (count == kSide) {
-        if (const int64_t done = turn_whole(from + place * stride, stride, depth, feature, to + place)) {
-          each(place, feature, feature + done);
-          feature += done;
-          continue;
-        }
-      }
+    for (int64_t feature = 0; feature < depth; feature += kSide) {
       const int64_t wanted = std::min(kSide, depth - feature);
-      std::fill_n(square, kSide * kSide, 0.0f);
-      for (int64_t i = 0; i < count; ++i) {
-        const T* key = from + (place + i) * stride + feature;
-        for (int64_t j = 0; j < wanted; ++j) {
-          square[i * kSide + j] = static_cast<float>(key[j]);
+      const T* first = from + place * stride + feature;
+      float* turned = to + feature * kColumns + place;
+      if (count == kSide && wanted == kSide) {
+        turn_square(first, stride, turned, kColumns);
+      } else {
+        std::fill_n(square, kSide * kSide, T(0.0f));
+        for (int64_t i = 0; i < count; ++i) {
+          std::copy_n(first + i * stride, wanted, square + i * kSide);
         }
+        turn_square(square, kSide, turned, kColumns);
       }
-      at::vec::transpose_mxn<float, kSide, kSide>(square, kSide, to + feature * kColumns + place, kColumns);
       each(place, feature, feature + wanted);
-      feature += kSide;
     }
   }
 }
