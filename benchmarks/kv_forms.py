@@ -1,4 +1,4 @@
-"""What does a step cost with keys and values of each form, by context and draft length?
+"""Time of a step with keys and values of each form, by context and draft length.
 
 ``python -m benchmarks.kv_forms``; see README.md beside this file.
 """
