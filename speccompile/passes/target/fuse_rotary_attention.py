@@ -56,7 +56,7 @@ def _fuse(graph: StepGraph, call: fx.Node, order: dict[fx.Node, int]) -> bool:
     writes = [_write(cache, call, slots, positions, order) for cache in (k_cache, v_cache)]
     if not call.users or writes[0] is None or writes[1] is None:
         return False
-    keys, values = (_unrounded(write.args[2]) for write in writes if write is not None)
+    keys, values = (_unrounded(write.args[2], queries) for write in writes if write is not None)
     q, k = _rotation(queries), _rotation(keys)
     if q is None or k is None or (q.cos, q.sin) != (k.cos, k.sin):
         return False
@@ -101,10 +101,11 @@ def _write(
     return write if own_rows and at is positions else None
 
 
-def _unrounded(written: object) -> fx.Node:
-    """Keys or values before they are rounded to the dtype of the cache."""
+def _unrounded(written: object, queries: fx.Node) -> fx.Node:
+    """Keys or values before they are rounded to the dtype of the cache, if it is not that of the queries."""
     assert isinstance(written, fx.Node)
-    return _first(written) if written.target is aten.to.dtype else written
+    rounds = written.target is aten.to.dtype and written.meta["val"].dtype is not queries.meta["val"].dtype
+    return _first(written) if rounds else written
 
 
 def _by_place(graph: StepGraph, rotation: _Rotation, source: fx.Node) -> fx.Node:

@@ -74,7 +74,9 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
     Cached* key = place_of<Cached>(p.k, p.slots[row], at) + head * p.k.head;
     rotate(
         head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
-        [key](int64_t i, const Vec& values, int64_t count) { store(std::is_same_v<T, Cached> ? values : rounded<T>(values), key + i, count); });
+        [key](int64_t i, const Vec& values, int64_t count) {
+          store(std::is_same_v<T, Cached> ? values : rounded<T>(values), key + i, count);
+        });
     const T* value = head_of<T>(r.v, p.width, place, head);
     Cached* to = place_of<Cached>(p.v, p.slots[row], at) + head * p.v.head;
     if constexpr (std::is_same_v<T, Cached>) {
