@@ -51,6 +51,14 @@ class TextMatcher:
         tokens: list[int] = self._try(lambda matcher: matcher.compute_ff_tokens())
         return tokens
 
+    def forces_bytes(self) -> bool:
+        """Whether the next bytes are known. :meth:`forced` also splits them into tokens."""
+        return bool(self._try(lambda matcher: matcher.compute_ff_bytes()))
+
+    def reads(self, token: int) -> bool:
+        """Whether ``token`` may come next, in any spelling of the text."""
+        return bool(self._try(lambda matcher: matcher.validate_tokens([token])))
+
     def is_complete(self) -> bool:
         """Whether the text may end here."""
         return bool(self._matcher.is_accepting())

@@ -360,8 +360,12 @@ def _writing_form(op: OpOverload) -> OpOverload | None:
 
 
 def _call_all(calls: Sequence[Callable[[], object]], pool_tokens: int | None) -> None:
+    if torch.is_autocast_enabled("cpu"):
+        # Entering it costs as much as a short call.
+        with torch.autocast("cpu", enabled=False):
+            return _call_all(calls, pool_tokens)
     threads = contextlib.nullcontext() if pool_tokens is None else in_pool(pool_tokens)
-    with torch.no_grad(), torch.autocast("cpu", enabled=False), threads:
+    with torch.no_grad(), threads:
         for call in calls:
             call()
 

@@ -151,7 +151,14 @@ class RequestFactory:
         if params.sampling is not None:
             # On CUDA a guide's masks are computed before a step, captured or not.
             calls_host = self._target.calls_host and traits_of(self._arena.device).host_memory
-            sampling = params.sampling.of_request(shown, len(prompt), params.eos, self._arena, calls_host=calls_host)
+            sampling = params.sampling.of_request(
+                shown,
+                len(prompt),
+                params.eos,
+                self._arena,
+                calls_host=calls_host,
+                only_chooses=self._target.only_chooses,
+            )
             drafts = params.num_draft_tokens
             if sampling.restricts_each_token or (sampling.follows_before_steps and not self._traits.drafts_known):
                 drafts = 0

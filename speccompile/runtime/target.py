@@ -89,6 +89,11 @@ class Target:
         """Addresses of the weights that the executables read, with those of the drafter."""
         return {address for *_, address in self._weights} | self._drafter.addresses
 
+    @property
+    def only_chooses(self) -> bool:
+        """Whether the scores of a step's processors are only used to choose tokens."""
+        return self._rule.draws_without_scores and not self.processors and "kept_scores" not in self._layout.tensors
+
     def release(self) -> None:
         """Allow the weights to move, since the executables have ended."""
         _alive.discard(self)

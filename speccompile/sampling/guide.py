@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from speccompile.errors import InvalidGuide
@@ -26,6 +27,9 @@ from speccompile.utils.devices import traits_of
 _followers: weakref.WeakValueDictionary[int, GuideFollower] = weakref.WeakValueDictionary()
 _numbers = itertools.count(1)
 
+#: int64 ``[length]``.
+Ids = torch.Tensor | npt.NDArray[np.int64]
+
 
 class GuideFollower:
     """Follows the text of one request by its guide.
@@ -33,14 +37,18 @@ class GuideFollower:
     Args:
         eos: the request's EOS ids. They are allowed where the text is complete, and are never part of it.
         prompt_length: tokens of the prompt, which are not part of the text.
+        chooses: whether steps only choose the greatest of the request's scores. A place whose greatest score belongs
+            to an allowed token needs no mask then.
 
     Attributes:
         number: the value of ``guide_number`` in the state of the request's slot.
         error: the exception that ends the request.
     """
 
-    def __init__(self, guide: Guide, eos: Sequence[int], vocab_size: int, prompt_length: int) -> None:
-        self._guide = guide
+    def __init__(
+        self, guide: Guide, eos: Sequence[int], vocab_size: int, prompt_length: int, *, chooses: bool = False
+    ) -> None:
+        self._guide, self.chooses = guide, chooses
         self._eos, self._prompt_length = sorted(eos), prompt_length
         self._matcher = TextMatcher(guide)
         ids = np.arange(vocab_size)
@@ -55,12 +63,12 @@ class GuideFollower:
         self.number = next(_numbers)
         _followers[self.number] = self
 
-    def masks(self, text: torch.Tensor, drafts: Sequence[int], skip: int = 0) -> Iterator[Bits]:
+    def masks(self, text: Ids, drafts: Sequence[int], skip: int = 0) -> Iterator[Bits]:
         """The allowed tokens after each of the first drafts: after ``skip`` drafts, after ``skip + 1``, ..., up to the
         first draft that is not allowed or ends the text.
 
         Args:
-            text: int64 ``[length]``, committed tokens with the prompt.
+            text: committed tokens with the prompt.
             drafts: tokens after them.
         """
         self._catch_up(text)
@@ -75,7 +83,34 @@ class GuideFollower:
         finally:
             matcher.unread(taken)
 
-    def allowed(self, text: torch.Tensor, drafts: Sequence[int]) -> int:
+    def masks_of_choices(
+        self, text: Ids, drafts: Sequence[int], scores: npt.NDArray[np.float32], skip: int = 0
+    ) -> Iterator[tuple[int, Bits]]:
+        """The places whose greatest score is not of an allowed token, and their masks, up to the first draft that is
+        not chosen. The caller applies a mask to ``scores`` before it continues.
+
+        Args:
+            text, drafts: as for :meth:`masks`.
+            scores: ``[T, V]``, of the places after ``skip`` drafts, ``skip + 1``, ....
+        """
+        self._catch_up(text)
+        matcher, taken = self._matcher, 0
+        try:
+            for index in range(len(drafts) + 1):
+                place = index - skip
+                chosen = drafts[index] if place < 0 else greatest(scores[place])
+                if place >= 0 and not self._may_choose(chosen):
+                    yield place, self._mask()
+                    chosen = greatest(scores[place])
+                if not self._takes(chosen):
+                    return
+                taken += 1
+                if index == len(drafts) or chosen != drafts[index]:
+                    return
+        finally:
+            matcher.unread(taken)
+
+    def allowed(self, text: Ids, drafts: Sequence[int]) -> int:
         """The number of the first ``drafts`` after ``text`` ``[length]`` that are allowed. An EOS token after a
         complete text is allowed."""
         self._catch_up(text)
@@ -88,14 +123,14 @@ class GuideFollower:
         self._matcher.unread(count)
         return count + ends
 
-    def drafts(self, text: torch.Tensor, drafts: list[int], most: int) -> list[int]:
+    def drafts(self, text: Ids, drafts: list[int], most: int) -> list[int]:
         """The drafts after ``text`` ``[length]``: the tokens that the guide forces, at most ``most``, unless ``drafts``
         continue these; else the first of ``drafts`` that are allowed."""
         allowed = drafts[: self.allowed(text, drafts)]
         forced = self.forced(text)[:most]
         return allowed if allowed[: len(forced)] == forced else forced
 
-    def forced(self, text: torch.Tensor) -> list[int]:
+    def forced(self, text: Ids) -> list[int]:
         """The tokens that must come after ``text`` ``[length]``, as the tokenizer splits them. Empty if there is a
         choice."""
         self._catch_up(text)
@@ -114,7 +149,7 @@ class GuideFollower:
         """Whether ``mask`` only allows EOS tokens."""
         return bool(mask.any()) and not (mask & ~self._eos_bits).any()
 
-    def _catch_up(self, text: torch.Tensor) -> None:
+    def _catch_up(self, text: Ids) -> None:
         if self.error is not None:
             # A step whose drafts were judged after the error is run again without drafts.
             raise self.error
@@ -126,8 +161,18 @@ class GuideFollower:
             raise self._failed()
 
     def _takes(self, token: int) -> bool:
-        known = 0 <= token < self._guide.tokens.vocab_size and token not in self._eos
-        return known and self._matcher.read([token]) == 1
+        return self._is_text(token) and self._matcher.read([token]) == 1
+
+    def _may_choose(self, token: int) -> bool:
+        """Whether the mask allows ``token``. False where bytes are forced: of their spellings a mask allows one."""
+        if self._matcher.forces_bytes():
+            return False
+        return (
+            self._matcher.is_complete() if token in self._eos else self._is_text(token) and self._matcher.reads(token)
+        )
+
+    def _is_text(self, token: int) -> bool:
+        return 0 <= token < self._guide.tokens.vocab_size and token not in self._eos
 
     def _mask(self) -> Bits:
         found = np.frombuffer(self._matcher.bitmask(), dtype=np.uint8)
@@ -183,11 +228,19 @@ class FollowGuide(Processor):
         # A CUDA graph cannot call the host.
         if not traits_of(scores.device).host_memory:
             return
+        # By numpy: views by torch are slower than llguidance.
+        contexts, lengths, values = context.numpy(), length.tolist(), scores.numpy()
         for row, follower in followers(state[0]):
-            committed = int(length[row]) - drafted
-            drafts = context[row, committed : committed + drafted + scores.shape[1] - 1].tolist()
+            committed = lengths[row] - drafted
+            text = contexts[row, :committed]
+            drafts = contexts[row, committed : committed + drafted + scores.shape[1] - 1].tolist()
+            needed: Iterable[tuple[int, Bits]]
+            if follower.chooses:
+                needed = follower.masks_of_choices(text, drafts, values[row], drafted)
+            else:
+                needed = enumerate(follower.masks(text, drafts, drafted))
             try:
-                for index, mask in enumerate(follower.masks(context[row, :committed], drafts, drafted)):
+                for index, mask in needed:
                     keep(scores[row, index], mask, complete=follower.is_complete(mask))
             except InvalidGuide:
                 # The engine ends the request with its error after the step.
@@ -195,6 +248,12 @@ class FollowGuide(Processor):
 
     def apply(self, scores: torch.Tensor, context: torch.Tensor, length: torch.Tensor, *state: torch.Tensor) -> None:
         self.call(scores, context, length, 0, state)
+
+
+def greatest(scores: npt.NDArray[np.float32]) -> int:
+    """The token with the greatest of ``scores`` ``[V]``; -1 if none can be chosen."""
+    token = int(scores.argmax())
+    return token if scores[token] > -np.inf else -1
 
 
 def keep(scores: torch.Tensor, mask: Bits, *, complete: bool) -> None:

@@ -29,21 +29,27 @@ def guide_drafts(
         draft_lens: ``[N]``; draft_tokens: ``[N, K]``; draft_score: ``[N, K]``, 1 for forced tokens.
         tokens: ``[N, S]``; length, limit, guide_number: ``[N]``.
     """
-    for row, follower in followers(guide_number[slots]):
-        slot = int(slots[row])
-        committed, drafts = int(length[slot]), draft_tokens[slot, : int(draft_lens[slot])].tolist()
-        text = tokens[slot, :committed]
-        most = min(draft_tokens.shape[1], max(0, int(limit[slot]) - committed - 1))
+    numbers = guide_number[slots]
+    if not numbers.any():
+        return
+    # By numpy: reading one number from a tensor is slower than llguidance.
+    rows, lens, proposed, scores = slots.tolist(), draft_lens.numpy(), draft_tokens.numpy(), None
+    if draft_score is not None:
+        scores = draft_score.numpy()
+    for row, follower in followers(numbers):
+        slot = rows[row]
+        committed, drafts = int(length[slot]), proposed[slot, : lens[slot]].tolist()
+        most = min(proposed.shape[1], max(0, int(limit[slot]) - committed - 1))
         try:
-            kept = follower.drafts(text, drafts, most)
+            kept = follower.drafts(tokens[slot, :committed], drafts, most)
         except InvalidGuide:
             # The engine ends the request with its error after the step.
             kept = []
         if kept != drafts[: len(kept)]:
-            draft_tokens[slot, : len(kept)] = torch.tensor(kept)
-            if draft_score is not None:
-                draft_score[slot, : len(kept)] = 1.0
-        draft_lens[slot] = len(kept)
+            proposed[slot, : len(kept)] = kept
+            if scores is not None:
+                scores[slot, : len(kept)] = 1.0
+        lens[slot] = len(kept)
 
 
 def truncate_trees(

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 
-import numpy as np
 import torch
 
 from speccompile.ops.define import define
@@ -77,16 +76,17 @@ def run_processors(
         state: ``[N, ...]``, of which ``slots`` ``[B]`` are those of the rows; ``[B, ...]`` without ``slots``.
         used: bool ``[N, P]``, whose ``columns`` are those of the processors: whether a slot uses it. None: run all.
     """
-    parts = [slice(*pair) for pair in itertools.pairwise(itertools.accumulate(counts, initial=0))]
     if slots is None or used is None:
-        for name, part in zip(names, parts, strict=True):
-            IMPLEMENTATIONS[f"{name}_"].op(scores, context, length, drafted, state[part])
+        parts = itertools.pairwise(itertools.accumulate(counts, initial=0))
+        for name, (start, end) in zip(names, parts, strict=True):
+            IMPLEMENTATIONS[f"{name}_"].op(scores, context, length, drafted, state[start:end])
         return
     # By numpy, whose calls cost a fraction of torch's. An op's dispatch would cost more than the processor's own call.
-    by_row = used.numpy()[slots.numpy()]
-    for index in np.flatnonzero(by_row.any(axis=0)[columns]).tolist():
+    in_use = used.numpy()[slots.numpy()].any(axis=0).nonzero()[0].tolist()
+    for index in sorted(columns.index(column) for column in in_use if column in columns):
         processor: Processor = IMPLEMENTATIONS[f"{names[index]}_"]
-        own = [tensor.index_select(0, slots) for tensor in state[parts[index]]]
+        start = sum(counts[:index])
+        own = [tensor.index_select(0, slots) for tensor in state[start : start + counts[index]]]
         processor.call(scores, context, length, drafted, own)
 
 

@@ -15,7 +15,7 @@ from speccompile.graph.arena import Arena
 from speccompile.ops.noise import SEEDS
 from speccompile.sampling.allowed import AllowedTokens, AllowedTokensFunction
 from speccompile.sampling.base import Option, equals
-from speccompile.sampling.guide import GuideFollower
+from speccompile.sampling.guide import FollowGuide, GuideFollower
 from speccompile.sampling.host import CALLED_ON_HOST, HostCall, host_call
 from speccompile.sampling.pipeline import (
     OPTIONS,
@@ -108,21 +108,42 @@ class Sampling:
         return Sampling(values, (self.seed + row) % SEEDS, row)
 
     def of_request(
-        self, shown: torch.Tensor, prompt_length: int, eos: tuple[int, ...], arena: Arena, *, calls_host: bool
+        self,
+        shown: torch.Tensor,
+        prompt_length: int,
+        eos: tuple[int, ...],
+        arena: Arena,
+        *,
+        calls_host: bool,
+        only_chooses: bool = False,
     ) -> Sampling:
         """These options with the :attr:`host_call` and the :attr:`follower` of a request.
 
         Args:
             shown: ``[1, P]``, the prompt, which may have padding.
             calls_host: whether steps may call the host.
+            only_chooses: whether steps use scores only to choose tokens.
         """
-        guide = self.values.get("guide")
+        guide, follower = self.values.get("guide"), None
+        if guide is not None:
+            chooses = only_chooses and self.values.keys() <= _options_until(FollowGuide.name)
+            follower = GuideFollower(guide, eos, arena.layout.vocab_size, prompt_length, chooses=chooses)
         return replace(
             self,
             host_call=host_call(self.values, shown, prompt_length, arena.layout.num_logits, arena.device),
-            follower=None if guide is None else GuideFollower(guide, eos, arena.layout.vocab_size, prompt_length),
+            follower=follower,
             follows_in_steps=calls_host,
         )
+
+
+def _options_until(name: str) -> frozenset[str]:
+    """Options of the penalties up to the one of this name. They change scores before it."""
+    found = set[str]()
+    for processor in in_order(PENALTIES):
+        found.update(option.name for option in processor.options)
+        if processor.name == name:
+            break
+    return frozenset(found)
 
 
 #: The fields of a generation_config that transformers reads.

@@ -15,7 +15,7 @@ from tokenizers import AddedToken
 from speccompile.errors import InvalidGuide
 from speccompile.guides import Guide, choice_guide, json_schema_guide, regex_guide
 from speccompile.sampling.allowed import Bits
-from speccompile.sampling.guide import GuideFollower, followers, keep
+from speccompile.sampling.guide import GuideFollower, followers, greatest, keep
 from support.errors import raises
 from support.guide_tokenizers import EOS, allowed, byte_level, common, llama_like, token_ids
 
@@ -78,6 +78,46 @@ def test_masks_are_those_of_each_position(
         for _ in range(committed):
             following = allowed(guide, text)
             text += [rng.choice(following)] if following else []
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    number=st.integers(0, 2),
+    seed=st.integers(0, 2**16),
+    skip=st.integers(0, 1),
+    eos=st.sampled_from([(EOS,), (EOS, VOCAB - 1), (VOCAB - 1,)]),
+)
+def test_choices_by_few_masks_are_those_by_all(number: int, seed: int, skip: int, eos: tuple[int, ...]) -> None:
+    """Up to the first draft that is not chosen. Scores prefer tokens that are allowed, other spellings of forced ones,
+    EOS tokens and forbidden ones in turn, and may be -inf."""
+    guide, rng, drafts = guides()[number], random.Random(seed), list[int]()
+    for _ in range(rng.randrange(1, 5)):
+        following = allowed(guide, drafts)
+        drafts += [rng.choice(following)] if following else []
+    text = torch.tensor([7])
+    made = list(GuideFollower(guide, eos, VOCAB, 1).masks(text, drafts, skip))
+    scores = torch.full((len(drafts) + 1 - skip, VOCAB), float("-inf"))
+    for place, row in enumerate(scores):
+        after = drafts[: place + skip]
+        liked = rng.choice([allowed(guide, after), range(VOCAB), eos, drafts[place + skip :], [*b"abc"]]) or [5]
+        row[rng.sample(range(VOCAB), rng.choice([0, 20, VOCAB]))] = 0.0
+        row[rng.choice(list(liked))] = rng.choice([1.0, float("-inf")])
+    by_all, by_few = scores.clone(), scores.clone()
+    follower = GuideFollower(guide, eos, VOCAB, 1, chooses=True)
+    for place, mask in enumerate(made):
+        keep(by_all[place], mask, complete=follower.is_complete(mask))
+    yielded = []
+    for place, mask in follower.masks_of_choices(text, drafts, by_few.numpy(), skip):
+        assert ids_of(mask) == ids_of(made[place])
+        keep(by_few[place], mask, complete=follower.is_complete(mask))
+        yielded.append(place)
+    for place in range(len(made)):
+        chosen = greatest(by_all[place].numpy())
+        assert greatest(by_few[place].numpy()) == chosen
+        if place + skip == len(drafts) or chosen != drafts[place + skip]:
+            break
+    assert max(yielded, default=0) <= place, "none after the first draft that is not chosen"
+    assert next(follower.masks(text, drafts, skip)).tolist() == made[0].tolist(), "it has returned to the text"
 
 
 def test_an_eos_token_that_is_an_ordinary_token_is_not_part_of_the_text() -> None:

@@ -112,14 +112,15 @@ def assert_follows(text: list[int], guide: Guide) -> None:
 
 
 @cache
-def plain_loop(prompt: tuple[int, ...], guide: Guide, new: int = NEW) -> list[int]:
+def plain_loop(prompt: tuple[int, ...], guide: Guide, new: int = NEW, banned: tuple[int, ...] = ()) -> list[int]:
     """transformers' forward, every token asked for by itself, the greatest that is allowed."""
     text: list[int] = []
     while len(text) < new and EOS not in text:
         with torch.no_grad():
             logits = model()(torch.tensor([[*prompt, *text]])).logits[0, -1]
         from_the_greatest = logits.argsort(descending=True).tolist()
-        text.append(next(token for token in from_the_greatest if is_allowed(token, text, guide)))
+        allowed_ones = (token for token in from_the_greatest if is_allowed(token, text, guide))
+        text.append(next(token for token in allowed_ones if token not in banned))
     return text
 
 
@@ -137,6 +138,31 @@ def test_greedy_texts_are_those_of_a_plain_loop(specs: dict[str, Speculator], mo
     for draft_len in specs[mode].engine.draft_lens:
         specs[mode].set_tier(draft_len)
         assert run(specs[mode], asked) == expected
+
+
+@pytest.mark.parametrize("mode", ["none", "ngram"])
+def test_processors_after_the_guide_choose_among_what_it_allows(specs: dict[str, Speculator], mode: str) -> None:
+    """They may forbid a token that has the greatest score and that the guide allows."""
+    spec, guide = specs[mode], guides()["free"]
+    spec.set_tier(max(spec.engine.draft_lens))
+    prompt, banned = prompts(5)[1], list[int]()
+    for _ in range(3):
+        expected = plain_loop(tuple(prompt), guide, banned=tuple(banned))
+        asked = {"ids": prompt, "max_new_tokens": NEW, "eos_token_id": [EOS], "guide": guide, "suppress_tokens": banned}
+        assert run(spec, [asked]) == [expected]
+        banned += [next(token for token in expected if token not in banned)]
+
+
+def test_scores_that_are_kept_are_those_of_allowed_tokens() -> None:
+    guide, prompt = regex_guide("[^a]{3,}", common()), prompts(5)[1]
+    with wrapped("ngram", scores=True) as spec:
+        spec.set_tier(7)
+        asked = {"max_new_tokens": 6, "eos_token_id": [EOS], "output_scores": True, "return_dict_in_generate": True}
+        out = spec.generate(torch.tensor([prompt]), guide=guide, **asked)
+    text = out.sequences[0, len(prompt) :].tolist()
+    for place, scores in enumerate(out.scores):
+        found = set(scores[0].isfinite().nonzero().flatten().tolist()) - {EOS}
+        assert found == set(allowed(guide, text[:place])) - {EOS}
 
 
 @pytest.fixture(scope="module")
