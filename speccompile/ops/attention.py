@@ -24,7 +24,7 @@ TILE = 16
 
 SCHEMA = (
     "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor slots, Tensor positions, float scale, int? window=None, "
-    "int? chunk=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None) -> Tensor"
+    "int? chunk=None, float? softcap=None, Tensor? sinks=None, Tensor? parents=None, Tensor? pages=None) -> Tensor"
 )
 # The C++ kernel does not have ALiBi.
 SCHEMA_WITH_ALIBI = SCHEMA.replace(") ->", ", bool alibi=False) ->")
@@ -42,6 +42,7 @@ def reference(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     parents: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
     alibi: bool = False,
 ) -> torch.Tensor:
     """The definition, in float64 and without any shortcut; the tests hold every kernel against it.
@@ -63,6 +64,8 @@ def reference(
             stands at place ``positions[b, 0] + i`` of the cache; its position, ``positions[b, i]``, is the root's plus
             its depth. A node sees the places before the root's, where place and position are one, its ancestors and
             itself; window and chunk go by positions. ``parents[b, i] = i - 1`` is the chain that None stands for.
+        pages: int64 ``[N, M]``, where the caches are pools of pages, ``[P, C, G, D]`` and ``[P, C, G, Dv]``: position
+            p of slot n is place ``p % C`` of page ``pages[n, p // C]``. Pages after a row's last position may be any.
         alibi: add to each score the key's position minus the query's, times the slope of the head
             (:func:`alibi_slopes`).
 
@@ -70,7 +73,7 @@ def reference(
         ``[B, T, H, Dv]`` in the dtype of ``q``.
     """
     refuse_sizes(window, chunk)
-    keys, values = k_cache[slots].double(), v_cache[slots].double()
+    keys, values = (cache_of_rows(cache, slots, pages).double() for cache in (k_cache, v_cache))
     group = q.shape[2] // keys.shape[2]
     keys, values = keys.repeat_interleave(group, dim=2), values.repeat_interleave(group, dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.double(), keys) * scale
@@ -88,7 +91,24 @@ def reference(
     if sinks is not None:
         scores = torch.cat([scores, sinks.double()[:, None, None].expand_as(scores[..., :1])], dim=-1)
     weights = scores.softmax(-1)[..., : keys.shape[1]]
+    # What no query sees may be anything.
+    values = values.masked_fill(~visible.any(1)[:, :, None, None], 0.0)
     return torch.einsum("bhts,bshd->bthd", weights, values).to(q.dtype)
+
+
+def cache_of_rows(cache: torch.Tensor, slots: torch.Tensor, pages: torch.Tensor | None) -> torch.Tensor:
+    """Keys or values ``[B, S, ...]`` of ``slots`` ``[B]``, from a cache ``[N, S, ...]`` or a pool of pages."""
+    return cache[slots] if pages is None else cache[pages[slots]].flatten(1, 2)
+
+
+def _in_order(cache: torch.Tensor, slot: int, start: int, stop: int, pages: torch.Tensor | None) -> torch.Tensor:
+    """Positions ``start`` to ``stop`` of one slot: a view of ``cache``, or a copy of its pages."""
+    if pages is None:
+        return cache[slot, start:stop]
+    size = cache.shape[1]
+    first = start // size
+    found = cache[pages[slot, first : -(-stop // size)]].flatten(0, 1)
+    return found[start - first * size : stop - first * size]
 
 
 def alibi_slopes(heads: int, device: torch.device) -> torch.Tensor:
@@ -163,6 +183,7 @@ def _row_by_row(
     chunk: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    pages: torch.Tensor | None,
     alibi: bool,
     fixed_order: bool,
 ) -> torch.Tensor:
@@ -176,17 +197,21 @@ def _row_by_row(
     options = softcap is not None or sinks is not None or alibi
     products = options or k_cache.shape[3] != v_cache.shape[3]
     out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    capacity = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
     for row, (slot, places) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         lowest, stop = min(places), max(places) + 1
         start = max(0, 0 if window is None else lowest - window + 1, 0 if chunk is None else lowest - lowest % chunk)
         exact = start, stop
         if fixed_order:
             # A window hides keys but does not move the blocks.
-            start, stop = 0, min(-(-stop // BLOCK) * BLOCK, k_cache.shape[1])
+            start, stop = 0, min(-(-stop // BLOCK) * BLOCK, capacity)
         visible = None
         if len(places) > 1 or (start, stop) != exact:
             visible = _visible(torch.arange(start, stop, device=q.device), positions[row], window, chunk)
-        keys, values = k_cache[slot, start:stop], v_cache[slot, start:stop]
+        keys, values = (_in_order(cache, slot, start, stop, pages) for cache in (k_cache, v_cache))
+        if pages is not None:
+            # Other rows write in pages that are not this row's.
+            keys[exact[1] - start :], values[exact[1] - start :] = 0.0, 0.0
         if products:
             tile = TILE if fixed_order else 1
             bias = None
@@ -218,6 +243,7 @@ def _node_by_node(
     chunk: int | None,
     softcap: float | None,
     sinks: torch.Tensor | None,
+    pages: torch.Tensor | None,
     alibi: bool,
 ) -> torch.Tensor:
     """Attention of each tree node over a copy of the keys on its path, in the order of their positions."""
@@ -230,10 +256,19 @@ def _node_by_node(
                 path.append(ancestor)
             places = torch.tensor([*range(root), *(root + on_path for on_path in reversed(path))], device=q.device)
             own = slice(row, row + 1), slice(node, node + 1)
-            keys, values = k_cache[slot, places][None], v_cache[slot, places][None]
+            keys, values = (_at_places(cache, slot, places, pages)[None] for cache in (k_cache, v_cache))
             alone, at = slots.new_zeros(1), torch.tensor([[position]], device=q.device)
-            out[own] = _row_by_row(q[own], keys, values, alone, at, scale, window, chunk, softcap, sinks, alibi, False)
+            options = scale, window, chunk, softcap, sinks, None, alibi
+            out[own] = _row_by_row(q[own], keys, values, alone, at, *options, fixed_order=False)
     return out
+
+
+def _at_places(cache: torch.Tensor, slot: int, places: torch.Tensor, pages: torch.Tensor | None) -> torch.Tensor:
+    """Some places of one slot, ``[L, G, D]``."""
+    if pages is None:
+        return cache[slot, places]
+    size = cache.shape[1]
+    return cache[pages[slot, places // size], places % size]
 
 
 def _products(
@@ -295,10 +330,11 @@ def _attention(  # type: ignore[no-untyped-def]
     softcap=None,
     sinks=None,
     parents=None,
+    pages=None,
     alibi=False,
 ):
     refuse_sizes(window, chunk)
-    options = scale, window, chunk, softcap, sinks, alibi
+    options = scale, window, chunk, softcap, sinks, pages, alibi
     if parents is not None:
         return _node_by_node(q, k_cache, v_cache, slots, positions, parents, *options)
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=False)
@@ -316,12 +352,13 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
     softcap=None,
     sinks=None,
     parents=None,
+    pages=None,
     alibi=False,
 ):
     refuse_sizes(window, chunk)
     if parents is not None:
         raise RuntimeError("speccompile::attention_fixed_order has no kernel for parents; call speccompile::attention")
-    options = scale, window, chunk, softcap, sinks, alibi
+    options = scale, window, chunk, softcap, sinks, pages, alibi
     return _row_by_row(q, k_cache, v_cache, slots, positions, *options, fixed_order=True)
 
 

@@ -31,6 +31,7 @@ def reference(
     softcap: float | None = None,
     sinks: torch.Tensor | None = None,
     parents: torch.Tensor | None = None,
+    pages: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Rotate queries and keys, write keys and values into the caches, and compute
     :func:`~speccompile.ops.attention.reference`.
@@ -59,9 +60,12 @@ def reference(
     """
     refuse_sizes(window, chunk)
     places = positions if parents is None else positions[:, :1] + torch.arange(positions.shape[1], device=q.device)
-    k_cache.index_put_((slots[:, None], places), rotate(k, cos, sin).to(k_cache.dtype))
-    v_cache.index_put_((slots[:, None], places), v.to(v_cache.dtype))
-    options = scale, window, chunk, softcap, sinks, parents
+    at = slots[:, None], places
+    if pages is not None:
+        at = pages[slots[:, None], places // k_cache.shape[1]], places % k_cache.shape[1]
+    k_cache.index_put_(at, rotate(k, cos, sin).to(k_cache.dtype))
+    v_cache.index_put_(at, v.to(v_cache.dtype))
+    options = scale, window, chunk, softcap, sinks, parents, pages
     return attention(rotate(q, cos, sin), k_cache, v_cache, slots, positions, *options).contiguous()
 
 

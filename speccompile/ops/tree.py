@@ -169,7 +169,12 @@ def child_of(
 
 
 def move_path_(
-    kv: list[torch.Tensor], slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
+    kv: list[torch.Tensor],
+    slots: torch.Tensor,
+    root: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    pages: torch.Tensor | None = None,
 ) -> None:
     """Move the values of an accepted path to the positions where a chain would have written them.
 
@@ -177,12 +182,18 @@ def move_path_(
         kv: tensors with a value for each position, ``[N, S, ...]``; that of node i lies at the root's position plus i.
         slots: int64 ``[B]``, distinct; root: int64 ``[B]``, the root's position.
         path, accepted: of :func:`walk_tree`.
+        pages: int64 ``[N, M]``, where ``kv`` are pools of pages; see :func:`speccompile.ops.attention.reference`.
     """
     offsets = torch.arange(path.shape[1], device=path.device)
     places = root[:, None] + torch.where(offsets <= accepted[:, None], path, offsets)
     to = root[:, None] + offsets
     for tensor in kv:
-        tensor.index_put_((slots[:, None], to), tensor[slots[:, None], places])
+        size = tensor.shape[1]
+        moved, written = (
+            (slots[:, None], at) if pages is None else (pages[slots[:, None], at // size], at % size)
+            for at in (places, to)
+        )
+        tensor.index_put_(written, tensor[moved])
 
 
 def _fit_fake(tokens, parents, count, limit, nodes, *rest):  # type: ignore[no-untyped-def]
@@ -213,7 +224,7 @@ define(
     cuda="tree.walk_tree",
 )
 define(
-    "move_path_(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted) -> ()",
+    "move_path_(Tensor(a!)[] kv, Tensor slots, Tensor root, Tensor path, Tensor accepted, Tensor? pages=None) -> ()",
     None,
     move_path_,
     cpp=BASE,

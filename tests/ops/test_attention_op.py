@@ -377,5 +377,5 @@ def test_the_schema_names_every_option() -> None:
     for name, op in OPS.items():
         names = [argument.name for argument in op.default._schema.arguments]
         alibi = [] if name == "native_attention" else ["alibi"]
-        assert names == [*required, "window", "chunk", "softcap", "sinks", "parents", *alibi]
+        assert names == [*required, "window", "chunk", "softcap", "sinks", "parents", "pages", *alibi]
         assert not op.default._schema.is_mutable

@@ -25,7 +25,7 @@ from speccompile.ops.attention import refuse_sizes
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_combine import combine_launch
 from speccompile.ops.triton.attention_partial import partial_launch
-from speccompile.ops.triton.attention_plan import AttentionPlan, plan_attention, workspace_size
+from speccompile.ops.triton.attention_plan import MOST_KEYS, AttentionPlan, plan_attention, workspace_size
 from speccompile.ops.triton.launch import Launch, run_all
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -65,6 +65,8 @@ def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> tor
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise RuntimeError("speccompile::attention on CUDA needs caches whose last dimension is contiguous")
     rows, width, heads, _, _, value_dim, _ = call.sizes
+    if call.pages is not None and k_cache.shape[1] % MOST_KEYS:
+        raise RuntimeError(f"speccompile::attention on CUDA needs pages of a multiple of {MOST_KEYS} positions")
     plan = plan_attention(*call.sizes, q.dtype, fixed_order)
     out = q.new_empty((rows, width, heads, value_dim))
     workspace = q.new_empty(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32)
@@ -75,6 +77,7 @@ def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> tor
         positions=call.positions.contiguous(),
         sinks=None if call.sinks is None else call.sinks.contiguous(),
         parents=None if call.parents is None else call.parents.contiguous(),
+        pages=None if call.pages is None else call.pages.contiguous(),
     )
     run_all(attention_launches(call, out=out, workspace=workspace, plan=plan), q)
     return out

@@ -26,13 +26,15 @@ class AttentionCall:
     softcap: float | None = None
     sinks: torch.Tensor | None = None
     parents: torch.Tensor | None = None
+    pages: torch.Tensor | None = None
     alibi: bool = False
 
     @property
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
         """B, T, H, G, D, Dv and S."""
         rows, width, heads, dim = self.q.shape
-        capacity, groups, value_dim = self.v_cache.shape[1:]
+        size, groups, value_dim = self.v_cache.shape[1:]
+        capacity = size if self.pages is None else size * self.pages.shape[1]
         return rows, width, heads, groups, dim, value_dim, capacity
 
     def for_both(self) -> dict[str, Any]:

@@ -39,6 +39,10 @@ def _attend(  # type: ignore[no-untyped-def]
     v_cache,
     k_place,
     v_place,
+    pages,
+    k_slot,
+    v_slot,
+    page_size,
     scale,
     cap,
     slopes,
@@ -64,7 +68,14 @@ def _attend(  # type: ignore[no-untyped-def]
     key = start + within
     live = (key >= tile_first) & (key < tile_stop)
     feature = tl.arange(0, PADDED_DIM)
-    k_block = k_cache + tl.cast(start, tl.int64) * k_place
+    # A block lies in one page.
+    first_place = tl.cast(start, tl.int64)
+    if pages is not None:
+        page = tl.load(pages + start // page_size)
+        first_place = tl.cast(start % page_size, tl.int64)
+        k_cache += page * k_slot
+        v_cache += page * v_slot
+    k_block = k_cache + first_place * k_place
     keys = _load_rows(k_block + within[:, None] * k_place + feature[None, :], live, feature, DIM, PADDED_DIM)
     scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * scale
     if cap is not None:
@@ -89,7 +100,7 @@ def _attend(  # type: ignore[no-untyped-def]
     weights = tl.exp2(scores - higher[:, None])
     total = total * shrink + tl.sum(weights, 1)
     value = tl.arange(0, PADDED_VALUE_DIM)
-    v_block = v_cache + tl.cast(start, tl.int64) * v_place
+    v_block = v_cache + first_place * v_place
     values = _load_rows(v_block + within[:, None] * v_place + value[None, :], live, value, VALUE_DIM, PADDED_VALUE_DIM)
     if WIDEN:
         weights = weights.to(values.dtype)
@@ -105,6 +116,7 @@ def partial_attention(  # type: ignore[no-untyped-def]
     k_cache,
     v_cache,
     slots,
+    pages,
     positions,
     parents,
     sinks,
@@ -123,6 +135,8 @@ def partial_attention(  # type: ignore[no-untyped-def]
     cap,
     width,
     capacity,
+    page_size,
+    table,
     splits,
     GROUPS: tl.constexpr,
     PER_GROUP: tl.constexpr,
@@ -174,8 +188,13 @@ def partial_attention(  # type: ignore[no-untyped-def]
     q += row * q_row + place[:, None] * q_place + head[:, None] * q_head + feature[None, :]
     queries = _load_rows(q, real, feature, DIM, PADDED_DIM)
     slot = tl.load(slots + row)
-    k_cache += slot * k_slot + group * k_group
-    v_cache += slot * v_slot + group * v_group
+    k_cache += group * k_group
+    v_cache += group * v_group
+    if pages is not None:
+        pages += slot * table
+    else:
+        k_cache += slot * k_slot
+        v_cache += slot * v_slot
     if WIDEN:
         queries = queries.to(tl.float32)
     slopes = None
@@ -195,14 +214,16 @@ def partial_attention(  # type: ignore[no-untyped-def]
             nodes = tl.minimum(tl.maximum(root // KEYS, begin), end)
     for block in range(begin, nodes):
         top, total, part = _attend(
-            block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap, slopes,
+            block, top, total, part, queries, k_cache, v_cache, k_place, v_place,
+            pages, k_slot, v_slot, page_size, scale, cap, slopes,
             tile_first, tile_stop, first, own, place, root, width, positions, None,
             DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
         )  # fmt: skip
     if parents is not None:
         for block in range(nodes, end):
             top, total, part = _attend(
-                block, top, total, part, queries, k_cache, v_cache, k_place, v_place, scale, cap, slopes,
+                block, top, total, part, queries, k_cache, v_cache, k_place, v_place,
+            pages, k_slot, v_slot, page_size, scale, cap, slopes,
                 tile_first, tile_stop, first, own, place, root, width, positions, parents + row * width,
                 DIM, VALUE_DIM, PADDED_DIM, PADDED_VALUE_DIM, KEYS, WIDEN,
             )  # fmt: skip
@@ -245,6 +266,9 @@ def partial_launch(call: AttentionCall, out: torch.Tensor, workspace: torch.Tens
             "k_cache": k_cache,
             "v_cache": v_cache,
             "slots": call.slots,
+            "pages": call.pages,
+            "page_size": k_cache.shape[1],
+            "table": 0 if call.pages is None else call.pages.shape[1],
             **dict(zip(("q_row", "q_place", "q_head"), q.stride(), strict=False)),
             **dict(zip(("k_slot", "k_place", "k_group"), k_cache.stride(), strict=False)),
             **dict(zip(("v_slot", "v_place", "v_group"), v_cache.stride(), strict=False)),

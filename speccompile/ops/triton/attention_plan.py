@@ -14,6 +14,8 @@ PROGRAMS = 1024
 LEAST_BLOCKS = 2
 # tl.dot needs at least 16 rows; more than 64 need more registers than a thread has for wide heads.
 LEAST_QUERIES, MOST_QUERIES = 16, 64
+# Blocks of keys are this size, or smaller powers of 2.
+MOST_KEYS = 64
 
 
 def power_of_2(size: int) -> int:
@@ -59,7 +61,7 @@ def plan_attention(
     if dtype.itemsize == 4:
         most, keys = 16, 32 if widest <= 256 else 16
     else:
-        most, keys = 64 if widest <= 256 else 32, 64 if widest <= 128 else 32
+        most, keys = 64 if widest <= 256 else 32, MOST_KEYS if widest <= 128 else 32
     per_group = heads // groups
     packed = per_group if fixed_order else per_group * width
     queries = min(most, max(LEAST_QUERIES, power_of_2(packed)))

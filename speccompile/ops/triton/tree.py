@@ -114,19 +114,41 @@ def walk_tree_rows(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def move_path_rows(  # type: ignore[no-untyped-def]
-    kv, slots, root, path, accepted, slot_stride, place_stride, inner, steps, BLOCK: tl.constexpr
+    kv,
+    slots,
+    root,
+    path,
+    accepted,
+    pages,
+    slot_stride,
+    place_stride,
+    page_size,
+    table,
+    inner,
+    steps,
+    BLOCK: tl.constexpr,
 ):
     """Program (block, row). No node of a path comes before its own place on it: what a place has is read before it is
     written, place by place, by the same thread."""
     block, row = tl.program_id(0), tl.program_id(1)
-    kv += tl.load(slots + row) * slot_stride + tl.load(root + row) * place_stride
+    slot, first = tl.load(slots + row), tl.load(root + row)
+    if pages is not None:
+        pages += slot * table
+    else:
+        kv += slot * slot_stride
     count = tl.load(accepted + row).to(tl.int32)
     offset = block * BLOCK + tl.arange(0, BLOCK)
     for step in range(1, tl.minimum(count + 1, steps)):
         node = tl.load(path + row * steps + step)
         moved = (offset < inner) & (node != step)
-        value = tl.load(kv + node * place_stride + offset, mask=moved)
-        tl.store(kv + step * place_stride + offset, value, mask=moved)
+        at, to = first + node, first + step
+        read, written = kv, kv
+        if pages is not None:
+            read += tl.load(pages + at // page_size) * slot_stride
+            written += tl.load(pages + to // page_size) * slot_stride
+            at, to = at % page_size, to % page_size
+        value = tl.load(read + at * place_stride + offset, mask=moved)
+        tl.store(written + to * place_stride + offset, value, mask=moved)
 
 
 def fit_tree_launch(
@@ -229,9 +251,15 @@ def walk_tree(
 
 
 def move_path_launch(
-    kv: torch.Tensor, slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
+    kv: torch.Tensor,
+    slots: torch.Tensor,
+    root: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    pages: torch.Tensor | None = None,
 ) -> Launch:
-    """One launch over a tensor ``[N, S, ...]`` that is contiguous from its third dimension on."""
+    """One launch over a tensor ``[N, S, ...]``, or a pool of pages ``[P, C, ...]``, contiguous from its third dimension
+    on."""
     inner = kv[0, 0].numel()
     return Launch(
         move_path_rows,
@@ -242,8 +270,11 @@ def move_path_launch(
             "root": root,
             "path": path,
             "accepted": accepted,
+            "pages": pages,
             "slot_stride": kv.stride(0),
             "place_stride": kv.stride(1),
+            "page_size": kv.shape[1],
+            "table": 0 if pages is None else pages.shape[1],
             "inner": inner,
             "steps": path.shape[1],
             "BLOCK": BLOCK,
@@ -252,8 +283,14 @@ def move_path_launch(
 
 
 def move_path(
-    kv: list[torch.Tensor], slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor
+    kv: list[torch.Tensor],
+    slots: torch.Tensor,
+    root: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    pages: torch.Tensor | None = None,
 ) -> None:
     """``speccompile::move_path_`` on CUDA."""
     read = slots.contiguous(), root.contiguous(), path.contiguous(), accepted.contiguous()
-    run_all([move_path_launch(tensor, *read) for tensor in kv], path)
+    table = None if pages is None else pages.contiguous()
+    run_all([move_path_launch(tensor, *read, table) for tensor in kv], path)

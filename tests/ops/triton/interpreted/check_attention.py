@@ -297,3 +297,26 @@ def test_other_dtypes_are_refused() -> None:
         attention(case.q, case.k_cache[..., ::2], case.v_cache, case.slots, case.positions, case.scale)
     with pytest.raises(RuntimeError, match="needs a window of at least 1, not 0"):
         attention(case.q, case.k_cache, case.v_cache, case.slots, case.positions, case.scale, window=0)
+
+
+@pytest.mark.parametrize("tree", [False, True])
+@pytest.mark.parametrize("blocks", [1, 4])
+def test_pages_of_a_pool_have_the_bits_of_one_piece(tree: bool, blocks: int) -> None:
+    """The page of a block is its slot's own; pages of no slot are NaN."""
+    case = make(rows=3, width=4, capacity=96, starts=[3, 45, 92], tree=tree, seed=blocks)
+    size, slots = 32, len(case.k_cache)
+    count = case.k_cache.shape[1] // size
+    table = torch.randperm(slots * count + 2, generator=torch.Generator().manual_seed(1))[: slots * count]
+    pools = []
+    for cache in (case.k_cache, case.v_cache):
+        pool = torch.full((slots * count + 2, size, *cache.shape[2:]), torch.nan)
+        pool[table] = cache.unflatten(1, (-1, size)).flatten(0, 1)
+        pools.append(pool)
+    tensors = pools[0], pools[1], case.slots, case.positions, case.scale
+    call = AttentionCall(case.q, *tensors, **case.options, pages=table.view(slots, count))
+    plan = AttentionPlan(16, 16, blocks, 1, -(-96 // (16 * blocks)), warps=4, stages=2)
+    rows, width, heads, dim = case.q.shape
+    out = torch.full((rows, width, heads, dim), torch.nan)
+    workspace = torch.full((workspace_size(plan, rows, width, heads, dim),), torch.nan)
+    run_all(attention_launches(call, out=out, workspace=workspace, plan=plan), case.q)
+    assert torch.equal(out, case.run(blocks=blocks)[0])

@@ -34,9 +34,14 @@ def test_fit_walk_and_move(rows: list[tuple[int, ...]], tree: Tree, limit: int, 
     slots = torch.randperm(4, generator=generator)[: len(rows)]
     root = torch.randint(0, 20, (len(rows),), generator=generator)
     moved = [tensor.clone() for tensor in kv]
+    pools = [tensor.unflatten(1, (5, 8)).flatten(0, 1) for tensor in kv]
+    pages = torch.randperm(20, generator=generator)
+    pools = [pool[pages.argsort()].clone() for pool in pools]
     reference.move_path_(kv, slots, root, path, accepted)
     kernels.move_path(moved, slots, root, path, accepted)
     same(moved, kv)
+    kernels.move_path(pools, slots, root, path, accepted, pages.view(4, 5))
+    same([pool[pages].view(kept.shape) for pool, kept in zip(pools, kv, strict=True)], kv)
 
 
 def test_blocks_of_a_place() -> None:

@@ -244,7 +244,7 @@ void add_up(
 // Of the keys or values of an item.
 template <typename T>
 const T* first_of(const Attention& p, const Cache& cache, const Item& item) {
-  return block_of<T>(cache, p.slots[item.pieces->first / p.width], item.block) + item.pieces->group * cache.head;
+  return block_of<T>(cache, p.pages, p.slots[item.pieces->first / p.width], item.block) + item.pieces->group * cache.head;
 }
 
 template <typename T>
@@ -354,7 +354,7 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
       continue;
     }
     over_ancestors(at, [&](int64_t column, int64_t place) {
-      const T* key = place_of<T>(p.k, slot, place) + piece.group * p.k.head;
+      const T* key = place_of<T>(p.k, p.pages, slot, place) + piece.group * p.k.head;
       float* to = turned + column / kColumns * tile + column % kColumns;
       for (int64_t i = 0; i < p.depth; ++i) {
         to[i * kColumns] = static_cast<float>(key[i]);
@@ -374,7 +374,7 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
     const int64_t position = p.positions[at], places = std::min(kBlock, position + 1 - start);
     const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, common, std::max(common, places));
     over_ancestors(at, [&](int64_t column, int64_t place) {
-      const T* value = place_of<T>(p.v, slot, place) + piece.group * p.v.head;
+      const T* value = place_of<T>(p.v, p.pages, slot, place) + piece.group * p.v.head;
       float* to = std::copy_n(value, p.value_depth, rows + column * part.columns);
       std::fill_n(to, part.columns - p.value_depth, 0.0f);
     });

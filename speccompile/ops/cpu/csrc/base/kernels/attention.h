@@ -11,10 +11,17 @@ constexpr int64_t kNone = -1;
 // Places of a block of keys, whose softmax is computed apart.
 constexpr int64_t kBlock = 128;
 
-// Strides are in elements; the last dimension of all tensors is contiguous.
+// Strides are in elements; the last dimension of all tensors is contiguous. Of a pool of pages, `slot` is the stride of
+// pages.
 struct Cache {
   void* from;
   int64_t slot, place, head;
+};
+
+// Where the pages of slots are in a pool, [slots, count]. Each has `size` places, a multiple of kBlock.
+struct Pages {
+  const int64_t* table;  // Null where each slot has one piece of the cache.
+  int64_t count, size;
 };
 
 // [rows, width, heads, features]
@@ -32,10 +39,12 @@ struct Rotary {
 
 struct Attention {
   int64_t rows, width, heads, groups, depth, value_depth;
-  int64_t cache_slots, cache_places;
+  int64_t cache_slots, cache_places;  // A slot's places, in all of its pages.
+  int64_t cache_pages;
   Type type, cache_type;  // Of queries and results, and of what the cache has.
   Heads q;
   Cache k, v;
+  Pages pages;
   const int64_t *slots, *positions;  // [rows], [rows, width]
   float scale;
   int64_t window, chunk;  // kNone where there is none.
@@ -53,13 +62,19 @@ struct Attention {
 
 // The one function that knows where a block of a slot lies.
 template <typename T>
-T* block_of(const Cache& cache, int64_t slot, int64_t block) {
-  return static_cast<T*>(cache.from) + slot * cache.slot + block * kBlock * cache.place;
+T* block_of(const Cache& cache, const Pages& pages, int64_t slot, int64_t block) {
+  T* const from = static_cast<T*>(cache.from);
+  const int64_t place = block * kBlock;
+  if (pages.table == nullptr) {
+    return from + slot * cache.slot + place * cache.place;
+  }
+  const int64_t page = pages.table[slot * pages.count + place / pages.size];
+  return from + page * cache.slot + place % pages.size * cache.place;
 }
 
 template <typename T>
-T* place_of(const Cache& cache, int64_t slot, int64_t place) {
-  return block_of<T>(cache, slot, place / kBlock) + place % kBlock * cache.place;
+T* place_of(const Cache& cache, const Pages& pages, int64_t slot, int64_t place) {
+  return block_of<T>(cache, pages, slot, place / kBlock) + place % kBlock * cache.place;
 }
 
 // The queries of some places of one slot, in the heads that share one KV head. Places are counted through all rows, so

@@ -39,7 +39,7 @@ int64_t written(const Attention& p, int64_t place) {
 template <typename Cached>
 void fetch_written(const Attention& p, int64_t place) {
   const auto fetch = [&](const Cache& cache, int64_t features) {
-    const Cached* const to = place_of<Cached>(cache, p.slots[place / p.width], written(p, place));
+    const Cached* const to = place_of<Cached>(cache, p.pages, p.slots[place / p.width], written(p, place));
     for (int64_t head = 0; head < p.groups; ++head) {
       fetch_lines_to_write(to + head * cache.head, features * static_cast<int64_t>(sizeof(Cached)));
     }
@@ -71,14 +71,14 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
     return;
   }
   for (int64_t head = 0; head < p.groups; ++head) {
-    Cached* key = place_of<Cached>(p.k, p.slots[row], at) + head * p.k.head;
+    Cached* key = place_of<Cached>(p.k, p.pages, p.slots[row], at) + head * p.k.head;
     rotate(
         head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
         [key](int64_t i, const Vec& values, int64_t count) {
           store(std::is_same_v<T, Cached> ? values : rounded<T>(values), key + i, count);
         });
     const T* value = head_of<T>(r.v, p.width, place, head);
-    Cached* to = place_of<Cached>(p.v, p.slots[row], at) + head * p.v.head;
+    Cached* to = place_of<Cached>(p.v, p.pages, p.slots[row], at) + head * p.v.head;
     if constexpr (std::is_same_v<T, Cached>) {
       std::copy_n(value, p.value_depth, to);
     } else {

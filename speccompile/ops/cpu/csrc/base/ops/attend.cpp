@@ -28,6 +28,13 @@ struct Buffers {
   int64_t counters = 0;
 };
 
+void check_pages(const Attention& p, int64_t slot) {
+  for (int64_t i = 0; p.pages.table && i < p.pages.count; ++i) {
+    const int64_t page = p.pages.table[slot * p.pages.count + i];
+    STD_TORCH_CHECK(page >= 0 && page < p.cache_pages, "speccompile: slot ", slot, " has no page ", page);
+  }
+}
+
 void check_places(const Attention& p) {
   for (int64_t row = 0; row < p.rows; ++row) {
     const int64_t slot = p.slots[row];
@@ -37,6 +44,7 @@ void check_places(const Attention& p) {
       STD_TORCH_CHECK(
           place >= 0 && place < p.cache_places, "speccompile: row ", row, " writes beyond its slot, at ", place);
     }
+    check_pages(p, slot);
   }
 }
 

@@ -52,7 +52,7 @@ Tensor dense(const Tensor& tensor) {
 // Tensors of the op; `problem` has their addresses and sizes.
 struct Arguments {
   const Tensor queries, slots, positions;
-  const std::optional<Tensor> sinks, parents;
+  const std::optional<Tensor> sinks, parents, pages;
   // Whether these are the tensors that were given, and no copies.
   const bool are_given;
 };
@@ -79,8 +79,16 @@ Attention problem_of(
   problem.groups = k_cache.size(2);
   problem.depth = q.size(3);
   problem.value_depth = v_cache.size(3);
-  problem.cache_slots = k_cache.size(0);
+  problem.cache_slots = problem.cache_pages = k_cache.size(0);
   problem.cache_places = k_cache.size(1);
+  if (own.pages) {
+    STD_TORCH_CHECK(
+        own.pages->dim() == 2 && k_cache.size(1) % kBlock == 0 && v_cache.size(1) == k_cache.size(1),
+        "speccompile::attention: pages are [N, M], and each has a multiple of ", kBlock, " positions");
+    problem.pages = {static_cast<const int64_t*>(own.pages->data_ptr()), own.pages->size(1), k_cache.size(1)};
+    problem.cache_slots = own.pages->size(0);
+    problem.cache_places = problem.pages.count * problem.pages.size;
+  }
   problem.type = type_of(q);
   problem.cache_type = type_of(k_cache);
   problem.q = heads_of(q);
@@ -103,13 +111,15 @@ Attention problem_of(
 
 Arguments arguments_of(
     const Tensor& q, const Tensor& slots, const Tensor& positions, const std::optional<Tensor>& sinks,
-    const std::optional<Tensor>& parents) {
+    const std::optional<Tensor>& parents, const std::optional<Tensor>& pages) {
   const auto if_any = [](const std::optional<Tensor>& tensor) {
     return tensor ? std::optional<Tensor>(side_by_side(*tensor)) : std::nullopt;
   };
   const bool are_given = is_dense(q) && slots.is_contiguous() && positions.is_contiguous() &&
-      (!sinks || sinks->is_contiguous()) && (!parents || parents->is_contiguous());
-  return {dense(q), side_by_side(slots), side_by_side(positions), if_any(sinks), if_any(parents), are_given};
+      (!sinks || sinks->is_contiguous()) && (!parents || parents->is_contiguous()) &&
+      (!pages || pages->is_contiguous());
+  return {dense(q),        side_by_side(slots), side_by_side(positions), if_any(sinks),
+          if_any(parents), if_any(pages),       are_given};
 }
 
 Tensor new_output(const Tensor& q, const Tensor& v_cache) {
@@ -140,8 +150,9 @@ void check_rotary(
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
-    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents) {
-  const Arguments own = arguments_of(q, slots, positions, sinks, parents);
+    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents,
+    const std::optional<Tensor>& pages) {
+  const Arguments own = arguments_of(q, slots, positions, sinks, parents, pages);
   Tensor out = new_output(q, v_cache);
   run(problem_of(own, k_cache, v_cache, scale, window, chunk, softcap, out), own.are_given);
   return out;
@@ -151,8 +162,9 @@ Tensor native_rotary_attention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
     const Tensor& v_cache, const Tensor& slots, const Tensor& positions, double scale,
     const std::optional<int64_t>& window, const std::optional<int64_t>& chunk, const std::optional<double>& softcap,
-    const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents) {
-  const Arguments own = arguments_of(q, slots, positions, sinks, parents);
+    const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents,
+    const std::optional<Tensor>& pages) {
+  const Arguments own = arguments_of(q, slots, positions, sinks, parents, pages);
   const Tensor keys = dense(k), values = dense(v), cosines = dense(cos), sines = dense(sin);
   Tensor out = new_output(q, v_cache);
   Attention problem = problem_of(own, k_cache, v_cache, scale, window, chunk, softcap, out);

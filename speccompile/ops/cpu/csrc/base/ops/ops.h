@@ -24,13 +24,15 @@ Tensor join_rows(
 Tensor native_attention(
     const Tensor& q, const Tensor& k_cache, const Tensor& v_cache, const Tensor& slots, const Tensor& positions,
     double scale, const std::optional<int64_t>& window, const std::optional<int64_t>& chunk,
-    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents);
+    const std::optional<double>& softcap, const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents,
+    const std::optional<Tensor>& pages);
 
 // Keys and values are written into the caches.
 Tensor native_rotary_attention(
     const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& cos, const Tensor& sin, const Tensor& k_cache,
     const Tensor& v_cache, const Tensor& slots, const Tensor& positions, double scale,
     const std::optional<int64_t>& window, const std::optional<int64_t>& chunk, const std::optional<double>& softcap,
-    const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents);
+    const std::optional<Tensor>& sinks, const std::optional<Tensor>& parents,
+    const std::optional<Tensor>& pages);
 
 }  // namespace speccompile

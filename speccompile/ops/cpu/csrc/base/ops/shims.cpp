@@ -55,23 +55,25 @@ SHIM aoti_torch_cpu_join_rows(
 
 SHIM aoti_torch_cpu_native_attention(
     Handle q, Handle k_cache, Handle v_cache, Handle slots, Handle positions, double scale, const int64_t* window,
-    const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents, Handle* out) {
+    const int64_t* chunk, const double* softcap, const Handle* sinks, const Handle* parents,
+    const Handle* pages, Handle* out) {
   const Recorded recorded("speccompile::native_attention");
   *out = handed_over(native_attention(
       shared(q), shared(k_cache), shared(v_cache), shared(slots), shared(positions), scale, value_if(window),
-      value_if(chunk), value_if(softcap), shared_if(sinks), shared_if(parents)));
+      value_if(chunk), value_if(softcap), shared_if(sinks), shared_if(parents), shared_if(pages)));
   return AOTI_TORCH_SUCCESS;
 }
 
 SHIM aoti_torch_cpu_native_rotary_attention(
     Handle q, Handle k, Handle v, Handle cos, Handle sin, Handle k_cache, Handle v_cache, Handle slots,
     Handle positions, double scale, const int64_t* window, const int64_t* chunk, const double* softcap,
-    const Handle* sinks, const Handle* parents, Handle* out) {
+    const Handle* sinks, const Handle* parents,
+    const Handle* pages, Handle* out) {
   const Recorded recorded("speccompile::native_rotary_attention");
   *out = handed_over(native_rotary_attention(
       shared(q), shared(k), shared(v), shared(cos), shared(sin), shared(k_cache), shared(v_cache), shared(slots),
       shared(positions), scale, value_if(window), value_if(chunk), value_if(softcap), shared_if(sinks),
-      shared_if(parents)));
+      shared_if(parents), shared_if(pages)));
   return AOTI_TORCH_SUCCESS;
 }
 

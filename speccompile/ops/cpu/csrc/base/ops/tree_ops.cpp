@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -79,13 +80,15 @@ std::tuple<Tensor, Tensor> walk_tree_op(
 }
 
 void move_path_op(
-    std::vector<Tensor> kv, const Tensor& slots, const Tensor& root, const Tensor& path, const Tensor& accepted) {
+    std::vector<Tensor> kv, const Tensor& slots, const Tensor& root, const Tensor& path, const Tensor& accepted,
+    const std::optional<Tensor>& pages) {
   const Tensor own_slots = side_by_side(slots), own_root = side_by_side(root), own_path = side_by_side(path),
                own_accepted = side_by_side(accepted);
+  const std::optional<Tensor> own_pages = pages ? std::optional<Tensor>(side_by_side(*pages)) : std::nullopt;
   const int64_t rows = path.size(0), width = path.size(1);
   struct Cache {
     char* from;
-    int64_t places;
+    int64_t places;  // Of a slot, or of a page.
     size_t bytes;
   };
   std::vector<Cache> caches;
@@ -97,7 +100,8 @@ void move_path_op(
          tensor.numel() / (slot_count * places) * tensor.element_size()});
   }
   const int64_t *slot_of = numbers(own_slots), *roots = numbers(own_root), *paths = numbers(own_path),
-                *counts = numbers(own_accepted);
+                *counts = numbers(own_accepted), *table = own_pages ? numbers(*own_pages) : nullptr;
+  const int64_t table_size = own_pages ? own_pages->size(1) : 0;
   run_kernel(
       [=] {
         for (int64_t row = 0; row < rows; ++row) {
@@ -105,18 +109,24 @@ void move_path_op(
         }
         for (const Cache& cache : caches) {
           for (int64_t row = 0; row < rows; ++row) {
-            char* from = cache.from + (slot_of[row] * cache.places + roots[row]) * cache.bytes;
+            const auto at = [&](int64_t node) {
+              const int64_t place = roots[row] + node;
+              const int64_t piece =
+                  table ? table[slot_of[row] * table_size + place / cache.places] : slot_of[row];
+              return cache.from + (piece * cache.places + (table ? place % cache.places : place)) * cache.bytes;
+            };
             // A node never stands before its depth, so no place is read after it was written.
             for (int64_t depth = 1; depth <= counts[row]; ++depth) {
               const int64_t node = paths[row * width + depth];
               if (node != depth) {
-                std::memcpy(from + depth * cache.bytes, from + node * cache.bytes, cache.bytes);
+                std::memcpy(at(depth), at(node), cache.bytes);
               }
             }
           }
         }
       },
-      slots.is_contiguous() && root.is_contiguous() && path.is_contiguous() && accepted.is_contiguous());
+      slots.is_contiguous() && root.is_contiguous() && path.is_contiguous() && accepted.is_contiguous() &&
+          (!pages || pages->is_contiguous()));
 }
 
 std::tuple<Tensor, Tensor, Tensor> merge_trees_op(
