@@ -58,6 +58,7 @@ def wrap(
     weights: Weights = "same",
     calibration: Calibration | str | Path | None = None,
     kv: KVForm = "same",
+    kv_memory: int | str | None = None,
     max_waiting: int = 1024,
     prefill_budget: int | None = None,
     prefix_reuse: bool = True,
@@ -128,6 +129,10 @@ def wrap(
         kv: The form of cached keys and values. ``bfloat16`` and ``float16`` round each once, when it is written: the
             arena needs half the bytes of float32, and steps without drafts at long contexts are faster. That is another
             model; ``spec.check`` compares with it. A drafter's network keeps its own dtype.
+        kv_memory: The size of a pool of pages of KV that all slots share, in tokens or as ``4GiB``. A request
+            holds pages for the tokens that it has, and shares the whole pages of a beginning that another sequence has.
+            While there are too few, requests wait, or stop and are read again later. None gives each slot a piece for
+            ``max_len`` tokens.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None
             processes them in the steps, or in chunks between steps, and keeps a step with its prompts within the time
@@ -194,6 +199,7 @@ def wrap(
         weights=weights,
         calibration=calibration,
         kv=kv,
+        kv_memory=kv_memory,
         max_waiting=max_waiting,
         prefill_budget=prefill_budget,
         prefix_reuse=prefix_reuse,

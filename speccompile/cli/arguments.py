@@ -168,6 +168,7 @@ MaxLen = Annotated[int | None, option_of(WrapOptions, "max_len")]
 _WEIGHTS_HELP = "same, int8, int4, or stored: the integers of a quantised checkpoint, which are dequantised otherwise."
 Weights = Annotated[str, option_of(WrapOptions, "weights", more=_WEIGHTS_HELP)]
 KV = Annotated[str, option_of(WrapOptions, "kv", more=f"{', '.join(KV_FORMS[:-1])} or {KV_FORMS[-1]}.")]
+KVMemory = Annotated[str | None, option_of(WrapOptions, "kv_memory")]
 CalibrationFile = Annotated[Path | None, option_of(WrapOptions, "calibration")]
 MaxBatch = Annotated[int, option_of(WrapOptions, "max_batch")]
 Policy = Annotated[

@@ -18,6 +18,7 @@ from speccompile.cli.arguments import (
     Backend,
     CalibrationFile,
     Device,
+    KVMemory,
     MaxBatch,
     MaxLen,
     Mode,
@@ -126,6 +127,7 @@ def generate(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     kv: KV = "same",
+    kv_memory: KVMemory = None,
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     max_len: MaxLen = None,
@@ -145,6 +147,7 @@ def generate(
             weights=form_of(weights),
             calibration=calibration,
             kv=kv,  # type: ignore[arg-type]
+            kv_memory=kv_memory,
             backend=backend,
             max_len=max_len,
             mode_options=parse_options(option or []),
@@ -190,6 +193,7 @@ def serve(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     kv: KV = "same",
+    kv_memory: KVMemory = None,
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     warm: Annotated[
@@ -229,6 +233,7 @@ def serve(
             weights=form_of(weights),
             calibration=calibration,
             kv=kv,  # type: ignore[arg-type]
+            kv_memory=kv_memory,
             backend=backend,
             adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
             mode_options=parse_options(option or []),
@@ -303,6 +308,7 @@ def inspect(
     weights: Weights = "same",
     calibration: CalibrationFile = None,
     kv: KV = "same",
+    kv_memory: KVMemory = None,
     backend: Backend = WrapOptions.backend,
     device: Device = None,
     option: ModeOptions = None,
@@ -318,6 +324,7 @@ def inspect(
             weights=form_of(weights),
             calibration=calibration,
             kv=kv,  # type: ignore[arg-type]
+            kv_memory=kv_memory,
             sampling=sampled,
             mode_options=parse_options(option or []),
         )

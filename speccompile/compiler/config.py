@@ -11,6 +11,7 @@ from speccompile.acceptance import Exact, Rule
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.calibration.calibration import Calibration
 from speccompile.graph.keys import KINDS, ChunkKind, Kind
+from speccompile.graph.paging import Paging
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import Route
 from speccompile.graph.tree import Tree, chains, depth_of
@@ -25,6 +26,7 @@ from speccompile.passes.base import Facts, Pass, facts
 from speccompile.ranks.ranks import Ranks
 from speccompile.sampling.filters import FILTER_OPTIONS
 from speccompile.sampling.user import UserProcessor
+from speccompile.utils.kv_memory import KVMemory
 from speccompile.utils.weight_forms import WeightForms
 
 # About how many prompt tokens a mixed step processes. On a CPU they cost little beside the weights, which the step
@@ -49,6 +51,8 @@ class BuildConfig:
             route.
         experts: whether the target has experts; known with the captured graph.
         kv: dtype of the target's cached keys and values; None is that of the model.
+        kv_memory: the size of the pool of pages of KV; None gives each slot a piece of ``max_len`` positions.
+        paging: the pool; known with the sizes of the KV.
     """
 
     mode: Mode
@@ -77,6 +81,8 @@ class BuildConfig:
     ranks: Ranks | None = None
     quantized: QuantizedPacks | None = None
     kv: torch.dtype | None = None
+    kv_memory: KVMemory | None = None
+    paging: Paging | None = None
 
     @property
     def target_form(self) -> str:

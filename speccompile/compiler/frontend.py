@@ -95,15 +95,16 @@ def build_stages(
             with reading_packs(observable, quantized):
                 observed = observe(observable, info, routes).with_kv(config.kv)
             arena = _allocated(model, info, config, observed)
-            captured = capture(copy_over_same_tensors(model), info, observed, arena.layout)
+            captured = capture(copy_over_same_tensors(model), info, observed, arena.layout.of_capture)
     else:
         observed = known.observed
         arena = _allocated(model, info, config, observed)
-        captured = known.graph(arena.layout)
+        captured = known.graph(arena.layout.of_capture)
     captured.logits_processors = config.logits_processors
+    config = replace(config, paging=arena.layout.paging)
     drafter = None
     if config.network is not None:
-        drafter = make_drafter(config.network, config, arena.layout, storage if stored else None)
+        drafter = make_drafter(config.network, config, arena.layout.of_capture, storage if stored else None)
         attach(drafter, captured)
     config = replace(
         config,
@@ -225,14 +226,17 @@ def check_checkpoints(config: BuildConfig) -> None:
 
 
 def check_kv(config: BuildConfig) -> None:
-    """Refuse a form of keys and values for a model that has none.
+    """Refuse options of keys and values for a model that has none.
 
     Raises:
         InvalidOption: the model keeps no keys and values.
     """
-    if config.kv is not None and not config.attends:
-        reason = "the model keeps a recurrent state, and no keys and values; leave it out"
-        raise InvalidOption(where="wrap", name="kv", value=str(config.kv).removeprefix("torch."), reason=reason)
+    kv = None if config.kv is None else str(config.kv).removeprefix("torch.")
+    pool = None if config.kv_memory is None else config.kv_memory.given
+    for name, value in (("kv", kv), ("kv_memory", pool)):
+        if value is not None and not config.attends:
+            reason = "the model keeps a recurrent state, and no keys and values; leave it out"
+            raise InvalidOption(where="wrap", name=name, value=value, reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

@@ -6,9 +6,11 @@ from collections.abc import Set
 from dataclasses import replace
 
 from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.paging import plan_paging
 from speccompile.compiler.pipelines import step_pipelines
 from speccompile.errors import InvalidOption
 from speccompile.graph.layer_state import checkpoint_state, index_state, kv_state, recurrent_state
+from speccompile.graph.paging import paged
 from speccompile.graph.state import Layout, StateSpec, core_state, recorded_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.observe import Observation
@@ -87,12 +89,16 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
     )
     for item in config.passes:
         _check_sizes(item, layout)
-    if config.network is None:
-        return layout
-    whole = with_drafter(layout, config.network)
-    for item in config.passes:
-        _check_names(item, whole.tensors.keys() - layout.tensors.keys())
-    return whole
+    whole = layout
+    if config.network is not None:
+        whole = with_drafter(layout, config.network)
+        for item in config.passes:
+            _check_names(item, whole.tensors.keys() - layout.tensors.keys())
+    if config.kv_memory is None or not observed.kv:
+        return whole
+    # Drafts of a chain are among the positions of a step. A block has its own.
+    ahead = whole.max_width + (0 if config.network is None else config.network.places_per_row)
+    return paged(whole, plan_paging(whole, config.kv_memory, ahead))
 
 
 def _check_names(item: Pass, taken: Set[str]) -> None:

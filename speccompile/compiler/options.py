@@ -17,6 +17,7 @@ from speccompile.policies import parse_policy
 from speccompile.policies.base import LearningPolicy
 from speccompile.runtime.options import EngineOptions
 from speccompile.utils.kv_forms import KVForm, read_kv
+from speccompile.utils.kv_memory import read_kv_memory
 from speccompile.utils.numbers import is_int, is_real, python_numbers
 from speccompile.utils.options import Options, WholeNumber, flag, flag_or_none, option
 from speccompile.utils.weight_forms import Weights, read_weights
@@ -141,6 +142,12 @@ class WrapOptions(Options):
         metadata=option("What `speccompile.calibrate` gathered, or its file: `int4` rounds by it.", _calibration),
     )
     kv: KVForm = field(default="same", metadata=option("The form of cached keys and values.", read_kv))
+    kv_memory: int | str | None = field(
+        default=None,
+        metadata=option(
+            "The size of a pool of pages of KV that all slots share, in tokens or as `4GiB`.", read_kv_memory
+        ),
+    )
     max_waiting: int = field(
         default=EngineOptions.max_waiting,
         metadata=option("Most requests of `spec.engine` that wait for a slot.", WholeNumber(0)),

@@ -60,6 +60,7 @@ from speccompile.passes.target.join_weights import JoinWeights
 from speccompile.passes.target.move_norms import MoveNorms
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
+from speccompile.passes.target.page_kv import PageKV
 from speccompile.passes.target.tree_bodies import AddTreeBodies
 from speccompile.passes.target.use_skinny_linears import UseSkinnyLinears
 from speccompile.utils.joined_weights import JoinedWeights
@@ -88,6 +89,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         BoundPositions(),
         attention,
         *[FuseRotaryAttention()] * (native and config.attends and config.route == "attention"),
+        *([] if config.paging is None else [PageKV(config.paging)]),
         *[ChooseRecurrence(native)] * config.recurrent,
         *[ChooseExperts(native, packs)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),

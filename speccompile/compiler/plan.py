@@ -45,6 +45,7 @@ from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
+from speccompile.utils.kv_memory import KVMemory
 from speccompile.utils.warn import warn_caller
 from speccompile.utils.weight_forms import WeightForm, WeightForms
 
@@ -126,6 +127,7 @@ def make_plan(
         state_checkpoints=options.state_checkpoints,
         ranks=ranks,
         kv=None if options.kv == "same" else getattr(torch, options.kv),
+        kv_memory=None if options.kv_memory is None else KVMemory.of(options.kv_memory),
     )
     processors = check_processors(
         options.logits_processor,

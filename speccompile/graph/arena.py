@@ -10,7 +10,8 @@ import torch
 
 from speccompile.errors import StateTooLarge
 from speccompile.graph.layer_state import ABSORBED
-from speccompile.graph.state import Layout
+from speccompile.graph.page_tables import PageTables
+from speccompile.graph.state import Layout, StateTensor
 from speccompile.utils.devices import traits_of
 
 #: (executable, tensor, address, shape, strides)
@@ -41,6 +42,7 @@ class Arena(Mapping[str, torch.Tensor]):
             for name, tensor in layout.tensors.items():
                 if tensor.initial:
                     self._tensors[name][: len(tensor.initial)] = torch.tensor(tensor.initial, dtype=tensor.dtype)
+            self._tables = None if layout.paging is None else PageTables(layout, self._tensors)
         self.journal: list[tuple[str, tuple[Any, ...]]] | None = None
         self._called: dict[str, tuple[tuple[str, ...], tuple[torch.Tensor, ...]]] = {}
 
@@ -108,22 +110,45 @@ class Arena(Mapping[str, torch.Tensor]):
         self._note("clear_text_state", slot, start)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
-                self._tensors[name][slot, start:].fill_(tensor.fill)
+                for place in self._places(tensor, slot, start, None):
+                    self._tensors[name][place].fill_(tensor.fill)
 
     def text_state_has_nan(self, slot: int, count: int) -> bool:
         """Whether the state of ``slot`` at its first ``count`` positions (KV) has a NaN."""
         return any(
-            bool(self._tensors[name][slot, :count].isnan().any())
+            bool(self._tensors[name][place].isnan().any())
             for name, tensor in self.layout.tensors.items()
             if tensor.follows_text
+            for place in self._places(tensor, slot, 0, count)
         )
 
-    def copy_text_state(self, source: int, target: int, count: int) -> None:
-        """Copy the state of slot ``source`` at its first ``count`` positions (KV) to slot ``target``."""
-        self._note("copy_text_state", source, target, count)
+    def copy_text_state(self, source: int, target: int, count: int, shared: int = 0) -> None:
+        """Copy the state of slot ``source`` at its first ``count`` positions (KV) to slot ``target``. Pages of the
+        first ``shared`` positions belong to both."""
+        self._note("copy_text_state", source, target, count, shared)
         for name, tensor in self.layout.tensors.items():
             if tensor.follows_text:
-                self._tensors[name][target, :count] = self._tensors[name][source, :count]
+                own, start = self._tensors[name], shared if tensor.in_pages else 0
+                read, written = (self._places(tensor, slot, start, count) for slot in (source, target))
+                for place, at in zip(read, written, strict=True):
+                    own[at] = own[place]
+
+    def set_pages(self, slot: int, pages: Sequence[int]) -> None:
+        """Let ``pages`` hold the positions of ``slot``, in order. Later positions have no page. Only in a paged
+        layout."""
+        self._note("set_pages", slot, pages)
+        assert self._tables is not None
+        self._tables.set(slot, pages)
+
+    def positions(self, slot: int) -> int:
+        """The number of positions of ``slot`` that the arena holds."""
+        return self.layout.cache_len if self._tables is None else self._tables.positions(slot)
+
+    def _places(self, tensor: StateTensor, slot: int, start: int, stop: int | None) -> list[tuple[int, slice]]:
+        """The pieces of ``tensor`` with the positions from ``start`` to ``stop`` of ``slot``, in order."""
+        if self._tables is None or not tensor.in_pages:
+            return [(slot, slice(start, stop))]
+        return self._tables.places(slot, start, stop)
 
     def absorbed_tokens(self, slot: int) -> int | None:
         """The number of tokens of its sequence that the recurrent state of ``slot`` has absorbed. None if the target

@@ -44,8 +44,8 @@ class Body:
     decoder layers calls, or the ops before or after the layers.
 
     Args:
-        dims: the sizes of each input. A size that varies is a name (``"B"``, ``"T"``, ``"N"``, ``"S"``) or a product
-            with a name, such as ``"4*B"`` (see :func:`size_of`).
+        dims: the sizes of each input. A size that varies is a name (``"B"``, ``"T"``, ``"N"``, ``"S"``, ``"P"`` or
+            ``"M"``) or a product with a name, such as ``"4*B"`` (see :func:`size_of`).
         dtypes: the dtype of each input.
         results: its results: one tensor, or a tuple of several.
         captured: the sizes B and T at the capture.

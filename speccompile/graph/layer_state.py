@@ -24,8 +24,8 @@ def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
     """Keys ``[N, S, G, D]`` and values ``[N, S, G, Dv]`` of each observed layer."""
     specs = []
     for layer, shape in observed.items():
-        specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False))
-        specs.append(StateSpec(f"v_{layer}", (N, S, *shape.value), shape.dtype, reset=False))
+        specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False, in_pages=True))
+        specs.append(StateSpec(f"v_{layer}", (N, S, *shape.value), shape.dtype, reset=False, in_pages=True))
     return specs
 
 
@@ -48,7 +48,8 @@ def index_name(layer: int) -> str:
 def index_state(observed: Mapping[int, IndexShape]) -> list[StateSpec]:
     """The keys ``[N, S, size]`` of each layer's index."""
     return [
-        StateSpec(index_name(layer), (N, S, shape.size), shape.dtype, reset=False) for layer, shape in observed.items()
+        StateSpec(index_name(layer), (N, S, shape.size), shape.dtype, reset=False, in_pages=True)
+        for layer, shape in observed.items()
     ]
 
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import sympy
 import torch
+
+if TYPE_CHECKING:
+    from speccompile.graph.paging import Paging
 
 N, S, K, T, B, E, V = sympy.symbols("N S K T B E V", integer=True, positive=True)
 
@@ -49,6 +53,8 @@ class StateSpec:
         checkpoint_of: the name of the recurrent tensor ``[N, ...]`` of which this tensor has copies, ``[N - 1, C,
             ...]``. No step reads it.
         columns: the meaning of each column of a tensor of two dimensions.
+        in_pages: for a tensor that follows the sequence: in a wrap with a pool of pages it is a part of the pool. Only
+            the captured model reads and writes it.
     """
 
     name: str
@@ -64,6 +70,7 @@ class StateSpec:
     recurrent: bool = False
     checkpoint_of: str = ""
     columns: tuple[str, ...] = ()
+    in_pages: bool = False
 
     @property
     def per_slot(self) -> bool:
@@ -91,6 +98,7 @@ class StateSpec:
             self.recurrent,
             self.checkpoint_of,
             self.columns,
+            self.in_pages,
         )
 
 
@@ -126,6 +134,7 @@ class StateTensor:
     recurrent: bool = False
     checkpoint_of: str = ""
     columns: tuple[str, ...] = ()
+    in_pages: bool = False
 
     @property
     def per_slot(self) -> bool:
@@ -143,7 +152,7 @@ class Layout:
     """All state tensors of one wrap, by name, and the sizes that they were resolved with.
 
     ``num_logits``, the outputs of the lm_head, is at most ``vocab_size``: prompts may have tokens that the lm_head
-    cannot choose.
+    cannot choose. ``paging`` is that of a layout whose KV is in pages (:mod:`speccompile.graph.paging`).
     """
 
     tensors: Mapping[str, StateTensor]
@@ -153,6 +162,14 @@ class Layout:
     max_width: int
     vocab_size: int
     num_logits: int
+    paging: Paging | None = None
+    #: A paged layout with one piece of KV for each slot instead, over which models are captured.
+    unpaged: Layout | None = field(default=None, repr=False, compare=False)
+
+    @property
+    def of_capture(self) -> Layout:
+        """The layout over which models are captured."""
+        return self if self.unpaged is None else self.unpaged
 
     @property
     def recurrent(self) -> dict[str, int]:

@@ -195,6 +195,12 @@ class StepGraph:
         """The placeholder of an input. It is added if the graph does not have it yet."""
         return self._placeholder(port)
 
+    def resize_state(self, node: fx.Node) -> None:
+        """Give the placeholder of a state tensor the sizes that it has in the layout now. All nodes that read it must
+        be changed."""
+        port = self.ports[node.name] = Port.of_state(self.layout.tensors[node.name], self.device)
+        node.meta["val"] = fake(port.shape, port.dtype, self.device)
+
     def drop_placeholder(self, node: fx.Node) -> None:
         """Remove a placeholder that no node reads."""
         del self.ports[node.name]

@@ -119,7 +119,7 @@ def captured_attention(
         attention_mask.chunk,
         softcap,
         s_aux,
-        *((None, True) if with_alibi else ()),
+        *((None, None, True) if with_alibi else ()),
     )
     return out if of_values is None else (out.transpose(1, 2) @ of_values).transpose(1, 2), None
 

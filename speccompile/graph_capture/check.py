@@ -146,6 +146,8 @@ class Probe:
         """
         lead = max(0, reach - COMPARED // 2)
         length = min(COMPARED + lead, max_len or arena.layout.max_len)
+        # Both rows of the check have a slot.
+        length = min(length, *map(arena.positions, (0, arena.layout.dummy_slot)))
         generator = torch.Generator().manual_seed(0)
         ordinary = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
         text = ordinary[torch.randint(len(ordinary), (2, length), generator=generator)].to(info.device)

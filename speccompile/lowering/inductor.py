@@ -136,10 +136,10 @@ def _example_inputs(body: Body, device: torch.device, mode: FakeTensorMode) -> l
 
 
 def _example_sizes(body: Body) -> dict[str, int]:
-    """Return primes for B, T, N and S that divide no fixed size of the body. Duck shaping then distinguishes all
+    """Return primes for B, T, N, S, P and M that divide no fixed size of the body. Duck shaping then distinguishes all
     sizes."""
     fixed = {size for dims in body.dims for size in dims if isinstance(size, int)}
-    return dict(zip(("B", "T", "N", "S"), primes_clear_of(fixed), strict=False))
+    return dict(zip(("B", "T", "N", "S", "P", "M"), primes_clear_of(fixed), strict=False))
 
 
 def _returning_tuple(body: Body) -> fx.GraphModule:

@@ -59,8 +59,10 @@ def memory_of(
     per_token = sum(tensor.nbytes // (tensor.shape[0] * tensor.shape[1]) for tensor in kept)
     slots = layout.max_batch + 1
     kv = sum(tensor.nbytes for tensor in kept if _KV.match(tensor.name) and tensor.dtype is torch.float32)
-    savings = tuple(_savings(packs, per_token * slots, layout.max_len, kv))
-    return Memory(found, savings, per_token, slots, layout.max_len)
+    paging = layout.paging
+    savings = tuple(_savings(packs, 0 if paging else per_token * slots, layout.max_len, kv))
+    pages = (0, 0) if paging is None else (paging.count - 1, paging.size)
+    return Memory(found, savings, per_token, slots, layout.max_len, *pages)
 
 
 def _first(tensor: torch.Tensor, seen: set[int]) -> bool:

@@ -37,13 +37,16 @@ class Saving:
 
 @dataclass(frozen=True)
 class Memory:
-    """All memory that a wrap holds. ``kv_bytes_per_token`` are those of one slot."""
+    """All memory that a wrap holds. ``kv_bytes_per_token`` are those of one slot. ``pages`` is the number of pages of
+    ``page_tokens`` that all slots share; 0 if each slot has its own piece of ``max_len`` tokens."""
 
     items: tuple[MemoryItem, ...]
     savings: tuple[Saving, ...]
     kv_bytes_per_token: int
     slots: int
     max_len: int
+    pages: int = 0
+    page_tokens: int = 0
 
     @property
     def nbytes(self) -> int:

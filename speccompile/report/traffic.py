@@ -43,6 +43,8 @@ class Reads:
         if port.name.startswith(PREFIX):
             # Timed rows are without an adapter.
             return 0
+        if state.in_pages:
+            return nbytes * self.rows * self.context // (state.shape[0] * state.shape[1])
         slots = self.layout.max_batch + 1
         if not state.shape or state.shape[0] != slots:
             return nbytes

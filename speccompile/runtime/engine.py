@@ -129,6 +129,7 @@ class Engine:
             state_checkpoints=options.state_checkpoints,
             prompts_differ=traits.prompts_differ,
             unread=unread,
+            rereads=not (traits.one_shape or traits.prompts_differ),
         )
         # A longer chunk would skip checkpoints.
         widths = sorted({width for width, _ in table.prefill})
@@ -160,6 +161,7 @@ class Engine:
             stats,
             PrefillBudget(widths, budget, fixed=traits.one_shape, flat=device.flat_chunk),
             clock,
+            unread,
         )
         self.choice = choice = TierChoice(arena, batch, table, policies, traits)
         # Results are read one step late only if the device runs beside the host, and if the next step does not depend

@@ -91,7 +91,7 @@ def _on_line(point: int, known: Mapping[int, float]) -> float:
 def _seconds(arena: Arena, runs: Mapping[Key, Callable[[], None]], context: int, enough: float) -> dict[Key, float]:
     """Return the shortest run of each, without the first one if there are others. Runs alternate, so a slow phase of
     the machine affects all of them."""
-    arena.write("length", arena.layout.dummy_slot, context)
+    _set_context(arena, context)
     taken: dict[Key, list[float]] = {}
     quick = time.perf_counter() + QUICK
     for turn in range(MOST_REPEATS + 1):
@@ -114,7 +114,18 @@ def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
     with arena.parked():
         try:
             if context is not None:
-                arena.write("length", arena.layout.dummy_slot, context)
+                _set_context(arena, context)
             yield
         finally:
             arena.reset_slot(arena.layout.dummy_slot)
+            if arena.layout.paging is not None:
+                arena.set_pages(arena.layout.dummy_slot, [])
+
+
+def _set_context(arena: Arena, context: int) -> None:
+    """Let the dummy slot have ``context`` tokens. It reads pages of others, and writes to none of them."""
+    layout = arena.layout
+    arena.write("length", layout.dummy_slot, context)
+    if layout.paging is not None:
+        read = (context - 1) // layout.paging.size
+        arena.set_pages(layout.dummy_slot, [1 + index % (layout.paging.count - 1) for index in range(read)])

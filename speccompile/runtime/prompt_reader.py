@@ -18,6 +18,7 @@ from speccompile.runtime.slots import Slots
 from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import Clock
+from speccompile.runtime.unread_tokens import UnreadTokens
 from speccompile.runtime.waiting import WaitingQueue
 
 
@@ -30,6 +31,7 @@ class PromptReader:
         outcomes: results of the last chunk of a prompt.
         budget: the number of tokens between two steps; it measures chunks and steps.
         clock: times chunks.
+        unread: lets the drafter read what only the target has read; None if every step updates the drafter.
     """
 
     def __init__(
@@ -46,8 +48,10 @@ class PromptReader:
         stats: Stats,
         budget: PrefillBudget,
         clock: Clock,
+        unread: UnreadTokens | None = None,
     ) -> None:
         self._arena = arena
+        self._unread = unread
         self._table = table
         self._batch = batch
         self._slots = slots
@@ -70,7 +74,7 @@ class PromptReader:
         self._along = None
         while (request := self._next()) is not None:
             if self.reads_along(request):
-                if request.cached == len(request.prompt) - 1:
+                if request.cached == request.length - 1:
                     self._join_known(request)
                     continue
                 self._along = request
@@ -89,7 +93,7 @@ class PromptReader:
     def along(self) -> Request | None:
         """The request whose prompt the next step also processes; None without one, or if it was cancelled meanwhile."""
         request = self._along
-        return request if request is not None and self.reads_along(request) else None
+        return request if request is not None and request.slot >= 0 and self.reads_along(request) else None
 
     def reads_along(self, request: Request) -> bool:
         """Whether the next decode step also processes the prompt of ``request``, except for its last token. The
@@ -109,7 +113,7 @@ class PromptReader:
 
     def count_along(self, request: Request, most: int) -> None:
         """Count the prompt tokens of ``request`` that a step has also processed, at most ``most``."""
-        left = len(request.prompt) - 1 - request.cached
+        left = request.length - 1 - request.cached
         count = min(most, left)
         self._stats.prefill_tokens += count
         self._count_read(request, count)
@@ -126,33 +130,51 @@ class PromptReader:
     def _join_without_token(self, request: Request) -> None:
         """Turn ``request`` into a row with KV of all but the newest token, as after a decode step. Its first decode
         step processes that token."""
-        if self._columns.proposes and request.stats.prefill_tokens:
+        if self._columns.proposes and request.stats.prefill_tokens and not request.new_tokens:
             # Chunks also propose drafts.
             request.proposal = self._columns.proposal(self._outcomes.take().read(), request.slot)
         self._batch.join(request)
 
     def _next(self) -> Request | None:
         """Return the request whose prompt is processed next, with a slot. A waiting request is chosen only if a slot is
-        free."""
-        readers = self._batch.readers
-        while (request := self._order.choose(readers, self._waiting.requests if self._slots.free else ())) is not None:
-            if request in readers or (self._waiting.remove(request) and self._admit(request)):
+        free. If its KV does not fit, no other request overtakes it, and the prompts that have a slot are processed."""
+        readers, fits = self._batch.readers, True
+        while True:
+            waiting = self._waiting.requests if fits and self._slots.free else ()
+            request = self._order.choose(readers, waiting)
+            if request is None or request in readers:
                 return request
-        return None
+            fits = self._slots.fits(request)
+            if fits and self._waiting.remove(request) and self._admit(request):
+                return request
 
     def _admit(self, request: Request) -> bool:
         """Give a free slot to ``request``. Return False if that failed."""
+        again = request.admitted
         try:
             self._slots.take(request)
-            request.listener.start()
+            if not again:
+                request.listener.start()
         except BaseException as error:
             self._retirement.fail_all([request], error)
             return False
+        self._batch.readers.append(request)
+        if again:
+            self._stats.reread_tokens += request.length - request.cached
+            return True
         self._stats.prompt_tokens += request.stats.prompt_tokens
         self._stats.reused_tokens += request.stats.reused_tokens
         self._stats.reread_tokens += request.stats.reread_tokens
-        self._batch.readers.append(request)
         return True
+
+    def stop(self, request: Request) -> None:
+        """Free the slot of ``request``, which has not ended, and let it wait for another one."""
+        if self._unread is not None:
+            self._unread.end(request)
+        self._batch.remove(request)
+        self._slots.stop(request)
+        self._batch.bind()
+        self._waiting.put_back(request)
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
         """Run a chunk of the prompt of ``request``. An error only ends that request.
@@ -161,10 +183,12 @@ class PromptReader:
             The chunk's width; 0 if all tokens were known, None if the budget allows no chunk before the next step.
         """
         try:
-            left = len(request.prompt) - request.cached
-            if request.stats.reused_tokens and left == 1:
+            left = request.length - request.cached
+            if left == 1 and (request.stats.reused_tokens or request.new_tokens):
                 self._join_known(request)
                 return 0
+            # A chunk with the last token chooses the first new one.
+            left -= bool(request.new_tokens)
             width = self.budget.next_chunk(left, spent)
             if width is None:
                 return None
@@ -175,7 +199,7 @@ class PromptReader:
             return 0
 
     def _run_chunk(self, request: Request, width: int, count: int) -> None:
-        arena, is_last = self._arena, request.cached + count == len(request.prompt)
+        arena, is_last = self._arena, request.cached + count == request.length
         if is_last:
             self._host_calls.ask(request, drafts=False)
             if request.finished:
@@ -189,7 +213,7 @@ class PromptReader:
         self._order.note(request)
         self._stats.count_prefill(count)
         self._slots.save_checkpoint(request)
-        if request.params.outputs.prompt_logprobs:
+        if kind == "prompt_scored":
             followed = min(count, len(request.prompt) - 1 - request.cached)
             request.records.read_prompt(arena, followed)
         self._count_read(request, count)
@@ -204,11 +228,12 @@ class PromptReader:
 
     @staticmethod
     def _count_read(request: Request, count: int) -> None:
-        request.stats.prefill_tokens += count
+        if not request.new_tokens:
+            request.stats.prefill_tokens += count
         request.cached += count
 
 
 def _kind_of_chunk(request: Request, is_last: bool) -> ChunkKind:
-    if request.params.outputs.prompt_logprobs:
+    if request.params.outputs.prompt_logprobs and not request.new_tokens:
         return "prompt_scored"
     return request.params.kind if is_last else "inner"

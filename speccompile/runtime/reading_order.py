@@ -93,7 +93,7 @@ class ReadingOrder:
         lookups = MOST_LOOKUPS
         keys: list[tuple[int, bool, int]] = []
         for request in requests:
-            left, waits = len(request.prompt) - request.cached, request.slot < 0
+            left, waits = request.length - request.cached, request.slot < 0
             if waits and lookups and left > SHORT:
                 left -= self._slots.known_length(request)
                 lookups -= 1

@@ -244,12 +244,36 @@ class Request:
             return 0
         return sampling.follower.forced_drafts(len(self.prompt) + index, count)
 
+    @property
+    def tokens(self) -> list[int]:
+        """Prompt and new tokens."""
+        return self.prompt + self.new_tokens
+
+    @property
+    def length(self) -> int:
+        """The number of its tokens."""
+        return len(self.prompt) + len(self.new_tokens)
+
+    @property
+    def admitted(self) -> bool:
+        """Whether it has had a slot."""
+        return self._admitted is not None
+
     def admit(self, slot: int, cached: int, known: int = 0) -> None:
         """Assign ``slot``, which holds the KV of its first ``cached`` tokens. ``known`` tokens had KV in some slot."""
         self.slot, self.cached = slot, cached
+        if self.admitted:
+            self.stats.reread_tokens += self.length - cached
+            return
         self.stats.reused_tokens = cached
         self.stats.reread_tokens = max(0, known - cached)
         self._admitted = time.perf_counter()
+
+    def stop(self) -> None:
+        """Lose the slot. The request waits for another one, in which its tokens are read again."""
+        self.slot, self.cached, self.proposal = -1, 0, NO_PROPOSAL
+        if not self.new_tokens:
+            self.records.restart_prompt()
 
     def note_token(self) -> tuple[float, bool]:
         """Record the arrival of new tokens.

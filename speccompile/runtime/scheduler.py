@@ -130,6 +130,7 @@ class Scheduler:
             if self._prompts.read():
                 return []
             self._answer_hosts()
+            self._extend_rows()
             rows = list(self._batch.rows)
             if rows:
                 self._launch(rows)
@@ -160,6 +161,19 @@ class Scheduler:
         for request in asking:
             if not request.finished:
                 self._host_calls.ask(request)
+
+    def _extend_rows(self) -> None:
+        """Let each row hold the pages that its next step writes to. While there are too few, the newest request of the
+        lowest priority stops, and is read again later."""
+        if self._slots.pool is None:
+            return
+        for request in sorted(self._batch.rows, key=_precedence):
+            while request.slot >= 0 and not self._slots.extend(request, len(self.flights)):
+                if self.flights:
+                    # Its requests may have ended, and must not stop before their tokens are known.
+                    self._collect(self.flights.popleft())
+                else:
+                    self._prompts.stop(max(self._slots.owned, key=_precedence))
 
     def _launch(self, rows: list[Request]) -> None:
         reader = self._prompts.along
@@ -260,3 +274,7 @@ class Scheduler:
         self._batch.without_drafts.add(request)
         if self._clears_rejected:
             self._arena.clear_text_state(request.slot, request.cached)
+
+
+def _precedence(request: Request) -> tuple[int, int]:
+    return -request.params.priority, request.number

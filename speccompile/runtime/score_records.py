@@ -82,6 +82,12 @@ class Records:
         kept = arena[STATE[name]]
         return kept if name == "logprobs" else kept[..., : self._num_logits]
 
+    def restart_prompt(self) -> None:
+        """Drop what was recorded of the prompt, which is read again from its beginning."""
+        for kept in (self._prompt, self._prompt_top):
+            if kept is not None:
+                del kept[1:]
+
     def add(self, record: Record, emitted: int) -> None:
         """Append the scores of a step's first ``emitted`` positions."""
         for name, part in record.items():

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, replace
 
 from speccompile.adapters.buffers import OF_SLOT
 from speccompile.errors import AdapterRemoved
 from speccompile.graph.arena import Arena
+from speccompile.runtime.page_pool import PagePool
 from speccompile.runtime.request import Request
 from speccompile.runtime.state_checkpoints import StateCheckpoints
 from speccompile.runtime.unread_tokens import UnreadTokens
@@ -44,6 +45,8 @@ class Slots:
         prompts_differ: the same tokens leave another state within a prompt than after it, so only prompts are known.
         unread: lets the drafter read a running request's tokens before they are copied; None if every step updates
             the drafter.
+        rereads: whether the tokens of a running request may be read again, in another slot. Then a request only holds
+            the pages that it needs so far. Otherwise it holds from the beginning all pages that it may need.
     """
 
     def __init__(
@@ -56,8 +59,10 @@ class Slots:
         state_checkpoints: int | None = None,
         prompts_differ: bool = False,
         unread: UnreadTokens | None = None,
+        rereads: bool = True,
     ) -> None:
         self._arena = arena
+        self._rereads = rereads
         self._state_of_weights = state_of_weights
         self._reuse = reuse
         self._clear = clear
@@ -73,6 +78,8 @@ class Slots:
         self._known_weights: Hashable = None
         # Free slots, the least recently used first, with the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
+        paging = arena.layout.paging
+        self.pool = None if paging is None else PagePool(arena, paging)
 
     @property
     def free(self) -> int:
@@ -80,41 +87,127 @@ class Slots:
         return len(self._free)
 
     @property
+    def known(self) -> list[list[int]]:
+        """The tokens whose KV each free slot holds."""
+        return list(self._free.values())
+
+    @property
     def owned(self) -> list[Request]:
         """Requests that have a slot."""
         return list(self._owners.values())
 
+    def fits(self, request: Request) -> bool:
+        """Whether the pool has the pages that ``request`` needs, if free slots give up what they know."""
+        pool = self.pool
+        if pool is None:
+            return True
+        owned = pool.held_by(self._owners)
+        missing = self._pages_needed(request, pool) - pool.free - len(pool.held_by(self._free) - owned)
+        # Each running request may need another page soon, and would stop this one.
+        missing += len(self._owners) if self._rereads else 0
+        if missing > 0 and self._reuse and request.params.reuse:
+            source, known = self._longest_prefix(request.tokens, (self._state_of_weights(), request.params.adapter))
+            # A free source may give up its pages.
+            missing -= pool.whole(known.length) // pool.page_size if source in self._owners else 0
+        return missing <= 0
+
+    def _pages_needed(self, request: Request, pool: PagePool) -> int:
+        layout = self._arena.layout
+        last = request.length
+        if not self._rereads:
+            last = min(len(request.prompt) + request.params.max_new_tokens, layout.max_len)
+        return pool.pages_of(min(last + pool.ahead, layout.cache_len))
+
+    def extend(self, request: Request, in_flight: int) -> bool:
+        """Let ``request`` hold pages for its next step, which comes after ``in_flight`` steps whose results are not
+        known. Return False if there are too few, also after free slots have given up what they know."""
+        pool, layout = self.pool, self._arena.layout
+        if pool is None:
+            return True
+        wanted = min(request.length + in_flight * layout.max_width + pool.ahead, layout.cache_len)
+        missing = pool.pages_of(wanted) - len(pool.held_by([request.slot]))
+        if missing <= 0:
+            return True
+        self._reclaim(pool, missing)
+        if pool.free < missing:
+            return False
+        pool.extend(request.slot, missing)
+        return True
+
+    def _reclaim(self, pool: PagePool, wanted: int, spared: Collection[int] = ()) -> None:
+        """Release pages of free slots, of the least recently used one first and from its end, until ``wanted`` pages
+        are free. The slots ``spared`` keep theirs."""
+        for slot, tokens in self._free.items():
+            while slot not in spared and pool.free < wanted and (held := len(pool.held_by([slot]))):
+                pool.release(slot, keep=held - 1)
+                self._free[slot] = tokens[: (held - 1) * pool.page_size]
+                if held == 1:
+                    self._checkpoints.drop(slot)
+
+    def stop(self, request: Request) -> None:
+        """Free the slot of ``request``, which has not ended, and waits for another one. What it knows stays known."""
+        self.release(request)
+        request.stop()
+
     def take(self, request: Request) -> None:
-        """Assign a free slot to ``request``, and write its prompt and limits into the arena. A slot must be free.
+        """Assign a free slot to ``request``, and write its prompt and limits into the arena. A slot must be free, and
+        the request must fit (:meth:`fits`).
 
         Raises:
             AdapterRemoved: the request's adapter is not in the buffers any more.
         """
-        prompt, adapter = request.prompt, request.params.adapter
+        tokens, adapter = request.tokens, request.params.adapter
         if adapter is not None and adapter.replaced:
             raise AdapterRemoved(name=adapter.name)
         weights = self._state_of_weights(), adapter
         source, known = -1, KnownPrefix()
         if self._reuse and request.params.reuse:
-            source, known = self._longest_prefix(prompt, weights)
+            source, known = self._longest_prefix(tokens, weights)
         if source in self._owners and self._is_spoiled(self._owners[source]):
             source, known = -1, KnownPrefix()
         if source in self._owners and self._unread is not None:
             self._unread.read_all(self._owners[source])
         slot = self._choose(source, known.length)
+        shared = 0
+        if self.pool is not None:
+            source, known, shared = self._assign_pages(self.pool, request, slot, source, known)
         self._known_lengths, self._known_weights = {}, weights[0]
         del self._free[slot]
         self._owners[slot] = request
         self._weights[slot] = weights
         request.admit(slot, known.length, known.shared)
         self._arena.reset_slot(slot)
-        self._start_state(source, slot, known)
+        self._start_state(source, slot, known, shared)
         if self._clear:
             self._arena.clear_text_state(slot, known.length)
         self._write(request)
 
-    def _start_state(self, source: int, slot: int, known: KnownPrefix) -> None:
-        """Copy the state of the prefix that ``source`` holds to ``slot``."""
+    def _assign_pages(
+        self, pool: PagePool, request: Request, slot: int, source: int, known: KnownPrefix
+    ) -> tuple[int, KnownPrefix, int]:
+        """Give ``slot`` its pages. Whole pages of a known prefix are shared with ``source``.
+
+        Returns:
+            The source, the prefix, and the positions that are shared. Without a source if its pages were needed.
+        """
+        needed, kept, shared = self._pages_needed(request, pool), list[int](), 0
+        if known.length:
+            # In its own slot also the page that the prefix ends in. An owner that held this page, too, would know as
+            # much of the prompt, and would be the source.
+            shared = known.length if source == slot else pool.whole(known.length)
+            kept = pool.first_pages(source, shared)
+        pool.release(slot, keep=len(kept) if source == slot else 0)
+        self._reclaim(pool, needed - len(kept), spared=(slot, source))
+        if needed - len(kept) > pool.free:
+            # Its partly filled page would be copied.
+            source, known, kept, shared = -1, KnownPrefix(shared=known.shared), [], 0
+            self._reclaim(pool, needed)
+        pool.assign(slot, kept, needed)
+        return source, known, shared
+
+    def _start_state(self, source: int, slot: int, known: KnownPrefix, shared: int) -> None:
+        """Copy the state of the prefix that ``source`` holds to ``slot``, which shares its first ``shared``
+        positions."""
         arena, checkpoints = self._arena, self._checkpoints
         if not known.length:
             arena.start_recurrent_state(None, slot)
@@ -122,7 +215,7 @@ class Slots:
             return
         checkpoints.take_over(source, slot, known.length)
         if source != slot:
-            arena.copy_text_state(source, slot, known.length)
+            arena.copy_text_state(source, slot, known.length, shared)
         if known.from_checkpoint:
             checkpoints.start_at(slot, known.length)
         elif source != slot:
@@ -131,8 +224,8 @@ class Slots:
     def _write(self, request: Request) -> None:
         """Write the prompt and limits of ``request`` into its slot."""
         arena, slot, prompt, adapter = self._arena, request.slot, request.prompt, request.params.adapter
-        arena.write("tokens", slot, prompt)
-        arena.write("length", slot, len(prompt))
+        arena.write("tokens", slot, request.tokens)
+        arena.write("length", slot, request.length)
         arena.write("prompt_length", slot, len(prompt))
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
         if adapter is not None:
@@ -154,10 +247,13 @@ class Slots:
         del self._owners[slot]
         self._arena.reset_slot(slot)
         failed = request.error is not None or self._is_spoiled(request)
+        self._free[slot] = [] if failed else self._known_text(request)
+        if self.pool is not None:
+            self.pool.release(slot, keep=self.pool.pages_of(len(self._free[slot])))
         if failed:
+            # Pages of it may belong to others, too. No query attends to what a later holder has not written.
             self._arena.clear_text_state(slot, 0)
             self._checkpoints.drop(slot)
-        self._free[slot] = [] if failed else self._known_text(request)
 
     def known_length(self, request: Request) -> int:
         """Return the number of tokens of a waiting request's prompt that need not be processed if it gets a slot now.
@@ -169,7 +265,7 @@ class Slots:
             return 0
         if request.number not in self._known_lengths:
             weights = self._known_weights, request.params.adapter
-            self._known_lengths[request.number] = self._longest_prefix(request.prompt, weights)[1].length
+            self._known_lengths[request.number] = self._longest_prefix(request.tokens, weights)[1].length
         return self._known_lengths[request.number]
 
     def will_know(self, request: Request, reader: Request) -> bool:
@@ -177,7 +273,7 @@ class Slots:
         same = request.params.adapter is reader.params.adapter
         if not (self._reuse and request.params.reuse and same):
             return False
-        shared = _common_prefix(request.prompt, reader.prompt, len(request.prompt) - 1) - self._lookahead
+        shared = _common_prefix(request.tokens, reader.tokens, request.length - 1) - self._lookahead
         return shared > max(reader.cached, self.known_length(request))
 
     def save_checkpoint(self, request: Request) -> None:
@@ -197,8 +293,10 @@ class Slots:
 
         def preference(slot: int) -> tuple[int, bool, bool]:
             # Among equals a free slot, whose KV is not copied; among these one that holds no more, so none is lost.
+            # Whole pages are never copied. Those of an owner stay in any case, so a free slot can give up others.
             free, length = slot in self._free, found[slot].length
-            return length, free and len(self._free[slot]) == length + self._lookahead, free
+            whole = free and len(self._free[slot]) == length + self._lookahead
+            return (length, whole, free) if self.pool is None else (length, not free, whole)
 
         source = max(found, key=preference, default=-1)
         most = max(shared.values(), default=0)
@@ -208,7 +306,7 @@ class Slots:
 
     def _known_text(self, request: Request) -> list[int]:
         """Return the tokens of ``request`` whose KV another prompt may copy."""
-        text = request.prompt if self._prompts_differ else request.prompt + request.new_tokens
+        text = request.prompt if self._prompts_differ else request.tokens
         return text[: request.cached]
 
     def _is_spoiled(self, request: Request) -> bool:

@@ -52,6 +52,11 @@ class WaitingQueue:
                     raise ClientQueueFull(client=client, count=count, waiting=waiting, limit=self.client_limit)
             self._requests += requests
 
+    def put_back(self, request: Request) -> None:
+        """Queue a request again that has had a slot, before all others."""
+        with self._lock:
+            self._requests.insert(0, request)
+
     def remove(self, request: Request) -> bool:
         """Remove ``request``. Return False if it does not wait."""
         with self._lock:

@@ -11,6 +11,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
+from speccompile.runtime.kv_use import KVUse
 from speccompile.runtime.request import Request
 from speccompile.runtime.stats import Histogram
 from speccompile.serve.service import Service
@@ -43,7 +44,7 @@ class _VllmNames(Collector):
 
     def collect(self) -> Iterator[Any]:
         stats, engine = self._service.spec.stats, self._service.engine
-        capacity, running = engine.capacity(), len(engine.running)
+        capacity, running, kv = engine.capacity(), len(engine.running), self._service.spec.memory()
         # The first token of a request comes from its prompt or a step. Both histograms together count all tokens.
         new = sum(stats.between_tokens_seconds.counts) + sum(stats.first_token_seconds.counts)
         reused = stats.reused_tokens
@@ -55,11 +56,11 @@ class _VllmNames(Collector):
         yield self._gauges("engine_sleep_state", "1 for awake, which the engine always is.", "sleep_state", states)
         # The second name is that of older versions of vLLM, which dashboards still use.
         for name in ("kv_cache_usage_perc", "gpu_cache_usage_perc"):
-            yield self._gauge(name, "Share of the slots that have a request.", running / capacity.slots)
+            yield self._gauge(name, "Share of the KV that running requests hold.", kv.running / kv.pages)
         for prefix in ("", "gpu_"):
             yield self._counter(f"{prefix}prefix_cache_queries", "Prompt tokens.", stats.prompt_tokens)
             yield self._counter(f"{prefix}prefix_cache_hits", "Prompt tokens whose KV was there already.", reused)
-        yield self._cache_config(capacity.slots)
+        yield self._cache_config(kv)
         if self._service.spec.adapters:
             yield self._adapters()
         for name, what in _NEVER.items():
@@ -117,11 +118,12 @@ class _VllmNames(Collector):
         family.add_metric(list(self._labels.values()), buckets, values.sum)
         return family
 
-    def _cache_config(self, slots: int) -> GaugeMetricFamily:
-        """KV cache in vLLM's terms. A slot is one block with as many tokens as a sequence may have."""
+    def _cache_config(self, kv: KVUse) -> GaugeMetricFamily:
+        """KV cache in vLLM's terms. Without a pool a slot is one block with as many tokens as a sequence may have."""
+        pooled = self._service.engine.slots.pool is not None
         labels = {
-            "block_size": str(self._service.max_len),
-            "num_gpu_blocks": str(slots),
+            "block_size": str(kv.page_tokens if pooled else self._service.max_len),
+            "num_gpu_blocks": str(kv.pages),
             "enable_prefix_caching": str(self._service.engine.prefix_reuse),
             "engine": self._labels["engine"],
         }

@@ -70,6 +70,7 @@ def explanation(config: BuildConfig, build: Build, engine: Engine) -> dict[str, 
         "weights": _weights(build) + _dequantised(build),
         **_draft_weights(config),
         **_kv(config, build),
+        **_pool(build),
         **_experts(build),
         **_adapters(build, engine),
         "kernels": f"{config.kernels.settled().reason}; {_kernels(build)}",
@@ -153,6 +154,16 @@ def _kv(config: BuildConfig, build: Build) -> dict[str, str]:
     a_token = sum(build.arena[name][0, 0].nbytes for name in kv)
     dtype = str(config.kv).removeprefix("torch.")
     return {"keys and values": f"rounded to {dtype} when they are written, {a_token} bytes a token"}
+
+
+def _pool(build: Build) -> dict[str, str]:
+    """The pool of pages of KV, if there is one."""
+    layout = build.arena.layout
+    if layout.paging is None:
+        return {}
+    pages, size = layout.paging.count - 1, layout.paging.size
+    nbytes = sum(tensor.nbytes for tensor in layout.tensors.values() if tensor.in_pages)
+    return {"KV in pages": f"{pages} of {size} tokens, {nbytes / 2**20:.1f} MiB, which all slots share"}
 
 
 def _dequantised(build: Build) -> str:

@@ -26,6 +26,7 @@ from speccompile.report.data import Report
 from speccompile.report.make import make_report
 from speccompile.report.render.page import page
 from speccompile.runtime.inputs import read_count, read_prompt
+from speccompile.runtime.kv_use import KVUse, kv_use
 from speccompile.runtime.learning import Learner
 from speccompile.runtime.metrics import prometheus_text
 from speccompile.runtime.policy_controller import AnyPolicy, check_tier
@@ -117,6 +118,11 @@ class Inspection(SpeculatorBase):
     def stats(self) -> Stats:
         """Counts and times of all requests since ``wrap``, or since ``stats.reset()``."""
         return self.engine.stats
+
+    def memory(self) -> KVUse:
+        """Return the use of the KV: pages of running requests, of known sequences, shared and free ones."""
+        engine = self.engine
+        return kv_use(engine.arena, engine.slots)
 
     def prometheus(self) -> str:
         """``stats``, and the numbers of running and waiting requests, in Prometheus' text format.

@@ -27,19 +27,20 @@ def test_every_invariant_holds_whatever_requests_do() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mode", "slots", "late"),
+    ("mode", "slots", "late", "pages"),
     [
-        ("ngram", 1, False),
-        ("early_exit", 2, True),
-        ("none", 3, False),
-        ("none", 3, True),
-        ("ngram", 4, True),
+        ("ngram", 1, False, None),
+        ("early_exit", 2, True, None),
+        ("none", 3, False, None),
+        ("none", 3, True, 13),
+        ("ngram", 4, True, None),
+        ("ngram", 4, False, 13),
     ],
 )
-def test_40_requests_in_random_order(mode: str, slots: int, late: bool) -> None:
+def test_40_requests_in_random_order(mode: str, slots: int, late: bool, pages: int | None) -> None:
     wanted = 40
     rng = random.Random(f"{mode} {slots} {late}")
-    play = Play(spec_of(mode, slots), late=late, max_waiting=6)
+    play = Play(spec_of(mode, slots, pages), late=late, max_waiting=6)
     moves = {"submit": 30, "step": 60, "cancel": 4, "finish": 3, "swap": 4, "generate": 2}
     while len(play.known) < wanted:
         match rng.choices(list(moves), list(moves.values()))[0]:
@@ -68,3 +69,4 @@ def test_40_requests_in_random_order(mode: str, slots: int, late: bool) -> None:
     assert len(reused) > wanted // 8
     ends = [known.request.finish_reason for known in play.known]
     assert {"eos", "max_new_tokens", "cancelled"} <= set(ends)
+    assert pages is None or play.most_shared > 0

@@ -32,6 +32,7 @@ class AnyTarget:
     """Stands in for the wrapped model: it accepts what it is asked for, except prompts with an image."""
 
     calls_host = True
+    only_chooses = False
 
     def __init__(self) -> None:
         self.chosen: Sampling | None = None

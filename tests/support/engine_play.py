@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import random
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from transformers import LlamaForCausalLM
@@ -14,16 +16,19 @@ import speccompile
 from speccompile import Speculator
 from speccompile.errors import QueueFull
 from speccompile.graph.arena import Arena
+from speccompile.graph.paging import PAGES, UNUSED
 from speccompile.runtime.prefill import PrefillBudget
 from speccompile.runtime.request import Request
+from speccompile.utils.kv_memory import KVMemory
 from support.tiny import tiny_llama
 
 VOCAB = 128
 MAX_LEN = 96
 MAX_NEW = 20
 TIERS = (0, 1, 3)
-# (mode, slots), built once.
-SPECS = (("ngram", 1), ("early_exit", 2), ("none", 3), ("ngram", 4))
+# (mode, slots, pages), built once. 13 pages of 16 positions are half of what four slots may need.
+SPECS = (("ngram", 1, None), ("early_exit", 2, None), ("none", 3, 13), ("ngram", 4, None), ("early_exit", 4, 13))
+PAGE = 16
 # A drive that has not ended after so many steps never does.
 ENDLESS = 3000
 
@@ -34,9 +39,11 @@ def model() -> LlamaForCausalLM:
 
 
 @functools.cache
-def spec_of(mode: str, slots: int, **options: int) -> Speculator:
+def spec_of(mode: str, slots: int, pages: int | None = None, **options: Any) -> Speculator:
     """``mode`` may be several, with + between them."""
     names = mode.split("+") if "+" in mode else mode
+    if pages is not None:
+        options["kv_memory"] = KVMemory(PAGE * pages, tokens=PAGE * pages, page=PAGE)
     spec = speccompile.wrap(
         model(), names, tiers=TIERS, max_batch=slots, max_len=MAX_LEN, backend="eager", policy="fixed:3", **options
     )
@@ -155,6 +162,8 @@ class Play:
         self.fingerprint = self.arena.fingerprint()
         self.tensors = dict(self.arena)
         self.known: list[Known] = []
+        # The most pages that several slots have held at once.
+        self.most_shared = 0
 
     @property
     def slots(self) -> int:
@@ -254,6 +263,7 @@ class Play:
         for known in self.known:
             self._check_text(known)
         self._check_slots()
+        self._check_pages()
         engine, capacity = self.engine, self.engine.capacity()
         waiting = sum(known.request.slot < 0 for known in self.unfinished)
         free = self.slots - len(engine.running)
@@ -278,12 +288,13 @@ class Play:
         if ear:
             assert not ear.problem, ear.problem
             assert ear.heard == new
-            assert ear.starts == (request.slot >= 0)
+            assert ear.starts == request.admitted
             assert ear.ends == request.finished, f"{request}: its streamer was ended {ear.ends} times"
         if new:
             stats = request.stats
-            # Of a reused prompt the first decode step may read the last token.
-            assert request.cached >= stats.prompt_tokens - 1 + len(new) - 1
+            if request in self.engine.batch.rows:
+                # Of a reused prompt the first decode step may read the last token.
+                assert request.cached >= stats.prompt_tokens - 1 + len(new) - 1
             assert stats.prompt_tokens - 1 <= stats.prefill_tokens + stats.reused_tokens <= stats.prompt_tokens
 
     def _check_slots(self) -> None:
@@ -298,6 +309,25 @@ class Play:
         for slot in set(range(self.slots)) - owned:
             for name, tensor in self.arena.layout.tensors.items():
                 assert not tensor.reset or bool((self.arena[name][slot] == tensor.fill).all()), (name, slot)
+
+    def _check_pages(self) -> None:
+        """Each page is free or has holders, and no slot writes to a page of another one."""
+        pool, paging = self.engine.slots.pool, self.arena.layout.paging
+        if pool is None or paging is None:
+            return
+        table = self.arena[PAGES].tolist()
+        held = {slot: [page for page in row if page != UNUSED] for slot, row in enumerate(table)}
+        assert {slot: pool.held_by([slot]) for slot in held} == {slot: set(pages) for slot, pages in held.items()}
+        assert all(row[: len(held[slot])] == held[slot] for slot, row in enumerate(table))
+        holders = Counter(page for pages in held.values() for page in pages)
+        assert pool.free + len(holders) == pool.size == paging.count - 1
+        assert pool.shared == sum(count > 1 for count in holders.values())
+        self.most_shared = max(self.most_shared, pool.shared)
+        for request in self.engine.running:
+            written = held[request.slot][request.cached // paging.size :]
+            assert all(holders[page] == 1 for page in written)
+            # What the step before has written; the next one gets more pages before it runs.
+            assert len(held[request.slot]) >= paging.pages_of(request.cached)
 
     def _check_owned(self, request: Request, text: list[int]) -> None:
         """Its slot holds prompt and new tokens, and 0 after them. With late results it may be a step ahead."""

@@ -7,6 +7,7 @@ step: the context of the positions that the target reads overwrites it, and the 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from math import inf
 from typing import ClassVar
@@ -14,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import fx
 
+from speccompile.graph.paging import PAGES, page_and_place
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
 from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
@@ -47,7 +49,12 @@ class KeepContext(Pass):
         names = [name for index in range(layers) for name in (f"key_{index}", f"value_{index}")]
         made = splice_graph(graph, head, given, [head.values[name] for name in names], graph.output)
         state = [graph.state(f"{PREFIX}{kind}_{index}") for index in range(layers) for kind in "kv"]
-        graph.insert(write_context, slots, positions, *made, *state)
+        paging = graph.layout.paging
+        if paging is None:
+            graph.insert(write_context, slots, positions, *made, *state)
+        else:
+            pages = graph.state(PAGES)
+            graph.insert(write_context_in_pages, pages, slots, positions, *made, *state, size=paging.size)
         return Changes(layers, f"KV of {layers} layers from {list(values['tapped'].meta['val'].shape)}")
 
 
@@ -58,9 +65,20 @@ def write_context(slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.
         slots: ``[B]``; positions: ``[B, T]``.
         tensors: first the values ``[B, T, G, D]``, then as many state tensors ``[N, S, G, D]``.
     """
+    _write((slots[:, None], positions), tensors)
+
+
+def write_context_in_pages(
+    pages: torch.Tensor, slots: torch.Tensor, positions: torch.Tensor, *tensors: torch.Tensor, size: int
+) -> None:
+    """:func:`write_context` where the state tensors are pools ``[P, C, G, D]``, by the table ``pages`` ``[N, M]``."""
+    _write(page_and_place(pages, slots[:, None], positions, size=size), tensors)
+
+
+def _write(where: tuple[torch.Tensor, torch.Tensor], tensors: Sequence[torch.Tensor]) -> None:
     half = len(tensors) // 2
     for value, cache in zip(tensors[:half], tensors[half:], strict=True):
-        cache.index_put_((slots[:, None], positions), value)
+        cache.index_put_(where, value)
 
 
 @dataclass(frozen=True)

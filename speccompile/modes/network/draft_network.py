@@ -48,6 +48,11 @@ class DraftNetwork(ABC):
         return False
 
     @property
+    def places_per_row(self) -> int:
+        """The number of positions that a row of its forward writes in the KV."""
+        return 1
+
+    @property
     @abstractmethod
     def module(self) -> nn.Module:
         """The network as a module, as it was given."""

@@ -87,6 +87,10 @@ class HeadNetwork(DraftNetwork):
         return self.head.kv
 
     @property
+    def places_per_row(self) -> int:
+        return self.head.places_per_row
+
+    @property
     def route(self) -> Route:
         return self.head.route
 

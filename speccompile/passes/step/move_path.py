@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 import speccompile.ops  # noqa: F401  defines the ops
+from speccompile.graph.paging import PAGES
 from speccompile.graph.step_graph import StepGraph
 from speccompile.ops.draft_rows import form_of
 from speccompile.ops.verify_tree import rows_on_path
@@ -40,7 +41,8 @@ class MovePath(Pass):
     def run(self, graph: StepGraph) -> Changes:
         kv = [graph.state(name) for name in graph.layout.tensors if KV.fullmatch(name)]
         values = [graph.values[name] for name in ("slots", "root", "path", "row_accepted")]
-        graph.insert(move_path, *values, *kv)
+        pages = [] if graph.layout.paging is None else [graph.state(PAGES)]
+        graph.insert(move_path, *values, *pages, *kv, paged=bool(pages))
         if self.logits:
             follow(graph, "logits")
         return Changes(len(kv), f"{len(kv)} tensors")
@@ -81,6 +83,15 @@ def on_path(graph: StepGraph, nodes: fx.Node) -> fx.Node:
 
 
 def move_path(
-    slots: torch.Tensor, root: torch.Tensor, path: torch.Tensor, accepted: torch.Tensor, *kv: torch.Tensor
+    slots: torch.Tensor,
+    root: torch.Tensor,
+    path: torch.Tensor,
+    accepted: torch.Tensor,
+    *kv: torch.Tensor,
+    paged: bool = False,
 ) -> None:
-    torch.ops.speccompile.move_path_(list(kv), slots, root, path, accepted)
+    """``kv`` begins with the page table if it is ``paged``."""
+    if paged:
+        torch.ops.speccompile.move_path_(list(kv[1:]), slots, root, path, accepted, kv[0])
+    else:
+        torch.ops.speccompile.move_path_(list(kv), slots, root, path, accepted)

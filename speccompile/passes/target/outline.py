@@ -16,6 +16,7 @@ from torch import fx
 
 from speccompile.errors import AnchorError
 from speccompile.graph.body import Body, BodyResult
+from speccompile.graph.paging import PAGES
 from speccompile.graph.splicing import PREFIX
 from speccompile.graph.step_graph import StepGraph, Values
 from speccompile.graph.verify import written
@@ -270,7 +271,9 @@ def dims_of(inputs: list[fx.Node], graph: StepGraph) -> tuple[tuple[int | str, .
         elif _is_state(node, graph):
             tensor = graph.layout.tensors[node.name]
             of_slot = ("N", own, *shape[2:]) if tensor.follows_text else ("N", *shape[1:])
-            dims.append(of_slot if tensor.per_slot else shape)
+            if graph.layout.paging is not None and tensor.in_pages:
+                of_slot = ("P", *shape[1:])
+            dims.append(("N", "M") if node.name == PAGES else of_slot if tensor.per_slot else shape)
         else:
             dims.append(tuple(name(size) for size in shape))
     return tuple(dims)

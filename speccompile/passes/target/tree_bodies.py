@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -93,11 +94,11 @@ def tree_body(body: Body) -> Body:
             tensor, indices, *rest = node.args
             if not (isinstance(tensor, fx.Node) and tensor.op == "placeholder"):
                 continue
-            slots, at = indices
-            if at is not positions:
-                reason = f"node {node.name} writes at {at}, not at the positions that its attention has"
+            written = _at_places(inner, indices, positions, places, node)
+            if written == list(indices):
+                reason = f"node {node.name} writes at {indices}, not at the positions that its attention has"
                 raise AnchorError(anchor=f"KV of {body.name}", reason=reason)
-            node.args = (tensor, [slots, places], *rest)
+            node.args = (tensor, written, *rest)
     inner.output(result)
     name, size = body.name + SUFFIX, ("B", "T")
     return replace(
@@ -108,3 +109,21 @@ def tree_body(body: Body) -> Body:
         dtypes=(*body.dtypes, torch.int64, torch.int64),
         key=hashlib.sha256(f"{body.key} of trees".encode()).hexdigest(),
     )
+
+
+def _at_places(
+    graph: fx.Graph, indices: Sequence[fx.Node], positions: fx.Node, places: fx.Node, before: fx.Node
+) -> list[fx.Node]:
+    """``indices``, computed from ``places`` instead of ``positions``."""
+    found = {positions: places}
+
+    def computed(node: fx.Node) -> fx.Node:
+        if node not in found:
+            inputs = [computed(item) for item in node.all_input_nodes]
+            found[node] = node
+            if inputs != node.all_input_nodes:
+                with graph.inserting_before(before):
+                    found[node] = graph.node_copy(node, found.__getitem__)
+        return found[node]
+
+    return [computed(index) for index in indices]

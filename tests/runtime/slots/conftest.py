@@ -32,9 +32,9 @@ def copies(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int, int]]:
     made: list[tuple[int, int, int]] = []
     copy = Arena.copy_text_state
 
-    def noted(self: Arena, source: int, target: int, count: int) -> None:
+    def noted(self: Arena, source: int, target: int, count: int, shared: int = 0) -> None:
         made.append((source, target, count))
-        copy(self, source, target, count)
+        copy(self, source, target, count, shared)
 
     monkeypatch.setattr(Arena, "copy_text_state", noted)
     return made

@@ -57,12 +57,15 @@ function Memory({ report }) {
         ${memory.savings.map((saving) => html`<tr><td class="mono">${saving.option}</td><td class="number">${bytes(saving.nbytes)}</td><td>${saving.reason}</td></tr>`)}
         ${memory.savings.length ? null : html`<tr><td colspan="3">Nothing more to save.</td></tr>`}
       </tbody></table></div>
-      <div class="card"><h3>The cache by max_len</h3>
+      ${memory.pages ? html`<div class="card"><h3>The pool of KV</h3>
+        <p>${memory.pages.toLocaleString("en")} pages of ${memory.page_tokens} tokens, ${bytes(memory.pages * memory.page_tokens * memory.kv_bytes_per_token)}. A request holds pages for its tokens, and shares the whole pages of a beginning that is known.</p>
+        <p class="muted">${bytes(memory.kv_bytes_per_token)} a token. A sequence has at most ${memory.max_len.toLocaleString("en")} tokens.</p>
+      </div>` : html`<div class="card"><h3>The cache by max_len</h3>
         <div class="slider"><label for="places">max_len</label>
           <input id="places" type="range" min="64" max=${Math.max(4096, 2 * memory.max_len)} step="64" value=${places} onInput=${(event) => setPlaces(Number(event.target.value))} />
           <output for="places" class="number">${places.toLocaleString("en")} tokens: ${bytes(cache(places))}</output></div>
         <p class="muted">${bytes(memory.kv_bytes_per_token)} a token and slot, ${memory.slots} slots (one of them is for padding rows). Now: ${memory.max_len.toLocaleString("en")} tokens, ${bytes(cache(memory.max_len))}.</p>
-      </div>
+      </div>`}
     </div>
     <details><summary>As a table</summary>
       <${Sortable} caption="Memory" rows=${memory.items} columns=${[
