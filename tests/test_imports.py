@@ -55,11 +55,12 @@ ALLOWED = {
         "pretrained quantized modes heads speculator wrapping quantization training"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
+    "bench": "__init__ graph policies modes runtime report",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
         "__init__ ops graph adapters hidden_states calibration policies pretrained quantized modes lowering runtime "
-        "compiler report speculator serve tools training"
+        "compiler report speculator serve tools bench training"
     ),
     "__main__": "cli",
 }

@@ -1,5 +1,5 @@
-"""The command line: ``speccompile demo``, ``generate``, ``serve``, ``inspect``, ``families``, ``policy-lab``,
-``measure-weights``, ``save-hidden-states``, ``make-texts`` and ``train-head``."""
+"""The command line: ``speccompile demo``, ``generate``, ``serve``, ``inspect``, ``bench``, ``bench-report``,
+``families``, ``policy-lab``, ``measure-weights``, ``save-hidden-states``, ``make-texts`` and ``train-head``."""
 
 from speccompile.cli.commands import app
 

@@ -36,6 +36,7 @@ from speccompile.cli.arguments import (
     option_of,
     parse_mode,
 )
+from speccompile.cli.bench_commands import bench
 from speccompile.cli.files import check_output_file
 from speccompile.cli.session import announce_start, one_line_errors, parse_adapters, parse_options, parse_tiers
 from speccompile.cli.tool_commands import tools
@@ -352,6 +353,7 @@ def inspect(
 
 
 # Without a name: its commands appear beside the others.
+app.add_typer(bench)
 app.add_typer(tools)
 app.add_typer(weights)
 app.add_typer(training)

@@ -162,5 +162,10 @@ def encode(tokenizer: PreTrainedTokenizerBase, text: str, chat: bool | None = No
 
 def max_len_for(prompts: list[torch.Tensor], new_tokens: int) -> int:
     """Smallest ``max_len`` in use that holds the longest of ``prompts`` (``[1, P]``) and its new tokens."""
-    needed = max(ids.shape[1] for ids in prompts) + new_tokens
-    return -(-needed // _MAX_LEN_STEP) * _MAX_LEN_STEP
+    return max_len_of(max(ids.shape[1] for ids in prompts) + new_tokens)
+
+
+def max_len_of(needed: int, positions: int | None = None) -> int:
+    """Smallest ``max_len`` in use that holds ``needed`` tokens; at most ``positions``, those of a model."""
+    rounded = -(-needed // _MAX_LEN_STEP) * _MAX_LEN_STEP
+    return rounded if positions is None else min(rounded, positions)

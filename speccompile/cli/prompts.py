@@ -1,16 +1,11 @@
-"""Prompts for measurements: built-in ones, lines of text files, and those of Spec-Bench's and HumanEval's files."""
+"""Prompts for measurements: built-in ones, lines of text files, and those of files."""
 
 from __future__ import annotations
 
-import gzip
-import json
-import zlib
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from speccompile.errors import InvalidInput
+from speccompile.bench.prompt_files import read_prompt_file
 
 
 @dataclass(frozen=True)
@@ -23,59 +18,14 @@ class NamedPrompt:
     chat: bool | None = None
 
 
-#: A line of a JSON lines file.
-_FORM = '{"turns": ["Write a poem about a river."]}'
-
-
 def read_prompts(path: Path) -> list[NamedPrompt]:
-    """Read the prompts of a file, gzipped if the name ends in ``.gz``.
-
-    A file whose name ends in ``.jsonl`` or ``.json`` has a JSON object in each line: Spec-Bench's (``turns``, of which
-    the first is used) or HumanEval's (``prompt``, which is continued without a chat template). In other files each line
-    is a prompt.
+    """Read the prompts of a file: of conversations the first turn. The layouts are those of
+    :mod:`speccompile.bench.prompt_files`.
 
     Raises:
         InvalidInput: the file is not valid. The error names the file and the line.
     """
-    packed = path.suffix.lower() == ".gz"
-    as_json = (path.with_suffix("") if packed else path).suffix.lower() in (".jsonl", ".json")
-    try:
-        with gzip.open(path, "rt", encoding="utf-8-sig") if packed else path.open(encoding="utf-8-sig") as file:
-            prompts = list(_prompts(file, path, as_json))
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise InvalidInput(name=f"the prompt file {path}", reason=f"it cannot be read ({error})") from error
-    if not prompts:
-        raise InvalidInput(name=f"the prompt file {path}", reason="it holds no prompts")
-    return prompts
-
-
-def _prompts(lines: Iterator[str], path: Path, as_json: bool) -> Iterator[NamedPrompt]:
-    for number, line in enumerate(lines, start=1):
-        place = f"{path.name}:{number}"
-        if line.strip() and not as_json:
-            yield NamedPrompt(place, "prompts", line.strip())
-        elif line.strip():
-            try:
-                yield _prompt(json.loads(line), place)
-            except json.JSONDecodeError as error:
-                reason = f"it is not JSON ({error}); it must be like {_FORM}. Plain lines are for files named *.txt"
-                raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=reason) from error
-            except ValueError as error:
-                raise InvalidInput(name=f"line {number} of the prompt file {path}", reason=str(error)) from error
-
-
-def _prompt(fields: Any, place: str) -> NamedPrompt:
-    if not isinstance(fields, dict) or not ("turns" in fields or "prompt" in fields):
-        raise ValueError(f"it is not a JSON object with 'turns' (Spec-Bench) or 'prompt' (HumanEval), like {_FORM}")
-    chat = "turns" in fields
-    if chat and not (isinstance(fields["turns"], list) and fields["turns"]):
-        raise ValueError("'turns' must be a list with at least one text")
-    text = fields["turns"][0] if chat else fields["prompt"]
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError("its prompt must be a text that is not empty")
-    name = str(fields.get("question_id", fields.get("task_id", place)))
-    family = name.partition("/")[0] if "task_id" in fields else "prompts"
-    return NamedPrompt(name, str(fields.get("category", family)), text, None if chat else False)
+    return [NamedPrompt(each.name, each.category, each.turns[0], each.chat) for each in read_prompt_file(path)]
 
 
 _STORY = (

@@ -105,6 +105,12 @@ class InvalidTrace(UserError):
     template = "{path} cannot be replayed: {reason}. spec.record_trace(path) writes one."
 
 
+class InvalidResults(UserError):
+    """A file of results cannot be read, or does not belong to the others."""
+
+    template = "{path} cannot be used: {reason}. `speccompile bench` writes files of results."
+
+
 class UnknownBackend(UserError):
     """No backend is registered under that name."""
 

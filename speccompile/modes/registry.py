@@ -69,6 +69,18 @@ def check_options(name: str, options: Collection[str]) -> None:
     _check_known(f"--option of mode {name!r}", options, (), known)
 
 
+def options_of(names: Sequence[str]) -> set[str]:
+    """The names of the options of a mode, or of a composition of several.
+
+    Raises:
+        UnknownMode: no mode has one of ``names``.
+    """
+    if [name.lower() for name in names] == [Auto.name]:
+        return set(Auto.options)
+    own = {"min_score"} if len(names) > 1 else set()
+    return own.union(*(_type(name).options() for name in names))
+
+
 def create(
     name: str | Sequence[str] | None, options: dict[str, Any], *, others: Sequence[str] = ("the arguments of wrap",)
 ) -> Mode | Auto:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 import transformers
@@ -33,6 +32,7 @@ from speccompile.report.source import ReportSource
 from speccompile.report.traffic import Reads
 from speccompile.report.verdict import explained, verdict
 from speccompile.runtime.stats import Stats
+from speccompile.utils.machine import processor_name
 
 
 def collect(
@@ -112,16 +112,7 @@ def _machine(source: ReportSource, bandwidth: float | None) -> Machine:
         "transformers": transformers.__version__,
         "Python": platform.python_version(),
     }
-    return Machine(str(source.info.device), _processor(), torch.get_num_threads(), bandwidth, versions)
-
-
-def _processor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    if cpuinfo.is_file():
-        for line in cpuinfo.read_text().splitlines():
-            name, _, value = line.partition(":")
-            if name.strip() == "model name":
-                return value.strip()
-    return platform.processor() or platform.machine()
+    return Machine(str(source.info.device), processor_name(), torch.get_num_threads(), bandwidth, versions)
 
 
 def _model_passes(source: ReportSource) -> list[Pass]:

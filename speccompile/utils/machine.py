@@ -31,6 +31,17 @@ def machine(device: torch.device) -> dict[str, str]:
     return known
 
 
+def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The name of the CPU, for people who read a measurement."""
+    # platform.processor() is empty or only an architecture on Linux.
+    if cpuinfo.is_file():
+        for line in cpuinfo.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name":
+                return value.strip()
+    return platform.processor() or platform.machine()
+
+
 def _instruction_sets(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     # Inductor compiles for this exact CPU; torch's own capability only names a class of CPUs.
     if cpuinfo.is_file():

@@ -25,6 +25,7 @@ LOADING = {
     "generate": ["tiny", "--prompt", "a"],
     "serve": ["tiny", "--mode", "ngram", "--port", "PORT"],
     "inspect": ["tiny"],
+    "bench": ["tiny", "--output", "NEW"],
     "families": ["llama"],
     "calibrate": ["tiny", "--texts", "FILE", "--output", "NEW"],
     "measure-weights": ["tiny", "--text", "FILE"],
@@ -32,8 +33,8 @@ LOADING = {
     "make-texts": ["tiny", "--output", "NEW"],
     "train-head": ["tiny", "--texts", "FOLDER", "--output", "NEW"],
 }
-#: They replay traces.
-WITHOUT_A_MODEL = {"policy-lab"}
+#: They read what runs have written.
+WITHOUT_A_MODEL = {"policy-lab", "bench-report"}
 #: Weights are packed on the CPU, also for a machine with a GPU.
 ON_THE_CPU = {"quantize"}
 REACHED = "the model is loaded on"
@@ -70,7 +71,7 @@ def call(command: str, folder: Path, *more: str) -> Result:
 
 def test_every_command_that_loads_a_model_is_tested_here() -> None:
     assert set(commands(app)) == LOADING.keys() | WITHOUT_A_MODEL | ON_THE_CPU
-    assert not any("--device" in options_of(command) for command in ("policy-lab", *ON_THE_CPU))
+    assert not any("--device" in options_of(command) for command in (*WITHOUT_A_MODEL, *ON_THE_CPU))
 
 
 @pytest.mark.parametrize("command", LOADING)

@@ -42,6 +42,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InvalidTiers": {"tiers": (1, 3), "reason": "0 is missing"},
     "UnknownTier": {"tier": 5, "built": "0, 3"},
     "InvalidPolicy": {"policy": "fixed", "reason": "it names no draft length"},
+    "InvalidResults": {"path": "bench.jsonl", "reason": "line 3 is not of a file of results"},
     "InvalidTrace": {"path": "trace.jsonl", "reason": "line 3 is not JSON"},
     "UnknownBackend": {"name": "tpu", "available": "auto, cudagraph, eager, inductor"},
     "NeedsCuda": {"name": "cudagraph", "device": "cpu"},

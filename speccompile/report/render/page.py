@@ -11,6 +11,7 @@ import base64
 import gzip
 import html
 import json
+from collections.abc import Sequence
 from importlib.resources import files
 
 from speccompile.report.data import Report
@@ -34,15 +35,26 @@ def page(report: Report) -> str:
     """Text of the HTML file."""
     title = f"{report.subject.model}, {report.subject.mode}: speccompile report"
     scripts = [*(f"vendor/{name}" for name in _VENDOR), *_SCRIPTS]
+    return fill(title, "\n".join(report.verdict), packed(report), [asset(name) for name in scripts])
+
+
+def fill(title: str, text: str, data: bytes, scripts: Sequence[str]) -> str:
+    """Text of an HTML file that loads nothing.
+
+    Args:
+        text: shown where scripts do not run.
+        data: gzipped JSON, which the scripts read.
+        scripts: texts of the scripts, each after those that it uses.
+    """
     parts = {
         "title": html.escape(title),
-        "style": _asset("style.css"),
-        "text": html.escape("\n".join(report.verdict)),
-        "data": base64.b64encode(packed(report)).decode(),
-        "scripts": "\n".join(f"<script>\n{_asset(name)}\n</script>" for name in scripts),
+        "style": asset("style.css"),
+        "text": html.escape(text),
+        "data": base64.b64encode(data).decode(),
+        "scripts": "\n".join(f"<script>\n{script}\n</script>" for script in scripts),
     }
     # Data and scripts may contain braces. Only the marks of the template itself are replaced, each once.
-    pieces = _asset("page.html").split("{{")
+    pieces = asset("page.html").split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
         name, _, rest = piece.partition("}}")
@@ -83,5 +95,6 @@ class _Lines:
         return found
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """Text of a file of ``assets``."""
     return (files("speccompile.report.render") / "assets" / name).read_text(encoding="utf-8")
