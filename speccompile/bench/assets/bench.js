@@ -16,9 +16,9 @@ function Lines({ machine }) {
     { name: "line", of: (line) => line.name, show: (line) => html`<span class="swatch" style=${{ background: seriesColor(line.index) }} aria-hidden="true"></span>${line.name}` },
     { name: "tokens/s", number: true, of: (line) => line.figures.tokens_per_second, show: (line) => line.figures.tokens_per_second.toFixed(1) },
     { name: "speed over K=0", number: true, of: (line) => value(line.figures.speed), show: (line) => times(value(line.figures.speed)) },
-    { name: "95%", of: (line) => value(line.figures.speed), show: (line) => ends(line.figures.speed) },
+    { name: "95%", number: true, of: (line) => value(line.figures.speed), show: (line) => (isPlain(line) ? "" : ends(line.figures.speed)) },
     { name: "acceptance length", number: true, of: (line) => value(line.figures.acceptance_length), show: (line) => two(value(line.figures.acceptance_length)) },
-    { name: "95%", of: (line) => value(line.figures.acceptance_length), show: (line) => ends(line.figures.acceptance_length) },
+    { name: "95%", number: true, of: (line) => value(line.figures.acceptance_length), show: (line) => (isPlain(line) ? "" : ends(line.figures.acceptance_length)) },
     { name: "step", number: true, of: (line) => line.figures.step_ms, show: (line) => ms(line.figures.step_ms) },
     { name: "step cost", number: true, of: (line) => line.figures.step_cost, show: (line) => two(line.figures.step_cost) },
     { name: "first token", number: true, of: (line) => line.figures.first_token_ms, show: (line) => ms(line.figures.first_token_ms) },
@@ -86,10 +86,12 @@ function Contexts({ machine }) {
     return found && found[field] !== null ? { value: found[field] } : null;
   };
   return html`<${Section} id="contexts" title="By context length" lead="Tokens before a step. The time of a step is that of the engine's step, without the host's part between two steps.">
-    <${Matrix} title="Acceptance length" lines=${lines.filter((line) => line.positions.length)} names=${names} of=${of("acceptance_length")} show=${two} />
-    <${Matrix} title="Time of a step" lines=${lines} names=${names} of=${of("step_ms")} show=${ms} />
-    <${Matrix} title="Speed over K=0" lines=${lines.filter((line) => !isPlain(line))} names=${names} of=${of("speed")} show=${times} />
-    <${Matrix} title="Steps" lines=${lines} names=${names} of=${of("steps")} show=${(steps) => steps.toLocaleString("en")} />
+    <div class="columns">
+      <div><${Matrix} title="Acceptance length" lines=${lines.filter((line) => line.positions.length)} names=${names} of=${of("acceptance_length")} show=${two} /></div>
+      <div><${Matrix} title="Speed over K=0" lines=${lines.filter((line) => !isPlain(line))} names=${names} of=${of("speed")} show=${times} /></div>
+      <div><${Matrix} title="Time of a step" lines=${lines} names=${names} of=${of("step_ms")} show=${ms} /></div>
+      <div><${Matrix} title="Steps" lines=${lines} names=${names} of=${of("steps")} show=${(steps) => steps.toLocaleString("en")} /></div>
+    </div>
   </${Section}>`;
 }
 

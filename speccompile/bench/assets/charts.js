@@ -14,7 +14,7 @@ function LineChart({ title, series, labels, most, format, diagonal = false }) {
     ${ticks.map((tick) => html`<g><line class="axis" x1=${left} x2=${left + width} y1=${y(tick)} y2=${y(tick)}></line>
       <text class="muted" x=${left - 6} y=${y(tick) + 4} text-anchor="end">${format(tick)}</text></g>`)}
     ${labels.map((label, index) => (index % shown ? null : html`<text class="muted" x=${x(index)} y=${top + height + 18} text-anchor="middle">${label}</text>`))}
-    ${diagonal ? html`<line class="axis" x1=${x(0)} y1=${y(0)} x2=${x(labels.length - 1)} y2=${y(most)} stroke-dasharray="4 4"></line>` : null}
+    ${diagonal ? html`<line class="axis" x1=${x(0)} y1=${y(0)} x2=${x(labels.length - 1)} y2=${y(most)} stroke-dasharray="4 4" style=${{ stroke: "var(--muted)" }}></line>` : null}
     ${series.map(({ index, points }) => html`<g>
       <polyline fill="none" stroke-width="2" style=${{ stroke: seriesColor(index) }} points=${points.map((point) => `${x(point.x)},${y(point.y)}`).join(" ")}></polyline>
       ${points.map((point) => html`<circle cx=${x(point.x)} cy=${y(point.y)} r="4" style=${{ fill: seriesColor(index) }}><title>${point.title}</title></circle>`)}
