@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         pretrained,
         quantized,
         sampling,
+        traces,
         training,
     )
     from speccompile.adapters.options import Adapters
@@ -58,6 +59,7 @@ __all__ = [
     "register_mode",
     "register_processor",
     "sampling",
+    "traces",
     "training",
     "wrap",
 ]
@@ -77,6 +79,7 @@ _SUBMODULES = frozenset(
         "pretrained",
         "quantized",
         "sampling",
+        "traces",
         "training",
     },
 )

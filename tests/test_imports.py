@@ -49,18 +49,19 @@ ALLOWED = {
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
         "ranks runtime compiler speculator"
     ),
+    "traces": "graph passes modes policies runtime",
     "quantization": "ops graph_capture calibration quantized modes compiler",
     "__init__": (
         "backends graph passes sampling lowering guides adapters calibration acceptance hidden_states policies "
-        "pretrained quantized modes heads speculator wrapping quantization training"
+        "pretrained quantized modes heads speculator wrapping quantization training traces"
     ),
     "tools": "__init__ graph_capture policies modes runtime",
-    "bench": "__init__ graph policies modes runtime report",
+    "bench": "__init__ graph policies modes runtime report traces",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
     "serve": "__init__ graph guides modes runtime speculator",
     "cli": (
         "__init__ ops graph adapters hidden_states calibration policies pretrained quantized modes lowering runtime "
-        "compiler report speculator serve tools bench training"
+        "compiler report speculator serve tools traces bench training"
     ),
     "__main__": "cli",
 }

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from speccompile.bench.bootstrap import Interval
-from speccompile.bench.calibration import CalibrationCurve, calibration_of
+from speccompile.bench.calibration import calibration_of
 from speccompile.bench.figures import (
     Answers,
     ContextFigures,
@@ -24,6 +24,7 @@ from speccompile.bench.figures import (
 )
 from speccompile.bench.method_names import PLAIN, TRANSFORMERS
 from speccompile.bench.results import Answered, Results
+from speccompile.traces.calibration import CalibrationCurve
 
 #: Name of the group of all machines.
 ALL_MACHINES = "all machines"

@@ -1,5 +1,6 @@
 """The command line: ``speccompile demo``, ``generate``, ``serve``, ``inspect``, ``bench``, ``bench-report``,
-``families``, ``policy-lab``, ``measure-weights``, ``save-hidden-states``, ``make-texts`` and ``train-head``."""
+``bench-replay``, ``families``, ``policy-lab``, ``measure-weights``, ``save-hidden-states``, ``make-texts`` and
+``train-head``."""
 
 from speccompile.cli.commands import app
 

@@ -183,3 +183,41 @@ def report(
     from speccompile.cli import bench
 
     bench.report(files, html=html, csv=csv, json=json)
+
+
+@bench.command("bench-replay")
+def replay(
+    trace: Annotated[
+        Path, typer.Argument(exists=True, dir_okay=False, help="A file of spec.record_trace(path, tokens=True).")
+    ],
+    method: Annotated[
+        list[str] | None,
+        typer.Option(help="A drafter that only reads tokens, named as for bench; may repeat. ngram if left out."),
+    ] = None,
+    draft_len: Annotated[list[int] | None, typer.Option(min=1, help="K; may repeat. 3 if left out.")] = None,
+    costs: Annotated[
+        Path | None,
+        typer.Option(
+            exists=True,
+            dir_okay=False,
+            help="Costs of steps, of this or another machine: JSON of a CostTable, or a trace. Those of TRACE if left "
+            "out.",
+        ),
+    ] = None,
+    json: Json = None,
+    option: Annotated[
+        list[str] | None,
+        typer.Option("--option", help="An option of the methods that have it, name=value; may repeat."),
+    ] = None,
+) -> None:
+    """Replay drafters over recorded tokens, without the model: exactly the steps that they would have run."""
+    with one_line_errors():
+        methods = read_methods(method or ["ngram"])
+        for each in methods:
+            for name in each.registered:
+                check_mode(name)
+        check_output_file("--json", json)
+        options = parse_options(option or [])
+    from speccompile.cli import bench_replay
+
+    bench_replay.run(trace, methods, options, draft_len or [3], costs, json)

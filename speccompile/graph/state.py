@@ -238,7 +238,7 @@ def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[S
 
     Args:
         chunk_width: the width of the widest prompt chunk.
-        scores: also record whole rows of logits and scores.
+        scores: also record whole rows of logits and scores, and the drafts of a chain.
     """
     f32, best = torch.float32, (chunk_width, min(PROMPT_TOP, vocab_size))
     specs = [
@@ -248,6 +248,7 @@ def recorded_state(vocab_size: int, chunk_width: int, *, scores: bool) -> list[S
         StateSpec("chunk_best_logprobs", best, f32),
     ]
     kept = [StateSpec(name, (N, K + 1, vocab_size), f32) for name in ("kept_logits", "kept_scores")]
+    kept.append(StateSpec("kept_drafts", (N, K), torch.int64, fill=-1, low=-1, high=vocab_size))
     return specs + kept * scores
 
 

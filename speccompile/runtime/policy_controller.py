@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
 
 from speccompile.errors import InvalidOption
 from speccompile.graph.tree import Tree, chains
@@ -25,7 +28,9 @@ from speccompile.policies.fixed import Fixed
 from speccompile.policies.options import check_tier
 from speccompile.policies.parse import parse_policy
 from speccompile.policies.schedule import Schedule
-from speccompile.runtime.trace import Recorder
+from speccompile.runtime.request import Request
+from speccompile.runtime.token_trace import KeptRow, keep_row
+from speccompile.runtime.trace import Recorder, TokenRecorder
 
 __all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier", "parse_policy"]
 
@@ -104,16 +109,52 @@ class Policies:
         chooser = self.prepare()
         return isinstance(chooser, StoppingChooser) and chooser.stops(Upcoming(tuple(rows)), drafted)
 
-    def note(self, done: Done, offered: Sequence[int]) -> None:
-        """Pass on the results of a step. ``offered`` is the number of drafts of each row."""
+    @property
+    def records_logits(self) -> bool:
+        """Whether the trace that is being written needs the logits of steps, which only ``scored`` steps keep."""
+        return isinstance(self._recorder, TokenRecorder) and bool(self._recorder.top)
+
+    def keep(
+        self, arena: Mapping[str, torch.Tensor], rows: Sequence[Request], draft_len: int
+    ) -> tuple[TokenRecorder, list[KeptRow]] | None:
+        """Copy the results of the newest run that a trace with tokens needs; None without such a trace."""
+        recorder = self._recorder
+        if not isinstance(recorder, TokenRecorder):
+            return None
+        return recorder, [keep_row(arena, row.slot, draft_len + 1, recorder.top) for row in rows]
+
+    def note(
+        self,
+        done: Done,
+        offered: Sequence[int],
+        rows: Sequence[Request],
+        newest: Sequence[Sequence[int]],
+        kept: tuple[TokenRecorder, list[KeptRow]] | None,
+    ) -> None:
+        """Pass on the results of a step.
+
+        Args:
+            offered: number of drafts of each row.
+            newest: newest tokens of each row, those of the step first.
+            kept: the result of :meth:`keep` after the run.
+        """
         if self._chooser is not None:
             self._chooser.note(done)
         recorder = self._recorder
-        if recorder is not None:
+        if kept is not None and kept[0] is recorder:
+            kept[0].add_tokens(done, offered, rows, kept[1], newest)
+        # A step that was launched before the trace began has no copies.
+        elif recorder is not None and not isinstance(recorder, TokenRecorder):
             recorder.add(done, offered)
 
-    def record(self, path: str | os.PathLike[str]) -> None:
+    def record(
+        self, path: str | os.PathLike[str], *, top: int | None = None, about: Mapping[str, Any] | None = None
+    ) -> None:
         """Write a trace from now on. It replaces a trace that is being written.
+
+        Args:
+            top: number of likeliest tokens of a trace with tokens; None for a trace without tokens.
+            about: facts about the wrap for a trace with tokens, by name.
 
         Raises:
             InvalidOption: a tier is a tree.
@@ -122,7 +163,11 @@ class Policies:
             reason = "a tier is a tree, and policy-lab only replays chains; wrap without trees"
             raise InvalidOption(where="record_trace", name="path", value=str(path), reason=reason)
         self.end_record()
-        self._recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready)
+        lens, costs, ready = self._draft_lens, self.costs, self._ready
+        if top is None:
+            self._recorder = Recorder(path, lens, costs, ready=ready)
+        else:
+            self._recorder = TokenRecorder(path, lens, costs, ready=ready, top=top, about=about or {})
 
     def end_record(self) -> None:
         """End the trace that is being written, if there is one."""

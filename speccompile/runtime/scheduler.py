@@ -27,6 +27,8 @@ from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import Clock
+from speccompile.runtime.token_trace import KeptRow
+from speccompile.runtime.trace import TokenRecorder
 from speccompile.runtime.unread_tokens import UnreadTokens
 
 
@@ -43,6 +45,7 @@ class Flight:
         started: when the run began, in seconds of ``time.perf_counter``.
         timed: the seconds of the run, as soon as the clock has reported them.
         mixed: whether it also processed a piece of a prompt.
+        kept: copies for a trace with tokens; None without one.
     """
 
     rows: list[Request]
@@ -53,6 +56,7 @@ class Flight:
     started: float
     timed: list[float]
     mixed: bool
+    kept: tuple[TokenRecorder, list[KeptRow]] | None
 
 
 class Scheduler:
@@ -210,8 +214,9 @@ class Scheduler:
             else:
                 tier.run_target()
         records = {row: self._record(row, tier.draft_len + 1) for row in rows}
+        kept = self._policies.keep(self._arena, rows, tier.draft_len)
         outcome, mixed = self.outcomes.take(), reader is not None
-        self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed))
+        self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed, kept))
         if reader is not None:
             self._prompts.count_along(reader, tier.key.prompt_tokens)
 
@@ -267,7 +272,8 @@ class Scheduler:
         # The time of a prompt that was also processed is not a cost of the tier.
         milliseconds = None if flight.mixed else 1e3 * seconds
         done = done_of(draft_len, offered, slots, columns[:4], milliseconds, chain)
-        self._policies.note(done, [row.draft_len for row in offered])
+        newest = [] if flight.kept is None else [[column[slot] for column in columns[4:]] for slot in slots]
+        self._policies.note(done, [row.draft_len for row in offered], flight.rows, newest, flight.kept)
 
     def _retry_without_drafts(self, request: Request) -> None:
         """Let the next step of ``request`` have no drafts, since no token could be chosen before its drafts."""

@@ -78,7 +78,8 @@ class TierChoice:
     def name(self, draft_len: int) -> TierName:
         """Return the name of the tier of that draft length for the current rows."""
         live = len(self._batch.rows)
-        return draft_len, min(rows for rows in self._table.row_counts if rows >= live), self._batch.kind
+        kind = "scored" if self._policies.records_logits else self._batch.kind
+        return draft_len, min(rows for rows in self._table.row_counts if rows >= live), kind
 
     def next_tier(self) -> Tier:
         """Return the tier that a step would run now, if all results had been read."""

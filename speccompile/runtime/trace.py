@@ -1,6 +1,7 @@
 """Traces: the offered drafts, the accepted drafts and the duration of each step of a run, as JSON lines.
 
-The first line has the tiers and their costs. Every other line is one step, with one entry for each row.
+The first line has the tiers and their costs. Every other line is one step, with one entry for each row. A trace with
+tokens (:class:`TokenRecorder`) has further entries, and can be replayed like any other.
 """
 
 from __future__ import annotations
@@ -8,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
 from speccompile.policies.base import Done
 from speccompile.policies.costs import CostTable
+from speccompile.runtime.request import Request
+from speccompile.runtime.token_trace import TOKENS_FORMAT, KeptRow, begun, pack_row
 
 FORMAT = 2
 
@@ -38,10 +41,18 @@ class Recorder:
         self._lock = threading.Lock()
         self._failed: OSError | None = None
         known = None if costs is None else costs.as_json()
-        self._line({"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready})
+        head = {"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready}
+        self._line({**head, **self._about()})
+
+    def _about(self) -> dict[str, Any]:
+        """Further fields of the first line."""
+        return {}
 
     def add(self, done: Done, offered: Sequence[int]) -> None:
         """Write one step. ``offered`` is the number of drafts of each row, also if the tier verifies fewer."""
+        self._add(done, offered, {})
+
+    def _add(self, done: Done, offered: Sequence[int], more: Mapping[str, Any]) -> None:
         line: dict[str, Any] = {
             "k": done.draft_len,
             "requests": done.requests,
@@ -56,6 +67,7 @@ class Recorder:
             line["scores"] = [[round(score, 4) for score in scores] for scores in done.scores]
         if any(done.found):
             line["found"] = done.found
+        line.update(more)
         with self._lock:
             if self._file.closed or self._failed is not None:
                 return
@@ -79,5 +91,58 @@ class Recorder:
                 raise self._failed
 
     def _line(self, data: dict[str, Any]) -> None:
-        self._file.write(json.dumps(data) + "\n")
+        self._file.write(json.dumps(data, separators=(",", ":")) + "\n")
         self._file.flush()
+
+
+class TokenRecorder(Recorder):
+    """Writes a trace with tokens.
+
+    Args:
+        top: number of the target's likeliest tokens at each emitted token; 0 without them.
+        about: further facts about the wrap, by name.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        draft_lens: Sequence[int],
+        costs: CostTable | None,
+        *,
+        ready: bool,
+        top: int,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.top = top
+        self._facts = dict(about)
+        self._begun: set[int] = set()
+        super().__init__(path, draft_lens, costs, ready=ready)
+
+    def _about(self) -> dict[str, Any]:
+        return {"tokens": TOKENS_FORMAT, "top": self.top, **self._facts}
+
+    def add_tokens(
+        self,
+        done: Done,
+        offered: Sequence[int],
+        rows: Sequence[Request],
+        kept: Sequence[KeptRow],
+        newest: Sequence[Sequence[int]],
+    ) -> None:
+        """Write one step with its tokens, before they are delivered.
+
+        Args:
+            rows: its requests. A request that has ended receives no tokens.
+            newest: for each row, its newest tokens, those of the step first.
+        """
+        packed, new = [], {}
+        for index, request in enumerate(rows):
+            if request.finished:
+                packed.append("")
+                continue
+            if request.number not in self._begun:
+                self._begun.add(request.number)
+                new[str(request.number)] = begun(request)
+            packed.append(pack_row(kept[index], newest[index][: done.emitted[index]], done.proposed[index]))
+        more: dict[str, Any] = {"packed": packed, "by": [request.proposal.source for request in rows]}
+        self._add(done, offered, more | ({"begun": new} if new else {}))

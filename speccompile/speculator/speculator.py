@@ -26,6 +26,7 @@ from speccompile.runtime.inputs import read_count, read_prompt
 from speccompile.runtime.policy_controller import Fixed, check_tier
 from speccompile.runtime.request_options import SaveOptions
 from speccompile.runtime.target import EosTokens
+from speccompile.runtime.token_trace import read_top
 from speccompile.speculator.generation import Generation
 from speccompile.speculator.inspection import Inspection
 from speccompile.speculator.model_interface import ModelInterface
@@ -204,16 +205,40 @@ class Speculator(Generation, Inspection, ModelInterface):
         engine.policy = Fixed(draft_len)
 
     @contextlib.contextmanager
-    def record_trace(self, path: str | os.PathLike[str]) -> Iterator[None]:
-        """Record a trace for ``speccompile policy-lab`` within the ``with`` statement. ``path`` receives JSON lines
-        with the offered drafts, the accepted drafts and the duration of each step. Record with ``policy="fixed:K"`` of
-        the largest tier: a smaller tier does not verify all offered drafts, so the fate of the others is unknown.
+    def record_trace(
+        self, path: str | os.PathLike[str], *, tokens: bool = False, top: int | None = None
+    ) -> Iterator[None]:
+        """Record a trace within the ``with`` statement. ``path`` receives JSON lines with the offered drafts, the
+        accepted drafts and the duration of each step, for ``speccompile policy-lab``. Record with ``policy="fixed:K"``
+        of the largest tier: a smaller tier does not verify all offered drafts, so the fate of the others is unknown.
+
+        Args:
+            path: path of the file, which is overwritten.
+            tokens: Also record the tokens: prompts, drafts, what was emitted, and the drafter and the score of each
+                draft. :func:`speccompile.traces.read_token_trace` reads them as columns, and
+                :func:`speccompile.traces.replay` judges another drafter on them.
+            top: With ``tokens``, the number of the target's likeliest tokens to record at each emitted token, with
+                their log-probabilities and the entropy of the target's distribution. None is 4. They need
+                ``wrap(scores=True)``, and steps of the kind ``scored``, which are slower than greedy ones. 0 records
+                none, with the steps that run without a trace; the ids of rejected drafts are then unknown.
 
         Raises:
+            InvalidOption: a tier is a tree; or an option is not valid, or needs another wrap.
             OSError: ``path`` cannot be written.
         """
         engine, _ = self._open()
-        engine.policies.record(path)
+        likeliest = read_top(tokens, top, engine.arena)
+        if likeliest:
+            # A step that waits for its executable would have a wrong duration.
+            engine.prepare("scored", watched=True)
+        layout = engine.arena.layout
+        about = {
+            "drafters": list(self.mode.drafter_names),
+            "max_len": layout.max_len,
+            "vocab_size": layout.vocab_size,
+            "text_invariant": self._config.rule.text_invariant,
+        }
+        engine.policies.record(path, top=likeliest, about=about)
         try:
             yield
         finally:

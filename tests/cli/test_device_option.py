@@ -34,7 +34,7 @@ LOADING = {
     "train-head": ["tiny", "--texts", "FOLDER", "--output", "NEW"],
 }
 #: They read what runs have written.
-WITHOUT_A_MODEL = {"policy-lab", "bench-report"}
+WITHOUT_A_MODEL = {"policy-lab", "bench-report", "bench-replay"}
 #: Weights are packed on the CPU, also for a machine with a GPU.
 ON_THE_CPU = {"quantize"}
 REACHED = "the model is loaded on"

@@ -285,8 +285,8 @@ def test_results_that_are_read_one_step_late(model: LlamaForCausalLM, spec: Spec
 def test_greedy_steps_know_nothing_of_it_and_big_tensors_are_opt_in(model: LlamaForCausalLM, spec: Speculator) -> None:
     with wrap(model, "early_exit", exit_layer=1, **SIZES) as plain:
         slots, width = SIZES["max_batch"] + 1, 4
-        assert spec.arena.nbytes - plain.arena.nbytes == slots * width * VOCAB * 8
-        assert set(spec.arena) - set(plain.arena) == {"kept_logits", "kept_scores"}
+        assert spec.arena.nbytes - plain.arena.nbytes == slots * (width * VOCAB * 8 + 3 * 8)
+        assert set(spec.arena) - set(plain.arena) == {"kept_logits", "kept_scores", "kept_drafts"}
         places = {name: tensor.data_ptr() for name, tensor in plain.arena.items()}
         plain.generate(torch.tensor([[1, 2]]), max_new_tokens=4)
         plain.engine.submit([1, 2], max_new_tokens=4, do_sample=True).result()
@@ -302,6 +302,7 @@ def test_greedy_steps_know_nothing_of_it_and_big_tensors_are_opt_in(model: Llama
             "chunk_best_logprobs",
             "kept_logits",
             "kept_scores",
+            "kept_drafts",
         }
         for engine in (plain.engine, spec.engine):
             for tier in [*engine.tiers.values(), *engine.prefill_tiers.values()]:

@@ -31,7 +31,7 @@ class RecordLogprobs(Pass):
 @dataclass(frozen=True)
 class RecordScores(Pass):
     """Writes ``kept_logits`` and ``kept_scores`` ``[N, K+1, V]``: the target's own logits at each position, and the
-    scores after all processors, before any noise.
+    scores after all processors, before any noise; and ``kept_drafts`` ``[N, K]``, the drafts of a chain.
     """
 
     name: ClassVar[str] = "record_scores"
@@ -43,7 +43,11 @@ class RecordScores(Pass):
     def run(self, graph: StepGraph) -> Changes:
         for source in ("logits", "scores"):
             graph.insert(record, graph.state(f"kept_{source}"), graph.values[source], graph.values["slots"])
-        return Changes(2)
+        drafts = graph.values.get("drafts")
+        if drafts is None or "parents" in graph.values or not drafts.meta["val"].shape[1]:
+            return Changes(2)
+        graph.insert(record, graph.state("kept_drafts"), drafts, graph.values["slots"])
+        return Changes(3)
 
 
 def record_logprobs(

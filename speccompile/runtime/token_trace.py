@@ -1,0 +1,119 @@
+"""The tokens of a trace: what each step drafted and emitted, and the target's likeliest tokens there.
+
+They are packed into the lines of a step (:mod:`speccompile.runtime.trace`): JSON of as many numbers would be twice as
+long. :mod:`speccompile.traces` reads them.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from speccompile.errors import InvalidOption
+from speccompile.runtime.request import Request
+from speccompile.utils.devices import traits_of
+from speccompile.utils.numbers import is_int
+
+#: Version of the packed parts.
+TOKENS_FORMAT = 1
+#: Number of the target's likeliest tokens that a trace has at each emitted token by default, and the largest.
+TOP, MOST_TOP = 4, 20
+
+ID, VALUE = np.dtype("<i4"), np.dtype("<f2")
+
+
+@dataclass(frozen=True)
+class KeptRow:
+    """Copies of a row's results that the next run overwrites. They may have more places than tokens were emitted.
+
+    Args:
+        top_ids, top_logprobs: ``[n, top]``, the target's likeliest tokens at each place; None if they are not recorded.
+        entropy: ``[n]``, of the target's distribution, in nats.
+        drafts: int64 ``[K]``, the judged drafts; None if the wrap does not keep them.
+    """
+
+    top_ids: torch.Tensor | None
+    top_logprobs: torch.Tensor | None
+    entropy: torch.Tensor | None
+    drafts: torch.Tensor | None
+
+
+def read_top(tokens: bool, top: int | None, arena: Mapping[str, torch.Tensor]) -> int | None:
+    """Check the options of ``record_trace``.
+
+    Returns:
+        The number of likeliest tokens to record; None for a trace without tokens.
+
+    Raises:
+        InvalidOption: a value is not valid, or the wrap does not keep the logits that it needs.
+    """
+
+    def refuse(name: str, value: Any, reason: str) -> InvalidOption:
+        return InvalidOption(where="record_trace", name=name, value=value, reason=reason)
+
+    if not isinstance(tokens, bool):
+        raise refuse("tokens", tokens, "use True or False")
+    if not tokens:
+        if top is not None:
+            raise refuse("top", top, "a trace without tokens has no likeliest tokens; add tokens=True, or leave it out")
+        return None
+    if top is None:
+        top = TOP
+    if not is_int(top) or not 0 <= top <= MOST_TOP:
+        raise refuse("top", top, f"it must be an int from 0 to {MOST_TOP}")
+    if top and "kept_logits" not in arena:
+        reason = "the wrap has no state for a step's logits; wrap with scores=True, or record without them by top=0"
+        raise refuse("top", top, reason)
+    return top
+
+
+def keep_row(arena: Mapping[str, torch.Tensor], slot: int, places: int, top: int) -> KeptRow:
+    """Copy the results of the newest run in ``slot``.
+
+    Args:
+        places: places of the step: K + 1.
+        top: number of likeliest tokens; 0 records none of the target's values.
+    """
+    drafts = arena["kept_drafts"][slot].clone() if "kept_drafts" in arena else None
+    if not top:
+        return KeptRow(None, None, None, drafts)
+    if not traits_of(arena["kept_logits"].device).asynchronous:
+        # The run has ended, and reading the count costs nothing.
+        places = int(arena["emitted"][slot])
+    logprobs = arena["kept_logits"][slot, :places].log_softmax(-1)
+    values, ids = logprobs.topk(top)
+    # A forbidden token has probability 0, and 0 * -inf is not a number.
+    entropy = torch.special.entr(logprobs.exp()).sum(-1)
+    return KeptRow(ids.int(), values.half(), entropy.half(), drafts)
+
+
+def pack_row(kept: KeptRow, new: Sequence[int], proposed: int) -> str:
+    """Base64 of the row: ids of the ``new`` tokens, of the ``proposed`` drafts (-1 where they are not known) and of the
+    likeliest tokens; then their log-probabilities and the entropies. Ids are int32, the others float16."""
+    count = len(new)
+    drafts = [-1] * proposed if kept.drafts is None else kept.drafts[:proposed].tolist()
+    parts = [np.array([*new, *drafts], ID).tobytes()]
+    for tensor, dtype in ((kept.top_ids, ID), (kept.top_logprobs, VALUE), (kept.entropy, VALUE)):
+        if tensor is not None:
+            parts.append(tensor[:count].cpu().numpy().astype(dtype).tobytes())
+    return base64.b64encode(b"".join(parts)).decode()
+
+
+def begun(request: Request) -> dict[str, Any]:
+    """The beginning of a request, for the line of its first step: the prompt's length, the ids before that step, and
+    its limits."""
+    ids = np.array([*request.prompt, *request.new_tokens], ID).tobytes()
+    sampling = request.params.sampling
+    return {
+        "prompt": len(request.prompt),
+        "ids": base64.b64encode(ids).decode(),
+        "max_new_tokens": request.params.max_new_tokens,
+        "num_draft_tokens": request.params.num_draft_tokens,
+        "prediction": base64.b64encode(np.array(request.params.prediction, ID).tobytes()).decode(),
+        "greedy": sampling is None or not sampling.values.get("temperature"),
+    }
