@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import takewhile
 from typing import Any
 
 from speccompile.bench.bootstrap import Interval
@@ -39,6 +40,7 @@ class LineSummary:
         categories: figures by category; empty if there is only one.
         same, compared: number of answers with the tokens of K=0, and of those compared. Both are 0 where the tokens
             need not be equal: draws of transformers, and transformers with other weights or KV.
+        agreement: mean share of the tokens of K=0 before the first difference; None if no answer was compared.
         drafters: for each drafter, the numbers of its draft tokens and of the accepted ones.
     """
 
@@ -52,6 +54,7 @@ class LineSummary:
     calibration: CalibrationCurve | None
     same: int
     compared: int
+    agreement: float | None
     drafters: Mapping[str, tuple[int, int]]
 
 
@@ -137,8 +140,16 @@ def _line(
         calibration=calibration_of(requests),
         same=sum(each.answer.token_ids == base.answer.token_ids for each, base in pairs),
         compared=len(pairs),
+        agreement=sum(_agreement(each, base) for each, base in pairs) / len(pairs) if pairs else None,
         drafters=drafters,
     )
+
+
+def _agreement(answered: Answered, plain: Answered) -> float:
+    """Share of the tokens of ``plain`` before the first that differs."""
+    ids, expected = answered.answer.token_ids, plain.answer.token_ids
+    equal = takewhile(lambda pair: pair[0] == pair[1], zip(ids, expected, strict=False))
+    return sum(1 for _ in equal) / len(expected)
 
 
 def _comparable(line: str, settings: Mapping[str, Any]) -> bool:

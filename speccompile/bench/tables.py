@@ -99,9 +99,16 @@ def _lines(machine: MachineSummary, summary: BenchSummary) -> Table:
             _value(own.acceptance_length),
             "" if line.name == PLAIN else _ends(own.acceptance_length),
             "-" if own.step_cost is None else f"{own.step_cost:.2f}",
-            f"{line.same} of {line.compared}" if line.compared else "-",
+            _same(line),
         )
     return table
+
+
+def _same(line: LineSummary) -> str:
+    if line.agreement is None:
+        return "-"
+    differ = "" if line.same == line.compared else f", {100 * line.agreement:.0f} %"
+    return f"{line.same} of {line.compared}{differ}"
 
 
 def _positions(lines: Sequence[LineSummary]) -> Table:

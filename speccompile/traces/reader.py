@@ -31,7 +31,7 @@ class TracedRequest:
         prompt: ids of its prompt.
         tokens: ids of its new tokens. Those of the prompt's own pass are first: it has at most one.
         before_steps: number of new tokens before the first step.
-        max_new_tokens, num_draft_tokens: limits of the request. A ``num_draft_tokens`` of None is no limit.
+        max_new_tokens, num_draft_tokens: limits of the request. ``num_draft_tokens`` may be None: no limit.
         prediction: ids that the request predicted.
         greedy: its tokens are the likeliest ones.
     """

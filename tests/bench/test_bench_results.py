@@ -123,5 +123,6 @@ def test_texts_are_compared_where_they_should_be_equal(tmp_path: Path) -> None:
         write(path, answer(PLAIN, "a"), wrong, replace(answer(PLAIN, "a"), line=TRANSFORMERS), run=run)
         machine = summarize(read_results([path])).machines[0]
         assert [line.compared for line in machine.lines] == compared
-        assert machine.lines[1].same == 0
+        assert machine.lines[1].same == 0 and machine.lines[1].agreement == 3 / 5
+        assert machine.lines[0].agreement is None
         assert machine.kernels is not None and machine.kernels.value == 1.0

@@ -22,10 +22,10 @@ function Lines({ machine }) {
     { name: "step", number: true, of: (line) => line.figures.step_ms, show: (line) => ms(line.figures.step_ms) },
     { name: "step cost", number: true, of: (line) => line.figures.step_cost, show: (line) => two(line.figures.step_cost) },
     { name: "first token", number: true, of: (line) => line.figures.first_token_ms, show: (line) => ms(line.figures.first_token_ms) },
-    { name: "texts equal", number: true, of: (line) => (line.compared ? line.same / line.compared : null), show: (line) => (line.compared ? `${line.same === line.compared ? "yes" : "no"}, ${line.same} of ${line.compared}` : "–") },
+    { name: "texts equal", number: true, of: (line) => (line.compared ? line.same / line.compared : null), show: (line) => (line.compared ? `${line.same === line.compared ? "yes" : "no"}, ${line.same} of ${line.compared}${line.same === line.compared ? "" : ` (${percent(line.agreement)})`}` : "–") },
   ];
   const kernels = machine.kernels;
-  return html`<p class="muted">The speed over K=0 is the acceptance length over the step cost, the time of a step over that of K=0. Intervals are of prompts drawn with replacement. Speeds leave out the first token and the time to it. Texts are compared with those of K=0.
+  return html`<p class="muted">The speed over K=0 is the acceptance length over the step cost, the time of a step over that of K=0. Intervals are of prompts drawn with replacement. Speeds leave out the first token and the time to it. Texts are compared with those of K=0; where some differ, the share in brackets is that of the tokens before the first difference.
       ${kernels ? html` K=0 is ${times(kernels.value)} as fast as transformers' generate${kernels.low === null ? "" : ` (95% ${ends(kernels)})`}: that is the part of the kernels.` : null}</p>
     <${Sortable} caption="Lines" columns=${columns} rows=${indexed(machine)} />
     <div class="columns">

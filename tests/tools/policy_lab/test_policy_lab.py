@@ -152,7 +152,7 @@ def changed(lines: list[str], at: int, **columns: object) -> list[str]:
         (lambda lines: [], "it is not a trace"),
         (lambda lines: ["{}"], "it is not a trace"),
         (lambda lines: lines[:1], "it has no steps"),
-        (lambda lines: [lines[0].replace('"format": 2', '"format": 3'), *lines[1:]], "format 3"),
+        (lambda lines: [lines[0].replace('"format":2', '"format":3'), *lines[1:]], "format 3"),
         (lambda lines: [*lines, lines[1][:20]], "it is not a trace"),
         (lambda lines: changed(lines, 1, accepted=[1]), "differ in length"),
         (lambda lines: changed(lines, 0, draft_lens=[]), "do not rise from 0"),
