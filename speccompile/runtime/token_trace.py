@@ -37,9 +37,9 @@ class KeptRow:
         drafts: int64 ``[K]``, the judged drafts; None if the wrap does not keep them.
     """
 
-    top_ids: torch.Tensor | None
-    top_logprobs: torch.Tensor | None
-    entropy: torch.Tensor | None
+    top_ids: torch.Tensor | np.ndarray | None
+    top_logprobs: torch.Tensor | np.ndarray | None
+    entropy: torch.Tensor | np.ndarray | None
     drafts: torch.Tensor | None
 
 
@@ -82,14 +82,33 @@ def keep_row(arena: Mapping[str, torch.Tensor], slot: int, places: int, top: int
     drafts = arena["kept_drafts"][slot].clone() if "kept_drafts" in arena else None
     if not top:
         return KeptRow(None, None, None, drafts)
-    if not traits_of(arena["kept_logits"].device).asynchronous:
-        # The run has ended, and reading the count costs nothing.
-        places = int(arena["emitted"][slot])
-    logprobs = arena["kept_logits"][slot, :places].log_softmax(-1)
+    logits = arena["kept_logits"][slot]
+    if not traits_of(logits.device).asynchronous:
+        # The run has ended, so only the emitted places are read.
+        return KeptRow(*likeliest_on_host(logits[: int(arena["emitted"][slot])].numpy(), top), drafts)
+    logprobs = logits[:places].log_softmax(-1)
     values, ids = logprobs.topk(top)
     # A forbidden token has probability 0, and 0 * -inf is not a number.
-    entropy = torch.special.entr(logprobs.exp()).sum(-1)
-    return KeptRow(ids.int(), values.half(), entropy.half(), drafts)
+    return KeptRow(ids.int(), values.half(), torch.special.entr(logprobs.exp()).sum(-1), drafts)
+
+
+def likeliest_on_host(logits: np.ndarray, top: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The likeliest tokens ``[n, top]`` by ``logits`` float32 ``[n, V]``, their log-probabilities, and the entropies
+    ``[n]`` in nats.
+
+    numpy, not torch: torch divides such small work among threads, which wait for one another on a busy CPU.
+    """
+    places = np.argpartition(logits, -top, axis=-1)[:, -top:]
+    values = np.take_along_axis(logits, places, -1)
+    order = np.argsort(-values, axis=-1, kind="stable")
+    ids, values = np.take_along_axis(places, order, -1), np.take_along_axis(values, order, -1)
+    shifted = logits - values[:, :1]
+    weights = np.exp(shifted)
+    total = weights.sum(-1)
+    # A forbidden token has probability 0, and 0 * -inf is not a number.
+    products = np.multiply(weights, shifted, out=np.zeros_like(weights), where=weights > 0)
+    entropy = np.log(total) - products.sum(-1) / total
+    return ids, values - values[:, :1] - np.log(total)[:, None], entropy
 
 
 def pack_row(kept: KeptRow, new: Sequence[int], proposed: int) -> str:
@@ -98,9 +117,10 @@ def pack_row(kept: KeptRow, new: Sequence[int], proposed: int) -> str:
     count = len(new)
     drafts = [-1] * proposed if kept.drafts is None else kept.drafts[:proposed].tolist()
     parts = [np.array([*new, *drafts], ID).tobytes()]
-    for tensor, dtype in ((kept.top_ids, ID), (kept.top_logprobs, VALUE), (kept.entropy, VALUE)):
-        if tensor is not None:
-            parts.append(tensor[:count].cpu().numpy().astype(dtype).tobytes())
+    for values, dtype in ((kept.top_ids, ID), (kept.top_logprobs, VALUE), (kept.entropy, VALUE)):
+        if values is not None:
+            on_host = values[:count] if isinstance(values, np.ndarray) else values[:count].cpu().numpy()
+            parts.append(on_host.astype(dtype).tobytes())
     return base64.b64encode(b"".join(parts)).decode()
 
 
