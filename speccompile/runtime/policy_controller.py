@@ -29,8 +29,8 @@ from speccompile.policies.options import check_tier
 from speccompile.policies.parse import parse_policy
 from speccompile.policies.schedule import Schedule
 from speccompile.runtime.request import Request
-from speccompile.runtime.token_trace import KeptRow, keep_row
-from speccompile.runtime.trace import Recorder, TokenRecorder
+from speccompile.runtime.token_trace import KeptRow, TokenRecorder, keep_row
+from speccompile.runtime.trace import Recorder
 
 __all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier", "parse_policy"]
 

@@ -27,8 +27,7 @@ from speccompile.runtime.stats import Stats
 from speccompile.runtime.tier_choice import TierChoice
 from speccompile.runtime.tier_table import TierTable
 from speccompile.runtime.timing import Clock
-from speccompile.runtime.token_trace import KeptRow
-from speccompile.runtime.trace import TokenRecorder
+from speccompile.runtime.token_trace import KeptRow, TokenRecorder
 from speccompile.runtime.unread_tokens import UnreadTokens
 
 

@@ -7,6 +7,7 @@ long. :mod:`speccompile.traces` reads them.
 from __future__ import annotations
 
 import base64
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +16,10 @@ import numpy as np
 import torch
 
 from speccompile.errors import InvalidOption
+from speccompile.policies.base import Done
+from speccompile.policies.costs import CostTable
 from speccompile.runtime.request import Request
+from speccompile.runtime.trace import Recorder
 from speccompile.utils.devices import traits_of
 from speccompile.utils.numbers import is_int
 
@@ -137,3 +141,56 @@ def begun(request: Request) -> dict[str, Any]:
         "prediction": base64.b64encode(np.array(request.params.prediction, ID).tobytes()).decode(),
         "greedy": sampling is None or not sampling.values.get("temperature"),
     }
+
+
+class TokenRecorder(Recorder):
+    """Writes a trace with tokens.
+
+    Args:
+        top: number of the target's likeliest tokens at each emitted token; 0 without them.
+        about: further facts about the wrap, by name.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        draft_lens: Sequence[int],
+        costs: CostTable | None,
+        *,
+        ready: bool,
+        top: int,
+        about: Mapping[str, Any],
+    ) -> None:
+        self.top = top
+        self._facts = dict(about)
+        self._begun: set[int] = set()
+        super().__init__(path, draft_lens, costs, ready=ready)
+
+    def _about(self) -> dict[str, Any]:
+        return {"tokens": TOKENS_FORMAT, "top": self.top, **self._facts}
+
+    def add_tokens(
+        self,
+        done: Done,
+        offered: Sequence[int],
+        rows: Sequence[Request],
+        kept: Sequence[KeptRow],
+        newest: Sequence[Sequence[int]],
+    ) -> None:
+        """Write one step with its tokens, before they are delivered.
+
+        Args:
+            rows: its requests. A request that has ended receives no tokens.
+            newest: for each row, its newest tokens, those of the step first.
+        """
+        packed, new = [], {}
+        for index, request in enumerate(rows):
+            if request.finished:
+                packed.append("")
+                continue
+            if request.number not in self._begun:
+                self._begun.add(request.number)
+                new[str(request.number)] = begun(request)
+            packed.append(pack_row(kept[index], newest[index][: done.emitted[index]], done.proposed[index]))
+        more: dict[str, Any] = {"packed": packed, "by": [request.proposal.source for request in rows]}
+        self._add(done, offered, more | ({"begun": new} if new else {}))

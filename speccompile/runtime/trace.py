@@ -1,7 +1,7 @@
 """Traces: the offered drafts, the accepted drafts and the duration of each step of a run, as JSON lines.
 
 The first line has the tiers and their costs. Every other line is one step, with one entry for each row. A trace with
-tokens (:class:`TokenRecorder`) has further entries, and can be replayed like any other.
+tokens (:mod:`speccompile.runtime.token_trace`) has further entries, and can be replayed like any other.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ from typing import Any, TextIO
 
 from speccompile.policies.base import Done
 from speccompile.policies.costs import CostTable
-from speccompile.runtime.request import Request
-from speccompile.runtime.token_trace import TOKENS_FORMAT, KeptRow, begun, pack_row
 
 FORMAT = 2
 
@@ -93,56 +91,3 @@ class Recorder:
     def _line(self, data: dict[str, Any]) -> None:
         self._file.write(json.dumps(data, separators=(",", ":")) + "\n")
         self._file.flush()
-
-
-class TokenRecorder(Recorder):
-    """Writes a trace with tokens.
-
-    Args:
-        top: number of the target's likeliest tokens at each emitted token; 0 without them.
-        about: further facts about the wrap, by name.
-    """
-
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        draft_lens: Sequence[int],
-        costs: CostTable | None,
-        *,
-        ready: bool,
-        top: int,
-        about: Mapping[str, Any],
-    ) -> None:
-        self.top = top
-        self._facts = dict(about)
-        self._begun: set[int] = set()
-        super().__init__(path, draft_lens, costs, ready=ready)
-
-    def _about(self) -> dict[str, Any]:
-        return {"tokens": TOKENS_FORMAT, "top": self.top, **self._facts}
-
-    def add_tokens(
-        self,
-        done: Done,
-        offered: Sequence[int],
-        rows: Sequence[Request],
-        kept: Sequence[KeptRow],
-        newest: Sequence[Sequence[int]],
-    ) -> None:
-        """Write one step with its tokens, before they are delivered.
-
-        Args:
-            rows: its requests. A request that has ended receives no tokens.
-            newest: for each row, its newest tokens, those of the step first.
-        """
-        packed, new = [], {}
-        for index, request in enumerate(rows):
-            if request.finished:
-                packed.append("")
-                continue
-            if request.number not in self._begun:
-                self._begun.add(request.number)
-                new[str(request.number)] = begun(request)
-            packed.append(pack_row(kept[index], newest[index][: done.emitted[index]], done.proposed[index]))
-        more: dict[str, Any] = {"packed": packed, "by": [request.proposal.source for request in rows]}
-        self._add(done, offered, more | ({"begun": new} if new else {}))
