@@ -29,7 +29,7 @@ from speccompile.policies.options import check_tier
 from speccompile.policies.parse import parse_policy
 from speccompile.policies.schedule import Schedule
 from speccompile.runtime.request import Request
-from speccompile.runtime.token_trace import KeptRow, TokenRecorder, keep_row
+from speccompile.runtime.token_trace import KeptRow, TokenRecorder, about_tokens, keep_row
 from speccompile.runtime.trace import Recorder
 
 __all__ = ["AnyPolicy", "Fixed", "Policies", "Policy", "Schedule", "check_tier", "parse_policy"]
@@ -53,6 +53,7 @@ class Policies:
         self._ready = ready
         self._measure = measure
         self._recorder: Recorder | None = None
+        self._tokens: TokenRecorder | None = None
         self._chooser: Chooser | None = None
         self.costs: CostTable | None = None
         self.policy = policy
@@ -112,16 +113,20 @@ class Policies:
     @property
     def records_logits(self) -> bool:
         """Whether the trace that is being written needs the logits of steps, which only ``scored`` steps keep."""
-        return isinstance(self._recorder, TokenRecorder) and bool(self._recorder.top)
+        return self._tokens is not None and bool(self._tokens.top)
 
     def keep(
-        self, arena: Mapping[str, torch.Tensor], rows: Sequence[Request], draft_len: int
+        self, arena: Mapping[str, torch.Tensor], rows: Sequence[Request], draft_len: int, kind: str
     ) -> tuple[TokenRecorder, list[KeptRow]] | None:
-        """Copy the results of the newest run that a trace with tokens needs; None without such a trace."""
-        recorder = self._recorder
-        if not isinstance(recorder, TokenRecorder):
+        """Copy the results of the newest run that a trace with tokens needs; None without such a trace.
+
+        Args:
+            kind: kind of the run. A run that was launched before the trace began has kept no logits for it.
+        """
+        tokens = self._tokens
+        if tokens is None or (tokens.top and kind != "scored"):
             return None
-        return recorder, [keep_row(arena, row.slot, draft_len + 1, recorder.top) for row in rows]
+        return tokens, [keep_row(arena, row.slot, draft_len + 1, tokens.top) for row in rows]
 
     def note(
         self,
@@ -140,12 +145,13 @@ class Policies:
         """
         if self._chooser is not None:
             self._chooser.note(done)
-        recorder = self._recorder
-        if kept is not None and kept[0] is recorder:
-            kept[0].add_tokens(done, offered, rows, kept[1], newest)
+        recorder, tokens = self._recorder, self._tokens
+        if tokens is None:
+            if recorder is not None:
+                recorder.add(done, offered)
         # A step that was launched before the trace began has no copies.
-        elif recorder is not None and not isinstance(recorder, TokenRecorder):
-            recorder.add(done, offered)
+        elif kept is not None and kept[0] is tokens:
+            tokens.add(done, offered, rows, kept[1], newest)
 
     def record(
         self, path: str | os.PathLike[str], *, top: int | None = None, about: Mapping[str, Any] | None = None
@@ -163,14 +169,14 @@ class Policies:
             reason = "a tier is a tree, and policy-lab only replays chains; wrap without trees"
             raise InvalidOption(where="record_trace", name="path", value=str(path), reason=reason)
         self.end_record()
-        lens, costs, ready = self._draft_lens, self.costs, self._ready
-        if top is None:
-            self._recorder = Recorder(path, lens, costs, ready=ready)
-        else:
-            self._recorder = TokenRecorder(path, lens, costs, ready=ready, top=top, about=about or {})
+        entries = {} if top is None else about_tokens(top, about or {})
+        recorder = Recorder(path, self._draft_lens, self.costs, ready=self._ready, about=entries)
+        if top is not None:
+            self._tokens = TokenRecorder(recorder, top)
+        self._recorder = recorder
 
     def end_record(self) -> None:
         """End the trace that is being written, if there is one."""
-        recorder, self._recorder = self._recorder, None
+        recorder, self._recorder, self._tokens = self._recorder, None, None
         if recorder is not None:
             recorder.close()

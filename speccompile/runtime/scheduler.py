@@ -213,7 +213,7 @@ class Scheduler:
             else:
                 tier.run_target()
         records = {row: self._record(row, tier.draft_len + 1) for row in rows}
-        kept = self._policies.keep(self._arena, rows, tier.draft_len)
+        kept = self._policies.keep(self._arena, rows, tier.draft_len, tier.key.sampling)
         outcome, mixed = self.outcomes.take(), reader is not None
         self.flights.append(Flight(rows, tier, outcome, records, offered, started, timed, mixed, kept))
         if reader is not None:

@@ -7,7 +7,6 @@ long. :mod:`speccompile.traces` reads them.
 from __future__ import annotations
 
 import base64
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +16,6 @@ import torch
 
 from speccompile.errors import InvalidOption
 from speccompile.policies.base import Done
-from speccompile.policies.costs import CostTable
 from speccompile.runtime.request import Request
 from speccompile.runtime.trace import Recorder
 from speccompile.utils.devices import traits_of
@@ -143,33 +141,20 @@ def begun(request: Request) -> dict[str, Any]:
     }
 
 
-class TokenRecorder(Recorder):
-    """Writes a trace with tokens.
+class TokenRecorder:
+    """Writes tokens into the lines of a trace.
 
     Args:
+        recorder: writes the trace, whose first line has :func:`about_tokens`.
         top: number of the target's likeliest tokens at each emitted token; 0 without them.
-        about: further facts about the wrap, by name.
     """
 
-    def __init__(
-        self,
-        path: str | os.PathLike[str],
-        draft_lens: Sequence[int],
-        costs: CostTable | None,
-        *,
-        ready: bool,
-        top: int,
-        about: Mapping[str, Any],
-    ) -> None:
+    def __init__(self, recorder: Recorder, top: int) -> None:
+        self._recorder = recorder
         self.top = top
-        self._facts = dict(about)
         self._begun: set[int] = set()
-        super().__init__(path, draft_lens, costs, ready=ready)
 
-    def _about(self) -> dict[str, Any]:
-        return {"tokens": TOKENS_FORMAT, "top": self.top, **self._facts}
-
-    def add_tokens(
+    def add(
         self,
         done: Done,
         offered: Sequence[int],
@@ -193,4 +178,9 @@ class TokenRecorder(Recorder):
                 new[str(request.number)] = begun(request)
             packed.append(pack_row(kept[index], newest[index][: done.emitted[index]], done.proposed[index]))
         more: dict[str, Any] = {"packed": packed, "by": [request.proposal.source for request in rows]}
-        self._add(done, offered, more | ({"begun": new} if new else {}))
+        self._recorder.add(done, offered, more | ({"begun": new} if new else {}))
+
+
+def about_tokens(top: int, about: Mapping[str, Any]) -> dict[str, Any]:
+    """Entries of the first line of a trace with tokens; ``about`` are facts about the wrap."""
+    return {"tokens": TOKENS_FORMAT, "top": top, **about}

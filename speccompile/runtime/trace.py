@@ -27,30 +27,35 @@ class Recorder:
         draft_lens: draft lengths of the tiers.
         costs: costs of the tiers, if they were timed.
         ready: whether the drafter proposes before a tier is chosen.
+        about: further entries of the first line.
 
     Raises:
         OSError: the file cannot be written.
     """
 
     def __init__(
-        self, path: str | os.PathLike[str], draft_lens: Sequence[int], costs: CostTable | None, *, ready: bool
+        self,
+        path: str | os.PathLike[str],
+        draft_lens: Sequence[int],
+        costs: CostTable | None,
+        *,
+        ready: bool,
+        about: Mapping[str, Any] | None = None,
     ) -> None:
         self._file: TextIO = open(path, "w", encoding="utf-8")  # noqa: SIM115  open until the run ends
         self._lock = threading.Lock()
         self._failed: OSError | None = None
         known = None if costs is None else costs.as_json()
         head = {"format": FORMAT, "draft_lens": list(draft_lens), "costs": known, "ready": ready}
-        self._line({**head, **self._about()})
+        self._line({**head, **(about or {})})
 
-    def _about(self) -> dict[str, Any]:
-        """Further fields of the first line."""
-        return {}
+    def add(self, done: Done, offered: Sequence[int], more: Mapping[str, Any] | None = None) -> None:
+        """Write one step.
 
-    def add(self, done: Done, offered: Sequence[int]) -> None:
-        """Write one step. ``offered`` is the number of drafts of each row, also if the tier verifies fewer."""
-        self._add(done, offered, {})
-
-    def _add(self, done: Done, offered: Sequence[int], more: Mapping[str, Any]) -> None:
+        Args:
+            offered: number of drafts of each row, also if the tier verifies fewer.
+            more: further entries of its line.
+        """
         line: dict[str, Any] = {
             "k": done.draft_len,
             "requests": done.requests,
@@ -65,7 +70,7 @@ class Recorder:
             line["scores"] = [[round(score, 4) for score in scores] for scores in done.scores]
         if any(done.found):
             line["found"] = done.found
-        line.update(more)
+        line.update(more or {})
         with self._lock:
             if self._file.closed or self._failed is not None:
                 return
