@@ -19,16 +19,16 @@ function Lines({ machine }) {
     { name: "95%", number: true, of: (line) => value(line.figures.speed), show: (line) => (isPlain(line) ? "" : ends(line.figures.speed)) },
     { name: "acceptance length", number: true, of: (line) => value(line.figures.acceptance_length), show: (line) => two(value(line.figures.acceptance_length)) },
     { name: "95%", number: true, of: (line) => value(line.figures.acceptance_length), show: (line) => (isPlain(line) ? "" : ends(line.figures.acceptance_length)) },
-    { name: "step", number: true, of: (line) => line.figures.step_ms, show: (line) => ms(line.figures.step_ms) },
     { name: "step cost", number: true, of: (line) => line.figures.step_cost, show: (line) => two(line.figures.step_cost) },
-    { name: "first token", number: true, of: (line) => line.figures.first_token_ms, show: (line) => ms(line.figures.first_token_ms) },
     { name: "texts equal", number: true, of: (line) => (line.compared ? line.same / line.compared : null), show: (line) => (line.compared ? `${line.same === line.compared ? "yes" : "no"}, ${line.same} of ${line.compared}${line.same === line.compared ? "" : ` (${percent(line.agreement)})`}` : "–") },
+    { name: "step", number: true, of: (line) => line.figures.step_ms, show: (line) => ms(line.figures.step_ms) },
+    { name: "first token", number: true, of: (line) => line.figures.first_token_ms, show: (line) => ms(line.figures.first_token_ms) },
   ];
   const kernels = machine.kernels;
   return html`<p class="muted">The speed over K=0 is the acceptance length over the step cost, the time of a step over that of K=0. Intervals are of prompts drawn with replacement. Speeds leave out the first token and the time to it. Texts are compared with those of K=0; where some differ, the share in brackets is that of the tokens before the first difference.
       ${kernels ? html` K=0 is ${times(kernels.value)} as fast as transformers' generate${kernels.low === null ? "" : ` (95% ${ends(kernels)})`}: that is the part of the kernels.` : null}</p>
     <${Sortable} caption="Lines" columns=${columns} rows=${indexed(machine)} />
-    <div class="columns">
+    <div class="columns" style=${{ marginTop: "1rem" }}>
       <div class="card"><h3>Speed over K=0</h3><${Intervals} title="Speed over K=0" base=${1} format=${times}
         rows=${indexed(machine).filter((line) => line.figures.speed && !isPlain(line)).map((line) => ({ name: line.name, index: line.index, ...line.figures.speed }))} /></div>
       <div class="card"><h3>Acceptance length</h3><${Intervals} title="Acceptance length" base=${1} format=${two}
@@ -51,7 +51,7 @@ function Positions({ machine }) {
       <thead><tr><th>line</th>${labels.map((label) => html`<th class="number">${label}</th>`)}</tr></thead>
       <tbody>${lines.map((line) => html`<tr><td>${line.name}</td>${labels.map((_, index) => {
         const item = line.positions[index];
-        return html`<td class="number">${item ? `${percent(item.accepted / item.reached)} of ${item.reached}` : "–"}</td>`;
+        return html`<td class="number" title=${item ? `of ${count(item.reached, "step")}` : ""}>${item ? percent(item.accepted / item.reached) : "–"}</td>`;
       })}</tr>`)}</tbody></table></div></div>
   </${Section}>`;
 }

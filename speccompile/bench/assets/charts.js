@@ -33,7 +33,7 @@ function Intervals({ title, rows, base, format }) {
     ${rows.map((row, at) => {
       const middle = at * tall + tall / 2 + 4;
       return html`<g><title>${row.name}: ${format(row.value)}${row.low === null ? "" : `, 95% interval ${format(row.low)} to ${format(row.high)}`}</title>
-        <text x=${left - 8} y=${middle + 4} text-anchor="end">${row.name.length > 34 ? `${row.name.slice(0, 33)}…` : row.name}</text>
+        <text x=${left - 8} y=${middle + 4} text-anchor="end">${row.name.length > 28 ? `${row.name.slice(0, 27)}…` : row.name}</text>
         <rect x=${left} y=${middle - 7} width=${Math.max(1, x(row.value) - left)} height="14" rx="2" style=${{ fill: seriesColor(row.index), fillOpacity: 0.85 }}></rect>
         ${row.low === null ? null : html`<path d=${`M${x(row.low)} ${middle - 5}v10M${x(row.low)} ${middle}H${x(row.high)}M${x(row.high)} ${middle - 5}v10`} fill="none" stroke-width="1.5" style=${{ stroke: "var(--text)" }}></path>`}
         <text x=${x(Math.max(row.high ?? 0, row.value)) + 6} y=${middle + 4}>${format(row.value)}</text></g>`;
