@@ -31,7 +31,7 @@ PYTEST = OMP_WAIT_POLICY=PASSIVE $(1)/python -m pytest -n $(JOBS) --maxprocesses
 
 # The suite skips parts of these without headless Chromium.
 BROWSER_TESTS := tests/serve/test_page.py tests/report/render/test_report_page.py tests/docs/test_site.py \
-	tests/end_to_end/test_screenshots.py
+	tests/end_to_end/test_screenshots.py tests/bench/test_bench_page.py
 
 # Python compiles what it imports. pip would compile all modules of torch and transformers, of which few are used.
 INSTALL := install --no-compile

@@ -18,6 +18,7 @@ from speccompile.bench.noting import Noting
 from speccompile.policies import Fixed
 from speccompile.policies.base import AnyPolicy
 from speccompile.runtime.stats import GUIDE_SOURCE
+from speccompile.utils.devices import traits_of
 
 #: Tokens of a run that warms a line up.
 WARM_UP_TOKENS = 8
@@ -118,7 +119,7 @@ class Transformers:
     def answer(self, ids: Sequence[int], decoding: Decoding, seed: int) -> Answer:
         """See :class:`Contender`. The times of steps are not known, and each has one token."""
         prompt = torch.tensor([list(ids)], device=self._model.device)
-        with torch.random.fork_rng(devices=[prompt.device] if prompt.is_cuda else []):
+        with torch.random.fork_rng(devices=[] if traits_of(prompt.device).host_memory else [prompt.device]):
             torch.manual_seed(seed)
             started, clock = time.perf_counter(), _FirstToken()
             output = self._model.generate(

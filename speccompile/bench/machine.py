@@ -9,19 +9,17 @@ from typing import Any
 
 import torch
 
-from speccompile.utils.machine import processor_name
+from speccompile.utils.machine import device_name, processor_name
 
 
 def describe_machine(device: torch.device) -> dict[str, Any]:
     """Versions, processor and threads. ``name`` is equal for machines whose times can be compared."""
-    processor, threads = processor_name(), torch.get_num_threads()
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else f"{processor}, {threads} threads"
     return {
-        "name": name,
+        "name": device_name(device),
         "device": device.type,
-        "processor": processor,
+        "processor": processor_name(),
         "cores": os.cpu_count(),
-        "threads": threads,
+        "threads": torch.get_num_threads(),
         "versions": {"python": platform.python_version()}
         | {package: version(package) for package in ("speccompile", "torch", "transformers")},
     }

@@ -31,6 +31,13 @@ def machine(device: torch.device) -> dict[str, str]:
     return known
 
 
+def device_name(device: torch.device) -> str:
+    """The name of what computes on ``device``, for people who read a measurement: a GPU, or a CPU and its threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{processor_name()}, {torch.get_num_threads()} threads"
+
+
 def processor_name(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The name of the CPU, for people who read a measurement."""
     # platform.processor() is empty or only an architecture on Linux.
