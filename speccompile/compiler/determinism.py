@@ -132,6 +132,10 @@ class _Probe:
 
     def logits(self, run: Run, graph: StepGraph, at: Placement) -> torch.Tensor:
         """Logits ``[V]`` of the context."""
+        with self.arena.all_pages_of(at.row):
+            return self._logits(run, graph, at)
+
+    def _logits(self, run: Run, graph: StepGraph, at: Placement) -> torch.Tensor:
         final = self.target - at.place
         steps = [(first, at.width) for first in [*range(0, final, at.width), final][-3:]]
         lead, _ = steps[0]
@@ -155,6 +159,10 @@ class _Probe:
 
     def tree_logits(self, chain: Model, tree: Model, at: TreePlacement) -> torch.Tensor:
         """Logits ``[V]`` of the context, whose newest tokens are a path of a tree after a step of the ``chain``."""
+        with self.arena.all_pages_of(at.row):
+            return self._tree_logits(chain, tree, at)
+
+    def _tree_logits(self, chain: Model, tree: Model, at: TreePlacement) -> torch.Tensor:
         device, depth = self.arena.device, min(at.nodes // 2, self.target)
         root, width = self.target - depth, at.nodes + 1
         if root:

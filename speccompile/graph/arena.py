@@ -10,9 +10,8 @@ import torch
 
 from speccompile.errors import StateTooLarge
 from speccompile.graph.layer_state import ABSORBED
-from speccompile.graph.page_tables import PageTables
+from speccompile.graph.page_tables import PageTables, stage
 from speccompile.graph.state import Layout, StateTensor
-from speccompile.utils.devices import traits_of
 
 #: (executable, tensor, address, shape, strides)
 Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
@@ -63,19 +62,15 @@ class Arena(Mapping[str, torch.Tensor]):
     def write(self, name: str, index: int | slice, value: float | Sequence[float] | torch.Tensor) -> None:
         """Set the elements ``index`` of tensor ``name``. A sequence sets the first elements there.
 
-        Writes and steps are done in the order of the calls. The host does not wait for a running step. The value is
-        copied to pinned memory, which torch keeps until the copy to the device is done.
+        Writes and steps are done in the order of the calls. The host does not wait for a running step.
         """
         self._note("write", name, index, value)
         place = self._tensors[name][index]
         if isinstance(value, int | float):
             place.fill_(value)
             return
-        staged = torch.as_tensor(value, dtype=place.dtype)
-        if traits_of(self.device).asynchronous and traits_of(staged.device).host_memory:
-            staged = staged.pin_memory()
-        place = place[: len(staged)] if staged.ndim else place
-        place.copy_(staged, non_blocking=True)
+        values = torch.as_tensor(value, dtype=place.dtype)
+        stage(place[: len(values)] if values.ndim else place, values)
 
     @contextlib.contextmanager
     def parked(self) -> Iterator[None]:
@@ -139,6 +134,20 @@ class Arena(Mapping[str, torch.Tensor]):
         self._note("set_pages", slot, pages)
         assert self._tables is not None
         self._tables.set(slot, pages)
+
+    @contextlib.contextmanager
+    def all_pages_of(self, slot: int) -> Iterator[None]:
+        """In this context ``slot`` has all pages of the pool, and others have none. No request may have a slot."""
+        if self.layout.paging is None or self._tables is None:
+            yield
+            return
+        for other in range(self.layout.max_batch + 1):
+            self._tables.set(other, [])
+        self._tables.set(slot, range(1, self.layout.paging.count)[: self.layout.paging.per_slot])
+        try:
+            yield
+        finally:
+            self._tables.begin()
 
     def positions(self, slot: int) -> int:
         """The number of positions of ``slot`` that the arena holds."""

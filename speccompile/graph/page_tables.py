@@ -8,6 +8,15 @@ import torch
 
 from speccompile.graph.paging import PAGES, UNUSED
 from speccompile.graph.state import Layout
+from speccompile.utils.devices import traits_of
+
+
+def stage(place: torch.Tensor, values: torch.Tensor) -> None:
+    """Copy ``values`` to ``place``, in the order of runs. The host does not wait for a running step: values are copied
+    to pinned memory, which torch keeps until the copy to the device is done."""
+    if traits_of(place.device).asynchronous and traits_of(values.device).host_memory:
+        values = values.pin_memory()
+    place.copy_(values, non_blocking=True)
 
 
 class PageTables:
@@ -22,17 +31,26 @@ class PageTables:
         assert layout.paging is not None
         self._paging, self._table = layout.paging, tensors[PAGES]
         self._pages: list[list[int]] = [[] for _ in range(len(self._table))]
+        self._layout = layout
+        self.begin()
+
+    def begin(self) -> None:
+        """Assign the pages as at first."""
+        layout = self._layout
         compared = (0, layout.dummy_slot)
         slots = [*compared, *range(layout.max_batch - 1, 0, -1), *compared * (self._paging.per_slot - 1)]
         numbers = (page for page in range(self._paging.count) if page != UNUSED)
+        assigned: list[list[int]] = [[] for _ in self._pages]
         for slot, page in zip(slots, numbers, strict=False):
-            self.set(slot, [*self._pages[slot], page])
+            assigned[slot].append(page)
+        for slot, pages in enumerate(assigned):
+            self.set(slot, pages)
 
     def set(self, slot: int, pages: Sequence[int]) -> None:
         """Let ``pages`` hold the positions of ``slot``, in order."""
         self._pages[slot] = list(pages)
         unused = [UNUSED] * (self._paging.per_slot - len(pages))
-        self._table[slot] = torch.tensor([*pages, *unused], dtype=self._table.dtype)
+        stage(self._table[slot], torch.tensor([*pages, *unused], dtype=self._table.dtype))
 
     def positions(self, slot: int) -> int:
         """The number of positions of ``slot`` that have a page."""

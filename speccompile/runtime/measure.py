@@ -10,6 +10,7 @@ import torch
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, TierName
+from speccompile.graph.splicing import PREFIX
 from speccompile.lowering.tier import Tier
 from speccompile.policies.costs import CostTable, TierCost
 from speccompile.utils.devices import traits_of
@@ -123,9 +124,11 @@ def dummy_rows(arena: Arena, context: int | None = None) -> Iterator[None]:
 
 
 def _set_context(arena: Arena, context: int) -> None:
-    """Let the dummy slot have ``context`` tokens. It reads pages of others, and writes to none of them."""
+    """Let the dummy slot have ``context`` tokens. The target reads pages of others, and writes to none of them. A
+    drafter's network would: it reads tokens that it has not read yet."""
     layout = arena.layout
     arena.write("length", layout.dummy_slot, context)
-    if layout.paging is not None:
+    has_network = any(tensor.in_pages and name.startswith(PREFIX) for name, tensor in layout.tensors.items())
+    if layout.paging is not None and not has_network:
         read = (context - 1) // layout.paging.size
         arena.set_pages(layout.dummy_slot, [1 + index % (layout.paging.count - 1) for index in range(read)])

@@ -62,6 +62,10 @@ class PagePool:
         """The pages that these slots hold."""
         return {page for slot in slots for page in self._pages[slot]}
 
+    def is_shared(self, page: int) -> bool:
+        """Whether several slots hold ``page``."""
+        return self._holders[page] > 1
+
     def first_pages(self, slot: int, positions: int) -> list[int]:
         """The pages of the first ``positions`` of ``slot``."""
         return self._pages[slot][: self.pages_of(positions)]
@@ -69,7 +73,10 @@ class PagePool:
     def assign(self, slot: int, first: Sequence[int], count: int) -> None:
         """Let ``slot`` hold the pages ``first``, which it or another slot holds, and free ones after them, ``count`` in
         all. The slot's other pages must have been released."""
-        new = [self._free.pop() for _ in range(count - len(first))]
+        missing = count - len(first)
+        if missing > len(self._free):
+            raise RuntimeError(f"slot {slot} needs {missing} pages, and {len(self._free)} are free")
+        new = [self._free.pop() for _ in range(missing)]
         kept = set(self._pages[slot])
         self._holders.update([page for page in [*first, *new] if page not in kept])
         self._hold(slot, [*first, *new])

@@ -175,6 +175,9 @@ class PromptReader:
         self._slots.stop(request)
         self._batch.bind()
         self._waiting.put_back(request)
+        if request.finished:
+            # It was cancelled meanwhile, and was not in the queue then.
+            self._waiting.remove(request)
 
     def _chunk(self, request: Request, spent: list[int] | None) -> int | None:
         """Run a chunk of the prompt of ``request``. An error only ends that request.

@@ -171,7 +171,7 @@ class Scheduler:
         if self._slots.pool is None:
             return
         for request in sorted(self._batch.rows, key=_precedence):
-            while request.slot >= 0 and not self._slots.extend(request, len(self.flights)):
+            while request in self._batch.rows and not self._slots.extend(request, len(self.flights)):
                 if self.flights:
                     # Its requests may have ended, and must not stop before their tokens are known.
                     self._collect(self.flights.popleft())

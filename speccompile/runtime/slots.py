@@ -108,7 +108,8 @@ class Slots:
         if missing > 0 and self._reuse and request.params.reuse:
             source, known = self._longest_prefix(request.tokens, (self._state_of_weights(), request.params.adapter))
             # A free source may give up its pages.
-            missing -= pool.whole(known.length) // pool.page_size if source in self._owners else 0
+            if source in self._owners and not self._is_spoiled(self._owners[source]):
+                missing -= pool.whole(known.length) // pool.page_size
         return missing <= 0
 
     def _pages_needed(self, request: Request, pool: PagePool) -> int:
@@ -192,10 +193,12 @@ class Slots:
         """
         needed, kept, shared = self._pages_needed(request, pool), list[int](), 0
         if known.length:
-            # In its own slot also the page that the prefix ends in. An owner that held this page, too, would know as
-            # much of the prompt, and would be the source.
+            # In its own slot also the page that the prefix ends in.
             shared = known.length if source == slot else pool.whole(known.length)
             kept = pool.first_pages(source, shared)
+        if source == slot and shared > pool.whole(shared) and pool.is_shared(kept[-1]):
+            # The request would write to a page of another slot, which knows no recurrent state at the prefix's end.
+            source, known, kept, shared = -1, KnownPrefix(shared=known.shared), [], 0
         pool.release(slot, keep=len(kept) if source == slot else 0)
         self._reclaim(pool, needed - len(kept), spared=(slot, source))
         if needed - len(kept) > pool.free:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
@@ -18,6 +19,8 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.paging import PAGES
 from speccompile.heads import DFlashHead, Eagle3Head
 from speccompile.policies import Fixed
+from speccompile.runtime.measure import measure_tiers
+from speccompile.runtime.request import Request
 from speccompile.utils.kv_memory import KVMemory
 from support.errors import raises
 from support.families import NEW_TOKENS, SIZES, assert_texts, greedy, model_of, periodic, speculative
@@ -264,3 +267,65 @@ def test_memory_counts_pages() -> None:
                 expected[2],
                 use.pages - expected[2],
             )
+
+
+@pytest.mark.parametrize("options", [{"tiers": (0, 60), "kv_memory": 8192}, {"max_batch": 8, "kv_memory": 512}])
+def test_results_over_pages_are_proved_to_be_deterministic(sizes: dict[str, Any], options: dict[str, Any]) -> None:
+    """Also where a context has several pages, and where there are fewer pages than slots."""
+    wide = sizes | {"max_len": 300, "tiers": (0, 3), "deterministic": True} | options
+    with wrap(model(), "ngram", **wide) as spec:
+        assert spec.arena.layout.paging is not None
+
+
+def test_timing_the_tiers_leaves_a_drafter_s_keys_and_values() -> None:
+    sizes = SIZES | {"tiers": (0, 3), "kv_memory": pool(300, 16)}
+    with wrap(model(), "draft_target", draft=tiny_llama(vocab=128, seed=1), **sizes) as spec:
+        request = spec.engine.submit(PROMPTS[0], max_new_tokens=20, eos_token_id=[])
+        while len(request.new_tokens) < 5:
+            spec.engine.step()
+        kept = {name: spec.arena[name][1:].clone() for name in spec.arena.layout.tensors if name.startswith("drafter_")}
+        measure_tiers(spec.arena, spec.engine.tiers)
+        assert kept and all(torch.equal(spec.arena[name][1:], tensor) for name, tensor in kept.items())
+
+
+def test_a_page_that_a_row_holds_is_never_written_by_another() -> None:
+    """A running row has read past the prefix, so only the free slot knows a recurrent state at its end."""
+    recurrent, found = model_of("qwen3_next"), 0
+    sizes = SIZES | {"max_batch": 2, "max_len": 120, "policy": "fixed:3", "kv_memory": pool(400, 16)}
+    with wrap(recurrent, "ngram", tiers=(0, 3), **sizes) as spec:
+        engine = spec.engine
+        assert engine.slots.pool is not None
+        for seed in range(20, 40):
+            base = periodic(seed)[: 20 + seed % 11]
+            first = engine.submit(base, max_new_tokens=34 - len(base), eos_token_id=[])
+            text = base + first.result().token_ids
+            running = engine.submit([*text[:32], 7, 8, 9], max_new_tokens=20, eos_token_id=[])
+            while not running.new_tokens:
+                engine.step()
+            other = engine.submit([*text[:31], text[31] % 100 + 6, 12, 13], max_new_tokens=5, eos_token_id=[])
+            while not other.new_tokens:
+                engine.step()
+            pages = engine.slots.pool.first_pages(other.slot, 48)[1:]
+            found += running.slot >= 0 and not running.finished
+            assert not any(map(engine.slots.pool.is_shared, pages)) or other.stats.reused_tokens == 32
+            running.result()
+            other.result()
+    assert found
+
+
+def test_a_stopped_request_that_was_cancelled_meanwhile_does_not_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    with wrap(model(), "none", tiers=(0,), kv_memory=pool(7 * 16, 16), **(SIZES | {"max_len": 80})) as spec:
+        engine, stop, stopped = spec.engine, spec.engine.prompts.stop, list[Request]()
+
+        def cancel_and_stop(request: Request) -> None:
+            thread = Thread(target=request.cancel)
+            thread.start()
+            thread.join()
+            stopped.append(request)
+            stop(request)
+
+        monkeypatch.setattr(engine.prompts, "stop", cancel_and_stop)
+        requests = [engine.submit(PROMPTS[0][:10], max_new_tokens=60, eos_token_id=[]) for _ in range(2)]
+        assert len(requests[0].result().token_ids) == 60
+        engine.step()
+        assert stopped == [requests[1]] and engine.waiting.requests == [] and engine.idle
