@@ -11,7 +11,7 @@ from speccompile.bench.prompt_files import BenchPrompt
 from speccompile.errors import InvalidOption
 from speccompile.utils.mistral_common import writes_chats
 
-#: Text between an answer and the next turn where there is no template.
+#: Separator between an answer and the next turn, for a tokenizer without a chat template.
 _BETWEEN = "\n\n"
 
 

@@ -58,6 +58,10 @@ class PagePool:
         """The number of positions in whole pages among the first ``positions``."""
         return positions - positions % self._paging.size
 
+    def count(self, slot: int) -> int:
+        """The number of pages that ``slot`` holds."""
+        return len(self._pages[slot])
+
     def held_by(self, slots: Iterable[int]) -> set[int]:
         """The pages that these slots hold."""
         return {page for slot in slots for page in self._pages[slot]}

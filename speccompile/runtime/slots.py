@@ -126,7 +126,7 @@ class Slots:
         if pool is None:
             return True
         wanted = min(request.length + in_flight * layout.max_width + pool.ahead, layout.cache_len)
-        missing = pool.pages_of(wanted) - len(pool.held_by([request.slot]))
+        missing = pool.pages_of(wanted) - pool.count(request.slot)
         if missing <= 0:
             return True
         self._reclaim(pool, missing)
@@ -139,7 +139,7 @@ class Slots:
         """Release pages of free slots, of the least recently used one first and from its end, until ``wanted`` pages
         are free. The slots ``spared`` keep theirs."""
         for slot, tokens in self._free.items():
-            while slot not in spared and pool.free < wanted and (held := len(pool.held_by([slot]))):
+            while slot not in spared and pool.free < wanted and (held := pool.count(slot)):
                 pool.release(slot, keep=held - 1)
                 self._free[slot] = tokens[: (held - 1) * pool.page_size]
                 if held == 1:

@@ -92,7 +92,7 @@ DRAFTERS: dict[str, Callable[[], dict[str, Any]]] = {
 
 @pytest.mark.parametrize("mode", DRAFTERS)
 def test_keys_and_values_are_those_of_one_piece(mode: str) -> None:
-    """Of the target and of the drafter's network, which drafts from them."""
+    """Those of the target, and those of the drafter's network, which drafts from them."""
     kept: list[dict[str, torch.Tensor]] = []
     for pages in (None, pool(400, 16)):
         sizes = SIZES | {"tiers": (0, 3), "policy": "fixed:3", "kv_memory": pages} | DRAFTERS[mode]()

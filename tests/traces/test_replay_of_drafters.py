@@ -26,7 +26,7 @@ COSTS = CostTable({(1, 0): TierCost(10.0), (1, 3): TierCost(13.0, 0.01), (1, 7):
 
 
 def host(tokens: list[int], draft_len: int) -> list[int] | None:
-    """What followed the newest token before; nothing after an odd token."""
+    """Draft the tokens that followed the newest one before; none after an odd token."""
     earlier = [place for place, token in enumerate(tokens[:-1]) if token == tokens[-1]]
     return tokens[earlier[-1] + 1 :][:draft_len] if earlier and tokens[-1] % 2 == 0 else None
 
