@@ -82,12 +82,16 @@ def _attention() -> Iterator[Case]:
         capacity: int = 4096,
         tree: bool = False,
         fixed: bool = False,
+        paged: bool = False,
     ) -> Case:
-        marks = f"{' tree' * tree}{' fixed order' * fixed}{f' S={capacity}' * (capacity != 4096)}"
+        of_call = f"{' tree' * tree}{' fixed order' * fixed}{' pages' * paged}"
+        marks = f"{of_call}{f' S={capacity}' * (capacity != 4096)}"
         return Case(
             "attention",
             f"{heads.name} {_name(dtype)} B={rows} T={width}{marks}",
-            lambda: of.attention(heads, rows, width, dtype, capacity=capacity, parents=tree, fixed_order=fixed),
+            lambda: of.attention(
+                heads, rows, width, dtype, capacity=capacity, parents=tree, fixed_order=fixed, paged=paged
+            ),
             in_suite,
         )
 
@@ -110,6 +114,10 @@ def _attention() -> Iterator[Case]:
         # One split, and so no second launch.
         yield case(heads, 4, 8, dtype, capacity=32, in_suite=True)
     yield case(replace(SMOLLM2, name="SmolLM2-135M"), 3, 5, capacity=1000, in_suite=True)
+    for rows, width in ((1, 1), (4, 8), (1, 512)):
+        yield case(LLAMA_8B, rows, width, paged=True, in_suite=True)
+    for heads in (LLAMA_8B, GEMMA_2, GPT_OSS):
+        yield case(heads, 1, 16, tree=True, paged=True, in_suite=True)
     for dtype in (BF16, F32):
         yield case(EVERYTHING, 4, 16, dtype, tree=True, in_suite=True)
 
@@ -151,7 +159,13 @@ def _drafts() -> Iterator[Case]:
             True,
         )
     for dtype in (F32, BF16):
-        yield Case("move_path", f"depth 8 {_name(dtype)}", lambda dtype=dtype: [of.move_path(dtype, 8)], True)
+        for paged in (False, True):
+            yield Case(
+                "move_path",
+                f"depth 8 {_name(dtype)}{' pages' * paged}",
+                lambda dtype=dtype, paged=paged: [of.move_path(dtype, 8, paged=paged)],
+                True,
+            )
     for drafted, rows in ((0, 1), (1, 4), (7, 1), (7, 4), (16, 4)):
         for counted in (False, True):
             yield Case(

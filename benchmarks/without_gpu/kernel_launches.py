@@ -35,6 +35,8 @@ from speccompile.sampling.process_scores import state_of
 F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
 I32, I8, U8, BOOL = torch.int32, torch.int8, torch.uint8, torch.bool
 SLOTS = 9
+#: Pages of a slot, and positions of a page.
+PAGES, PAGE = 32, 128
 
 
 def meta(*shape: int, dtype: torch.dtype = torch.int64) -> torch.Tensor:
@@ -67,13 +69,16 @@ def attention(
     capacity: int = 4096,
     parents: bool = False,
     fixed_order: bool = False,
+    paged: bool = False,
 ) -> Sequence[Launch]:
-    """B rows of T queries over a cache of S places; ``parents`` of a tree."""
+    """B rows of T queries over a cache of S places, or ``paged`` over a pool of pages; ``parents`` of a tree."""
+    capacity = PAGES * PAGE if paged else capacity
+    cache = (SLOTS * PAGES, PAGE) if paged else (SLOTS, capacity)
     plan = plan_attention(rows, width, of.heads, of.groups, of.dim, of.value_dim, capacity, dtype, fixed_order)
     call = AttentionCall(
         meta(rows, width, of.heads, of.dim, dtype=dtype),
-        meta(SLOTS, capacity, of.groups, of.dim, dtype=dtype),
-        meta(SLOTS, capacity, of.groups, of.value_dim, dtype=dtype),
+        meta(*cache, of.groups, of.dim, dtype=dtype),
+        meta(*cache, of.groups, of.value_dim, dtype=dtype),
         meta(rows),
         meta(rows, width),
         of.dim**-0.5,
@@ -82,6 +87,7 @@ def attention(
         softcap=of.softcap,
         sinks=meta(of.heads, dtype=dtype) if of.sinks else None,
         parents=meta(rows, width) if parents else None,
+        pages=meta(SLOTS, PAGES, dtype=I32) if paged else None,
         alibi=of.alibi,
     )
     return attention_launches(
@@ -161,9 +167,11 @@ def fit_and_walk(nodes: int, depth: int, proposed: int, *, static: bool = False)
     )
 
 
-def move_path(dtype: torch.dtype, depth: int) -> Launch:
-    """KV of an accepted path."""
-    return tree.move_path_launch(meta(SLOTS, 4096, 8, 128, dtype=dtype), meta(4), meta(4), meta(4, depth + 1), meta(4))
+def move_path(dtype: torch.dtype, depth: int, *, paged: bool = False) -> Launch:
+    """KV of an accepted path, of slots or ``paged``."""
+    kv = meta(*((SLOTS * PAGES, PAGE) if paged else (SLOTS, PAGES * PAGE)), 8, 128, dtype=dtype)
+    pages = meta(SLOTS, PAGES, dtype=I32) if paged else None
+    return tree.move_path_launch(kv, meta(4), meta(4), meta(4, depth + 1), meta(4), pages)
 
 
 def step_inputs(drafted: int, rows: int = 4, *, stored: bool = True) -> Launch:
