@@ -27,6 +27,10 @@ PEERS = {
 #: What layers' matrices are written as. Embedding and lm_head are Q8_0.
 KINDS = {"int8": GGMLQuantizationType.Q8_0, "int4": GGMLQuantizationType.Q4_0}
 NOT_INSTALLED = "not installed"
+#: The name that the worker has for KV in 8 bits.
+EIGHT_BITS = "q8_0"
+#: Peers whose KV has a form to choose.
+CHOOSES_KV = ("llama.cpp",)
 
 
 def drafted(name: str) -> str:
@@ -42,15 +46,26 @@ class Peer:
     Args:
         draft_len: most tokens that its own prompt lookup drafts; 0 for none.
         max_len: most tokens of a text.
+        kv: the form of its KV; empty for its default.
     """
 
     def __init__(
-        self, name: str, python: str, model: Path, threads: int, form: str, draft_len: int = 0, max_len: int = 4096
+        self,
+        name: str,
+        python: str,
+        model: Path,
+        threads: int,
+        form: str,
+        draft_len: int = 0,
+        max_len: int = 4096,
+        kv: str = "",
     ) -> None:
         self.name = drafted(PEERS[form][name]) if draft_len else PEERS[form][name]
+        if kv:
+            self.name += f", KV {kv}"
         self._said = tempfile.TemporaryFile(mode="w+")  # noqa: SIM115 -- lives as long as the process
         self._process = subprocess.Popen(
-            [python, str(WORKER), name, str(model), str(threads), str(draft_len), str(max_len)],
+            [python, str(WORKER), name, str(model), str(threads), str(draft_len), str(max_len), kv],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,
@@ -93,9 +108,15 @@ class Peer:
 
 @contextlib.contextmanager
 def peers(
-    python: str, threads: int, form: str, draft_lens: Sequence[int], max_len: int, gguf: Path | None = None
+    python: str,
+    threads: int,
+    form: str,
+    draft_lens: Sequence[int],
+    max_len: int,
+    gguf: Path | None = None,
+    kvs: Sequence[str] = ("",),
 ) -> Iterator[list[Peer]]:
-    """All of them, each once for every draft length.
+    """All of them, each once for every draft length, and for every form of KV if it can be chosen.
 
     They read ``gguf``, or else the weights of SmolLM2 rounded to Q8_0, or with ``int4`` to Q4_0.
     """
@@ -106,8 +127,9 @@ def peers(
         started = []
         for draft_len in draft_lens:
             for name in PEERS[form]:
-                started.append(Peer(name, python, gguf, threads, form, draft_len, max_len))
-                stack.callback(started[-1].close)
+                for kv in kvs if name in CHOOSES_KV else kvs[:1]:
+                    started.append(Peer(name, python, gguf, threads, form, draft_len, max_len, kv))
+                    stack.callback(started[-1].close)
         yield started
 
 

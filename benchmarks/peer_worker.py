@@ -1,12 +1,12 @@
 """Another engine in its own process, often of another environment: nothing but the standard library and the peer
 is imported here.
 
-``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS DRAFT_LEN MAX_LEN`` reads requests and writes
+``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS DRAFT_LEN MAX_LEN KV`` reads requests and writes
 answers, a line of JSON each: ``{"ids": [...], "new": 64, "eos": [2]}`` and ``{"tokens": [...], "first_seconds": s,
 "seconds": s, "passes": n}``; passes leave out the one over the prompt, and are 0 where they are not known. The first
 line that it writes says ``{"ready": VERSION}``, or ``{"missing": why}`` where the peer is not installed.
 
-With a DRAFT_LEN it decodes with its own prompt lookup.
+With a DRAFT_LEN it decodes with its own prompt lookup. KV is the form of its keys and values, or empty.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Generate = Callable[..., dict[str, Any]]
 NGRAM = 3
 
 
-def main(peer: str, path: str, threads: int, draft_len: int, max_len: int) -> None:
+def main(peer: str, path: str, threads: int, draft_len: int, max_len: int, kv: str) -> None:
     # Whatever the peer prints goes where errors go: answers are read from what stdout was.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
@@ -33,7 +33,7 @@ def main(peer: str, path: str, threads: int, draft_len: int, max_len: int) -> No
         print(json.dumps(value), file=answers, flush=True)
 
     try:
-        generate, package = PEERS[peer](path, threads, draft_len, max_len)
+        generate, package = PEERS[peer](path, threads, draft_len, max_len, kv)
     except ImportError as error:
         answer({"missing": str(error)})
         return
@@ -42,8 +42,8 @@ def main(peer: str, path: str, threads: int, draft_len: int, max_len: int) -> No
         answer(generate(**json.loads(line)))
 
 
-def llama_cpp(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Generate, str]:
-    from llama_cpp import Llama
+def llama_cpp(path: str, threads: int, draft_len: int, max_len: int, kv: str) -> tuple[Generate, str]:
+    from llama_cpp import GGML_TYPE_Q8_0, Llama
     from llama_cpp.llama_speculative import LlamaPromptLookupDecoding
 
     lookup = LlamaPromptLookupDecoding(max_ngram_size=NGRAM, num_pred_tokens=draft_len) if draft_len else None
@@ -56,6 +56,8 @@ def llama_cpp(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Ge
         draft_model=lookup,
         # Its buffer for the logits of drafts is too small otherwise.
         logits_all=lookup is not None,
+        # Values in 8 bits need it.
+        **({"type_k": GGML_TYPE_Q8_0, "type_v": GGML_TYPE_Q8_0, "flash_attn": True} if kv else {}),
         verbose=False,
     )
 
@@ -85,7 +87,7 @@ def llama_cpp(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Ge
     return generate, "llama-cpp-python"
 
 
-def openvino(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Generate, str]:
+def openvino(path: str, threads: int, draft_len: int, max_len: int, kv: str) -> tuple[Generate, str]:
     import numpy
     import openvino as ov
     import openvino_genai as genai
@@ -124,4 +126,4 @@ def openvino(path: str, threads: int, draft_len: int, max_len: int) -> tuple[Gen
 PEERS = {"llama.cpp": llama_cpp, "openvino": openvino}
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]))
+    main(sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4]), int(sys.argv[5]), sys.argv[6])
