@@ -1,9 +1,9 @@
 """Another engine in its own process, often of another environment: nothing but the standard library and the peer
 is imported here.
 
-``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS DRAFT_LEN MAX_LEN KV`` reads requests and writes
-answers, a line of JSON each: ``{"ids": [...], "new": 64, "eos": [2]}`` and ``{"tokens": [...], "first_seconds": s,
-"seconds": s, "passes": n}``; passes leave out the one over the prompt, and are 0 where they are not known. The first
+``python benchmarks/peer_worker.py llama.cpp|openvino MODEL.gguf THREADS DRAFT_LEN MAX_LEN KV`` reads requests and
+writes answers, a line of JSON each: ``{"ids": [...], "new": 64, "eos": [2]}`` and ``{"tokens": [...], "first_seconds":
+s, "seconds": s, "passes": n}``; passes leave out the one over the prompt, and are 0 where they are not known. The first
 line that it writes says ``{"ready": VERSION}``, or ``{"missing": why}`` where the peer is not installed.
 
 With a DRAFT_LEN it decodes with its own prompt lookup. KV is the form of its keys and values, or empty.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from benchmarks.without_gpu import kernel_launches as of
-from benchmarks.without_gpu.kernel_launches import BF16, F16, F32, Heads
+from benchmarks.without_gpu.kernel_launches import BF16, F16, F32, I8, Heads
 from speccompile.ops.triton.launch import Launch
 
 
@@ -83,14 +83,25 @@ def _attention() -> Iterator[Case]:
         tree: bool = False,
         fixed: bool = False,
         paged: bool = False,
+        cached: torch.dtype | None = None,
     ) -> Case:
-        of_call = f"{' tree' * tree}{' fixed order' * fixed}{' pages' * paged}"
+        of_call = (
+            f"{' tree' * tree}{' fixed order' * fixed}{' pages' * paged}{f' KV {_name(cached)}' if cached else ''}"
+        )
         marks = f"{of_call}{f' S={capacity}' * (capacity != 4096)}"
         return Case(
             "attention",
             f"{heads.name} {_name(dtype)} B={rows} T={width}{marks}",
             lambda: of.attention(
-                heads, rows, width, dtype, capacity=capacity, parents=tree, fixed_order=fixed, paged=paged
+                heads,
+                rows,
+                width,
+                dtype,
+                capacity=capacity,
+                parents=tree,
+                fixed_order=fixed,
+                paged=paged,
+                cached=cached,
             ),
             in_suite,
         )
@@ -118,6 +129,9 @@ def _attention() -> Iterator[Case]:
         yield case(LLAMA_8B, rows, width, paged=True, in_suite=True)
     for heads in (LLAMA_8B, GEMMA_2, GPT_OSS):
         yield case(heads, 1, 16, tree=True, paged=True, in_suite=True)
+        for width in (1, 8, 512):
+            yield case(heads, 1, width, cached=I8, in_suite=True)
+    yield case(LLAMA_8B, 1, 16, tree=True, paged=True, cached=I8, in_suite=True)
     for dtype in (BF16, F32):
         yield case(EVERYTHING, 4, 16, dtype, tree=True, in_suite=True)
 

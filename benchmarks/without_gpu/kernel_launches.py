@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from speccompile.graph.state import B, E, K, N, S, V, core_state
+from speccompile.ops.kv_rows import row_size
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton import ngram, tree
 from speccompile.ops.triton.accept_commit import accept_commit_launch
@@ -70,15 +71,20 @@ def attention(
     parents: bool = False,
     fixed_order: bool = False,
     paged: bool = False,
+    cached: torch.dtype | None = None,
 ) -> Sequence[Launch]:
-    """B rows of T queries over a cache of S places, or ``paged`` over a pool of pages; ``parents`` of a tree."""
+    """B rows of T queries over a cache of S places, or ``paged`` over a pool of pages; ``parents`` of a tree. Keys and
+    values are ``cached`` in the dtype of queries unless given."""
+    kept = cached or dtype
     capacity = PAGES * PAGE if paged else capacity
     cache = (SLOTS * PAGES, PAGE) if paged else (SLOTS, capacity)
-    plan = plan_attention(rows, width, of.heads, of.groups, of.dim, of.value_dim, capacity, dtype, fixed_order)
+    plan = plan_attention(
+        rows, width, of.heads, of.groups, of.dim, of.value_dim, capacity, dtype, fixed_order, kept is I8
+    )
     call = AttentionCall(
         meta(rows, width, of.heads, of.dim, dtype=dtype),
-        meta(*cache, of.groups, of.dim, dtype=dtype),
-        meta(*cache, of.groups, of.value_dim, dtype=dtype),
+        meta(*cache, of.groups, row_size(of.dim, kept), dtype=kept),
+        meta(*cache, of.groups, row_size(of.value_dim, kept), dtype=kept),
         meta(rows),
         meta(rows, width),
         of.dim**-0.5,

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
 from transformers import PreTrainedModel
 
 from speccompile.compiler.config import BuildConfig
@@ -31,6 +32,7 @@ from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.free_originals import FreedOriginals
 from speccompile.ops.cpu.packing import Pack, WeightPacks
+from speccompile.ops.kv_rows import GROUP
 from speccompile.passes.target.choose_experts import has_experts
 from speccompile.runtime.target import addresses_in_use
 from speccompile.utils.joined_weights import JoinedWeights
@@ -93,7 +95,9 @@ def build_stages(
             observable = copy_over_same_tensors(model)
             quantized = () if config.quantized is None else config.quantized.packs.values()
             with reading_packs(observable, quantized):
-                observed = observe(observable, info, routes).with_kv(config.kv)
+                observed = observe(observable, info, routes)
+                check_kv_sizes(config, observed)
+                observed = observed.with_kv(config.kv)
             arena = _allocated(model, info, config, observed)
             captured = capture(copy_over_same_tensors(model), info, observed, arena.layout.of_capture)
     else:
@@ -237,6 +241,23 @@ def check_kv(config: BuildConfig) -> None:
         if value is not None and not config.attends:
             reason = "the model keeps a recurrent state, and no keys and values; leave it out"
             raise InvalidOption(where="wrap", name=name, value=value, reason=reason)
+
+
+def check_kv_sizes(config: BuildConfig, observed: Observation) -> None:
+    """Refuse 8 bits for keys and values whose features do not form the groups of a scale.
+
+    Raises:
+        InvalidOption: a head has an odd number of features, or a latent has a group in which its rotary key begins.
+    """
+    if config.kv is not torch.int8:
+        return
+    for layer, shape in observed.kv.items():
+        latent = shape.key[0] == 1 and shape.key[1] > shape.value[1] and shape.value[1] % GROUP
+        odd = shape.key[1] % 2 or shape.value[1] % 2
+        if latent or odd:
+            needed = f"latents of a multiple of {GROUP} features" if latent else "heads of an even size"
+            reason = f"it needs {needed}, and layer {layer} has {shape.value[1]}; use float16"
+            raise InvalidOption(where="wrap", name="kv", value="int8", reason=reason)
 
 
 def reach_of(observed: Observation, arena: Arena) -> int:

@@ -12,6 +12,7 @@ from speccompile.errors import StateTooLarge
 from speccompile.graph.layer_state import ABSORBED
 from speccompile.graph.page_tables import PageTables, stage
 from speccompile.graph.state import Layout, StateTensor
+from speccompile.ops.kv_rows import has_nan
 
 #: (executable, tensor, address, shape, strides)
 Fingerprint = tuple[tuple[str, str, int, tuple[int, ...], tuple[int, ...]], ...]
@@ -111,7 +112,7 @@ class Arena(Mapping[str, torch.Tensor]):
     def text_state_has_nan(self, slot: int, count: int) -> bool:
         """Whether the state of ``slot`` at its first ``count`` positions (KV) has a NaN."""
         return any(
-            bool(self._tensors[name][place].isnan().any())
+            has_nan(self._tensors[name][place])
             for name, tensor in self.layout.tensors.items()
             if tensor.follows_text
             for place in self._places(tensor, slot, 0, count)

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from speccompile.graph.state import N, S, StateSpec, T
+from speccompile.ops.kv_rows import row_size
 
 
 @dataclass(frozen=True)
@@ -18,6 +19,11 @@ class KVShape:
     key: tuple[int, int]
     value: tuple[int, int]
     dtype: torch.dtype
+
+    def stored_in(self, dtype: torch.dtype) -> KVShape:
+        """The sizes and the dtype of a cache that rounds to ``dtype``."""
+        key, value = ((heads, row_size(size, dtype)) for heads, size in (self.key, self.value))
+        return KVShape(key, value, dtype)
 
 
 def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:

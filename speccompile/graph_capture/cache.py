@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache
 from speccompile.graph.layer_state import IndexShape, KVShape, RecurrentShape
 from speccompile.graph_capture.latent import cached_latents
 from speccompile.graph_capture.masks import UnsupportedByRoute
+from speccompile.ops.kv_rows import features_of, from_rows, to_rows
 from speccompile.utils.transformers_version import ASKS_FOR_STATE
 
 INDEX = "chooses the keys to attend to by an index of another kind than DeepSeek-V3.2's"
@@ -174,12 +175,12 @@ class SlotCache(StepCache):
         given = key_states, value_states
         if self._keeps_latents(layer_idx, key_states):
             key_states, value_states = cached_latents(*given)
-        key.index_put_(where, key_states.transpose(1, 2).to(key.dtype))
-        value.index_put_(where, value_states.transpose(1, 2).to(value.dtype))
+        key.index_put_(where, to_rows(key_states.transpose(1, 2), key.dtype))
+        value.index_put_(where, to_rows(value_states.transpose(1, 2), value.dtype))
         if self.gather:
             # Contiguous, as in transformers' own cache: some models create a view of the result.
             rows = (cache[self.slots].transpose(1, 2).contiguous() for cache in (key, value))
-            key, value = (cached.to(given[0].dtype) for cached in rows)
+            key, value = (from_rows(cached, given[0].dtype) for cached in rows)
             return key, value
         self.newest = layer_idx
         if self._keeps_latents(layer_idx, given[0]):
@@ -190,7 +191,7 @@ class SlotCache(StepCache):
 
     def _keeps_latents(self, layer_idx: int, latent: torch.Tensor) -> bool:
         """Whether ``latent`` is cached together with its rotary key."""
-        return self.keys[layer_idx].shape[-1] != latent.shape[-1]
+        return features_of(self.keys[layer_idx]) != latent.shape[-1]
 
     def update_indexer(self, indexer_key_states: torch.Tensor, layer_idx: int) -> torch.Tensor:
         """Write index keys ``[B, T, size]``. Return the keys of all positions of the rows, ``[B, S, size]``."""

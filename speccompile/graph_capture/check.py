@@ -18,6 +18,7 @@ from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
 from speccompile.graph_capture.observe import accepts
 from speccompile.graph_capture.rounded_kv import rounding_kv
+from speccompile.ops.kv_rows import spacing
 from speccompile.utils.transformers_version import cache_argument
 
 # Maximal difference of two correct forwards of one model, as a share of the largest logit.
@@ -123,7 +124,7 @@ class Probe:
     def tolerance(self) -> float:
         """Maximal difference of two correct forwards, as a share of the largest logit. Where keys and values are
         rounded, the last bits of a forward decide on the rounding of some of them, and each changes by an epsilon."""
-        rounding = 0.0 if self.kv is None else 2 * torch.finfo(self.kv).eps
+        rounding = 0.0 if self.kv is None else 2 * spacing(self.kv)
         return max(TOLERANCE[self.precision], rounding)
 
     @staticmethod
@@ -162,9 +163,10 @@ class Probe:
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
         expected = torch.cat(rows)
-        if kv is torch.float16 and not expected.isfinite().all():
-            reason = "logits over keys and values in float16 are not finite; use bfloat16, whose range is float32's"
-            raise InvalidOption(where="wrap", name="kv", value="float16", reason=reason)
+        if kv not in (None, torch.bfloat16) and not expected.isfinite().all():
+            form = str(kv).removeprefix("torch.")
+            reason = f"logits over keys and values in {form} are not finite; use bfloat16, whose range is float32's"
+            raise InvalidOption(where="wrap", name="kv", value=form, reason=reason)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
         probe = Probe(text, expected, arena, info.dtype, kv)
         if difference > probe.tolerance * float(expected.abs().max()):

@@ -81,7 +81,7 @@ class Observation:
         """Return the observation with keys and values in ``dtype``; None changes nothing."""
         if dtype is None:
             return self
-        return replace(self, kv={layer: replace(shape, dtype=dtype) for layer, shape in self.kv.items()})
+        return replace(self, kv={layer: shape.stored_in(dtype) for layer, shape in self.kv.items()})
 
 
 def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = ROUTES) -> Observation:

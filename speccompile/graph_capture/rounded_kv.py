@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from transformers.cache_utils import Cache
 
+from speccompile.ops.kv_rows import from_rows, to_rows
+
 #: All caches of the process share one class, which is changed for one thread at a time.
 _lock = threading.RLock()
 
@@ -33,7 +35,9 @@ def rounding_kv(dtype: torch.dtype | None) -> Iterator[None]:
             cache: Cache, key_states: torch.Tensor, value_states: torch.Tensor, *rest: Any, **options: Any
         ) -> tuple[torch.Tensor, torch.Tensor]:
             if threading.get_ident() == thread:
-                key_states, value_states = (given.to(dtype).to(given.dtype) for given in (key_states, value_states))
+                key_states, value_states = (
+                    from_rows(to_rows(given, dtype), given.dtype) for given in (key_states, value_states)
+                )
             return unrounded(cache, key_states, value_states, *rest, **options)
 
         Cache.update = update  # type: ignore[method-assign, assignment]

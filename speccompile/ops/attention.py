@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.ops.define import define
+from speccompile.ops.kv_rows import features_of, from_rows, is_rounded_to_8_bits
 from speccompile.ops.on_cuda import in_triton
 
 # Keys are read in multiples of this by attention_fixed_order: the key block of torch's CPU flash attention
@@ -73,7 +74,7 @@ def reference(
         ``[B, T, H, Dv]`` in the dtype of ``q``.
     """
     refuse_sizes(window, chunk)
-    keys, values = (cache_of_rows(cache, slots, pages).double() for cache in (k_cache, v_cache))
+    keys, values = (from_rows(cache_of_rows(cache, slots, pages), torch.float64) for cache in (k_cache, v_cache))
     group = q.shape[2] // keys.shape[2]
     keys, values = keys.repeat_interleave(group, dim=2), values.repeat_interleave(group, dim=2)
     scores = torch.einsum("bthd,bshd->bhts", q.double(), keys) * scale
@@ -196,7 +197,7 @@ def _row_by_row(
     # with an order that depends on the width and the KV heads copied for every query head.
     options = softcap is not None or sinks is not None or alibi
     products = options or k_cache.shape[3] != v_cache.shape[3]
-    out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    out = q.new_empty((*q.shape[:3], features_of(v_cache)))
     capacity = k_cache.shape[1] * (1 if pages is None else pages.shape[1])
     for row, (slot, places) in enumerate(zip(slots.tolist(), positions.tolist(), strict=True)):
         lowest, stop = min(places), max(places) + 1
@@ -212,6 +213,8 @@ def _row_by_row(
         if pages is not None:
             # Other rows write in pages that are not this row's.
             keys[exact[1] - start :], values[exact[1] - start :] = 0.0, 0.0
+        if is_rounded_to_8_bits(k_cache):
+            keys, values = from_rows(keys, q.dtype), from_rows(values, q.dtype)
         if products:
             tile = TILE if fixed_order else 1
             bias = None
@@ -247,7 +250,7 @@ def _node_by_node(
     alibi: bool,
 ) -> torch.Tensor:
     """Attention of each tree node over a copy of the keys on its path, in the order of their positions."""
-    out = q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    out = q.new_empty((*q.shape[:3], features_of(v_cache)))
     for row, slot in enumerate(slots.tolist()):
         root, ancestors = int(positions[row, 0]), parents[row].tolist()
         for node, position in enumerate(positions[row].tolist()):
@@ -363,7 +366,7 @@ def _attention_fixed_order(  # type: ignore[no-untyped-def]
 
 
 def _fake(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
-    return q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    return q.new_empty((*q.shape[:3], features_of(v_cache)))
 
 
 for _name, _kernel in (("attention", _attention), ("attention_fixed_order", _attention_fixed_order)):

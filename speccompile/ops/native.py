@@ -8,6 +8,7 @@ import torch
 from speccompile.ops.attention import SCHEMA
 from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
+from speccompile.ops.kv_rows import features_of
 from speccompile.ops.on_cuda import in_triton
 
 #: Forms of weights that are rounded, and that have the ops ``{form}_linear``, ``{form}_linears``, ``{form}_embedding``,
@@ -60,7 +61,7 @@ def _rounded_linears(x, packed, scales, biases, features):  # type: ignore[no-un
 
 def _native_attention(q, k_cache, v_cache, *rest, **options):  # type: ignore[no-untyped-def]
     """See ``speccompile::attention``."""
-    return q.new_empty((*q.shape[:3], v_cache.shape[3]))
+    return q.new_empty((*q.shape[:3], features_of(v_cache)))
 
 
 define(

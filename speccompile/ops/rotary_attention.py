@@ -8,6 +8,7 @@ from speccompile.ops.attention import SCHEMA, refuse_sizes
 from speccompile.ops.attention import reference as attention
 from speccompile.ops.cpu.library import BASE
 from speccompile.ops.define import define
+from speccompile.ops.kv_rows import to_rows
 
 ROTARY_SCHEMA = SCHEMA.replace(
     "(Tensor q, Tensor k_cache, Tensor v_cache,",
@@ -63,8 +64,8 @@ def reference(
     at = slots[:, None], places
     if pages is not None:
         at = pages[slots[:, None], places // k_cache.shape[1]], places % k_cache.shape[1]
-    k_cache.index_put_(at, rotate(k, cos, sin).to(k_cache.dtype))
-    v_cache.index_put_(at, v.to(v_cache.dtype))
+    k_cache.index_put_(at, to_rows(rotate(k, cos, sin), k_cache.dtype))
+    v_cache.index_put_(at, to_rows(v, v_cache.dtype))
     options = scale, window, chunk, softcap, sinks, parents, pages
     return attention(rotate(q, cos, sin), k_cache, v_cache, slots, positions, *options).contiguous()
 

@@ -8,7 +8,7 @@ from typing import Any, Literal, get_args
 from speccompile.errors import InvalidOption
 
 #: ``same`` is the model's own dtype. The others are dtypes of torch, by name.
-KVForm = Literal["same", "bfloat16", "float16"]
+KVForm = Literal["same", "bfloat16", "float16", "int8"]
 KV_FORMS: tuple[KVForm, ...] = get_args(KVForm)
 
 

@@ -172,8 +172,9 @@ def test_a_request_waits_for_pages_and_later_ones_do_not_overtake_it() -> None:
         assert third.result().token_ids == spec.engine.submit([7], max_new_tokens=2, eos_token_id=[]).result().token_ids
 
 
-def test_adapters_and_forms_of_kv_have_pages(sizes: dict[str, Any]) -> None:
-    with wrap(tiny_llama(), "ngram", tiers=(0, 3), kv="float16", adapters=Adapters(2, 8), **sizes) as spec:
+@pytest.mark.parametrize("form", ["float16", "int8"])
+def test_adapters_and_forms_of_kv_have_pages(form: Any, sizes: dict[str, Any]) -> None:
+    with wrap(tiny_llama(), "ngram", tiers=(0, 3), kv=form, adapters=Adapters(2, 8), **sizes) as spec:
         assert spec.check(PROMPTS, max_new_tokens=NEW_TOKENS)
 
 

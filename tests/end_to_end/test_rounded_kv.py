@@ -1,4 +1,5 @@
-"""``kv="bfloat16"`` and ``kv="float16"``: the text is the model's own over keys and values that are rounded once."""
+"""``kv="bfloat16"``, ``kv="float16"`` and ``kv="int8"``: the text is the model's own over keys and values that are
+rounded once."""
 
 from __future__ import annotations
 
@@ -29,6 +30,17 @@ TREE = Tree.dynamic(7, 3, 3)
 PROMPTS = [periodic(seed=2)[:38], periodic(seed=3)[:17], [7] * 33]
 
 
+def rounded(given: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """``given [B, H, T, D]`` over the numbers of ``dtype``; for int8 those of llama.cpp's ``q8_0``, block by block."""
+    if dtype is not torch.int8:
+        return given.to(dtype).to(given.dtype)
+    found = given.float().clone()
+    for block in found.split(32, dim=-1):
+        scale = (block.abs().amax(-1, keepdim=True) / 127).half().float()
+        block.copy_(torch.where(scale == 0, 0, (block / scale).round() * scale))
+    return found.to(given.dtype)
+
+
 class RoundedCache(DynamicCache):
     """transformers' cache, which keeps what it receives in another dtype."""
 
@@ -37,8 +49,8 @@ class RoundedCache(DynamicCache):
         self.kept_in = dtype
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *rest: Any, **options: Any) -> Any:
-        rounded = (given.to(self.kept_in).to(given.dtype) for given in (keys, values))
-        return super().update(*rounded, *rest, **options)
+        kept = (rounded(given, self.kept_in) for given in (keys, values))
+        return super().update(*kept, *rest, **options)
 
 
 def own_texts(model: PreTrainedModel, form: str) -> list[list[int]]:
@@ -74,8 +86,9 @@ def test_texts_of_families(name: str, form: Any, sizes: dict[str, Any]) -> None:
         assert spec.check(PROMPTS, max_new_tokens=NEW_TOKENS)
 
 
+@pytest.mark.parametrize("form", ["float16", "int8"])
 @pytest.mark.parametrize("mode", ["suffix", "eagle3_one_model", "draft_target", "early_exit"])
-def test_texts_of_modes_in_chains_and_trees(mode: str, sizes: dict[str, Any]) -> None:
+def test_texts_of_modes_in_chains_and_trees(mode: str, form: Any, sizes: dict[str, Any]) -> None:
     model = tiny_llama(layers=4)
     draft: dict[str, Any] = {
         "eagle3_one_model": {"draft": Eagle3Head.random(model, taps=(0, 1, 1))},
@@ -83,10 +96,10 @@ def test_texts_of_modes_in_chains_and_trees(mode: str, sizes: dict[str, Any]) ->
         "early_exit": {"exit_layer": 2},
     }
     trees = () if mode == "early_exit" else (TREE,)
-    with wrap(model, mode, tiers=(0, 3, *trees), kv="float16", **sizes, **draft.get(mode, {})) as spec:
+    with wrap(model, mode, tiers=(0, 3, *trees), kv=form, **sizes, **draft.get(mode, {})) as spec:
         for tier in (0, 3, *trees):
             spec.engine.policy = Fixed(tier)
-            assert speculative(spec, PROMPTS) == own_texts(model, "float16")
+            assert speculative(spec, PROMPTS) == own_texts(model, form)
 
 
 def test_the_check_is_against_the_rounded_model(sizes: dict[str, Any]) -> None:
@@ -138,7 +151,7 @@ def test_a_package_keeps_the_form(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("value", ["int3", None, torch.float16])
 def test_other_forms_are_refused(value: Any) -> None:
-    with raises(InvalidOption, name="kv", reason=re.compile("choose from same, bfloat16, float16")):
+    with raises(InvalidOption, name="kv", reason=re.compile("choose from same, bfloat16, float16, int8")):
         wrap(tiny_llama(), "ngram", kv=value, **SIZES)  # type: ignore[arg-type]
 
 

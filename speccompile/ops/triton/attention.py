@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from speccompile.ops.attention import refuse_sizes
+from speccompile.ops.kv_rows import is_rounded_to_8_bits
 from speccompile.ops.triton.attention_call import AttentionCall
 from speccompile.ops.triton.attention_combine import combine_launch
 from speccompile.ops.triton.attention_partial import partial_launch
@@ -57,17 +58,17 @@ def attention(*arguments: Any, fixed_order: bool = False, **options: Any) -> tor
     call = AttentionCall(*arguments, **options)
     q, k_cache, v_cache = call.q, call.k_cache, call.v_cache
     refuse_sizes(call.window, call.chunk)
-    if not {q.dtype, k_cache.dtype} <= {*DTYPES} or v_cache.dtype is not k_cache.dtype:
+    if q.dtype not in DTYPES or k_cache.dtype not in (*DTYPES, torch.int8) or v_cache.dtype is not k_cache.dtype:
         raise RuntimeError(
-            "speccompile::attention on CUDA accepts queries, and keys and values of one dtype, in float16, bfloat16 or "
-            f"float32, not {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
+            "speccompile::attention on CUDA accepts queries in float16, bfloat16 or float32, and keys and values of "
+            f"one of these dtypes or int8, not {q.dtype}, {k_cache.dtype} and {v_cache.dtype}"
         )
     if k_cache.stride(-1) != 1 or v_cache.stride(-1) != 1:
         raise RuntimeError("speccompile::attention on CUDA needs caches whose last dimension is contiguous")
     rows, width, heads, _, _, value_dim, _ = call.sizes
     if call.pages is not None and k_cache.shape[1] % MOST_KEYS:
         raise RuntimeError(f"speccompile::attention on CUDA needs pages of a multiple of {MOST_KEYS} positions")
-    plan = plan_attention(*call.sizes, q.dtype, fixed_order)
+    plan = plan_attention(*call.sizes, q.dtype, fixed_order, is_rounded_to_8_bits(k_cache))
     out = q.new_empty((rows, width, heads, value_dim))
     workspace = q.new_empty(workspace_size(plan, rows, width, heads, value_dim), dtype=torch.float32)
     call = replace(

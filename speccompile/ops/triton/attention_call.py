@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from speccompile.ops.kv_rows import features_of
+
 LOG2_E = math.log2(math.e)
 
 
@@ -33,7 +35,8 @@ class AttentionCall:
     def sizes(self) -> tuple[int, int, int, int, int, int, int]:
         """B, T, H, G, D, Dv and S."""
         rows, width, heads, dim = self.q.shape
-        size, groups, value_dim = self.v_cache.shape[1:]
+        size, groups = self.v_cache.shape[1:3]
+        value_dim = features_of(self.v_cache)
         capacity = size if self.pages is None else size * self.pages.shape[1]
         return rows, width, heads, groups, dim, value_dim, capacity
 

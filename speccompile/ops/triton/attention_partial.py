@@ -29,6 +29,33 @@ def _load_rows(pointers, rows, columns, SIZE: tl.constexpr, PADDED: tl.constexpr
 
 
 @triton.jit
+def _load_cached(  # type: ignore[no-untyped-def]
+    block,
+    places,
+    columns,
+    stride,
+    rows,
+    dtype: tl.constexpr,
+    SIZE: tl.constexpr,
+    PADDED: tl.constexpr,
+    KEYS: tl.constexpr,
+):
+    """Keys or values ``[keys, PADDED]`` of a block in ``dtype``. Rows of 8 bits are those of ``ops/kv_rows.py``."""
+    at = block + places[:, None] * stride
+    found = _load_rows(at + columns[None, :], rows, columns, SIZE, PADDED)
+    if block.dtype.element_ty == tl.int8:
+        GROUP: tl.constexpr = min(32, PADDED)
+        GROUPS: tl.constexpr = PADDED // GROUP
+        group = tl.arange(0, GROUPS)
+        pointers = (at + SIZE).to(tl.pointer_type(tl.float16)) + group[None, :]
+        scales = _load_rows(pointers, rows, group, (SIZE + GROUP - 1) // GROUP, GROUPS).to(tl.float32)
+        widened = found.to(tl.float32).reshape(KEYS, GROUPS, GROUP) * scales[:, :, None]
+        return widened.reshape(KEYS, PADDED).to(dtype)
+    else:
+        return found.to(dtype)
+
+
+@triton.jit
 def _attend(  # type: ignore[no-untyped-def]
     block,
     top,
@@ -76,8 +103,8 @@ def _attend(  # type: ignore[no-untyped-def]
         k_cache += page * k_slot
         v_cache += page * v_slot
     k_block = k_cache + first_place * k_place
-    keys = _load_rows(k_block + within[:, None] * k_place + feature[None, :], live, feature, DIM, PADDED_DIM)
-    scores = tl.dot(queries, tl.trans(keys.to(queries.dtype)), input_precision="ieee") * scale
+    keys = _load_cached(k_block, within, feature, k_place, live, queries.dtype, DIM, PADDED_DIM, KEYS)
+    scores = tl.dot(queries, tl.trans(keys), input_precision="ieee") * scale
     if cap is not None:
         scores = _tanh(scores) * cap
     if slopes is not None:
@@ -101,10 +128,9 @@ def _attend(  # type: ignore[no-untyped-def]
     total = total * shrink + tl.sum(weights, 1)
     value = tl.arange(0, PADDED_VALUE_DIM)
     v_block = v_cache + first_place * v_place
-    values = _load_rows(v_block + within[:, None] * v_place + value[None, :], live, value, VALUE_DIM, PADDED_VALUE_DIM)
-    if WIDEN:
-        weights = weights.to(values.dtype)
-    values = values.to(queries.dtype)
+    values = _load_cached(v_block, within, value, v_place, live, queries.dtype, VALUE_DIM, PADDED_VALUE_DIM, KEYS)
+    if WIDEN and v_cache.dtype.element_ty != tl.int8:
+        weights = weights.to(v_cache.dtype.element_ty)
     weights = weights.to(values.dtype)
     out = tl.dot(weights, values, out * shrink[:, None], input_precision="ieee")
     return higher, total, out

@@ -50,8 +50,9 @@ def plan_attention(
     capacity: int,
     dtype: torch.dtype,
     fixed_order: bool,
+    in_8_bits: bool = False,
 ) -> AttentionPlan:
-    """The plan for B rows of T queries with H heads over G KV heads and a cache of S places.
+    """The plan for B rows of T queries with H heads over G KV heads and a cache of S places, perhaps of rows of 8 bits.
 
     With ``fixed_order`` nothing that orders a query's reduction (``queries``, ``keys``, ``blocks``, ``warps``)
     depends on B or T.
@@ -62,6 +63,8 @@ def plan_attention(
         most, keys = 16, 32 if widest <= 256 else 16
     else:
         most, keys = 64 if widest <= 256 else 32, MOST_KEYS if widest <= 128 else 32
+        if in_8_bits:
+            most, keys = 32, MOST_KEYS if widest <= 64 else 32
     per_group = heads // groups
     packed = per_group if fixed_order else per_group * width
     queries = min(most, max(LEAST_QUERIES, power_of_2(packed)))
@@ -69,7 +72,7 @@ def plan_attention(
     all_blocks = -(-capacity // keys)
     splits = MAX_SPLITS if fixed_order else max(1, min(MAX_SPLITS, PROGRAMS // (rows * groups * tiles)))
     blocks = max(LEAST_BLOCKS, -(-all_blocks // splits))
-    warps = 8 if widest > 128 or widest * max(queries, 2 * keys if dtype.itemsize == 4 else 0) > 64 * 64 else 4
+    warps = 8 if in_8_bits and widest <= 64 or widest > 128 or widest * max(queries, 2 * keys if dtype.itemsize == 4 else 0) > 64 * 64 else 4
     return AttentionPlan(
         queries, keys, blocks, tiles, -(-all_blocks // blocks), warps, stages=3 if widest <= 128 else 2
     )

@@ -104,7 +104,8 @@ def _write(
 def _unrounded(written: object, queries: fx.Node) -> fx.Node:
     """Keys or values before they are rounded to the dtype of the cache, if it is not that of the queries."""
     assert isinstance(written, fx.Node)
-    rounds = written.target is aten.to.dtype and written.meta["val"].dtype is not queries.meta["val"].dtype
+    rounds = written.target in (aten.to.dtype, torch.ops.speccompile.round_kv.default)
+    rounds = rounds and written.meta["val"].dtype is not queries.meta["val"].dtype
     return _first(written) if rounds else written
 
 

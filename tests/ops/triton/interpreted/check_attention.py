@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
 
 from speccompile.ops.attention import reference
+from speccompile.ops.kv_rows import features_of, from_rows, to_rows
 from speccompile.ops.on_cuda import cuda_kernel
 from speccompile.ops.triton.attention import attention, attention_launches
 from speccompile.ops.triton.attention_call import AttentionCall
@@ -44,7 +45,8 @@ class Case:
         """The result and the stats ``[2, B, splits, T, H]`` that partial results left (NaN where nothing was); of one
         split there are none."""
         rows, width, heads, _ = self.q.shape
-        capacity, groups, value_dim = self.v_cache.shape[1:]
+        capacity, groups = self.v_cache.shape[1:3]
+        value_dim = features_of(self.v_cache)
         tiles = -(-width * heads // groups // queries)
         plan = AttentionPlan(queries, keys, blocks, tiles, -(-capacity // (keys * blocks)), warps=4, stages=2)
         workspace = torch.full((workspace_size(plan, rows, width, heads, value_dim),), torch.nan)
@@ -105,10 +107,10 @@ def make(
     slots = torch.randperm(rows + 1, generator=generator)[:rows]
     caches = []
     for size in (dim, value_dim or dim):
-        cache = torch.full((rows + 1, capacity, groups, size), torch.nan, dtype=cached or dtype)
+        cache = torch.full((rows + 1, capacity, groups, size), torch.nan)
         for slot, start in zip(slots.tolist(), starts, strict=True):
-            cache[slot, : start + width] = real(start + width, groups, size)
-        caches.append(cache)
+            cache[slot, : start + width] = real(start + width, groups, size).float()
+        caches.append(to_rows(cache, cached or dtype))
     # A view as models hand it over.
     q = real(rows, groups * per_group, width, dim).transpose(1, 2)
     return Case(q, caches[0], caches[1], slots, positions, dim**-0.5, options)
@@ -140,7 +142,7 @@ shapes = st.fixed_dictionaries(
         "value_dim": st.sampled_from([None, 8, 96]),
         "capacity": st.integers(9, 90),
         "dtype": st.sampled_from(list(TOLERANCE)),
-        "cached": st.sampled_from([None, *TOLERANCE]),
+        "cached": st.sampled_from([None, *TOLERANCE, torch.int8]),
         "seed": st.integers(0, 10**6),
     }
 )
@@ -158,7 +160,9 @@ def assert_close(got: torch.Tensor, case: Case) -> None:
 
 def case_without_nan(case: Case) -> Case:
     """The reference multiplies hidden values by 0 instead of leaving them out."""
-    return replace(case, k_cache=case.k_cache.nan_to_num(), v_cache=case.v_cache.nan_to_num())
+    caches = case.k_cache, case.v_cache
+    keys, values = (to_rows(from_rows(cache, torch.float32).nan_to_num(), cache.dtype) for cache in caches)
+    return replace(case, k_cache=keys, v_cache=values)
 
 
 @no_shrinking(12)
@@ -166,6 +170,13 @@ def case_without_nan(case: Case) -> Case:
 def test_the_kernels_are_the_reference(fields: dict[str, Any], options: dict[str, Any], plan: dict[str, int]) -> None:
     case = make(**fields, **options)
     assert_close(case.run(**plan)[0], case)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize("dim", [16, 80])
+def test_keys_and_values_of_8_bits(dim: int, dtype: torch.dtype) -> None:
+    case = make(dim=dim, value_dim=64, dtype=dtype, cached=torch.int8, tree=dim == 80, width=5)
+    assert_close(case.run(keys=32)[0], case)
 
 
 @pytest.mark.parametrize(
@@ -289,7 +300,7 @@ def test_what_the_ops_are_on_cuda(fixed_order: bool) -> None:
 
 def test_other_dtypes_are_refused() -> None:
     case = make(dtype=torch.float32)
-    with pytest.raises(RuntimeError, match="accepts queries, and keys and values of one dtype"):
+    with pytest.raises(RuntimeError, match=r"accepts queries in .*, and keys and values of one of"):
         attention(case.q.double(), case.k_cache, case.v_cache, case.slots, case.positions, case.scale)
     with pytest.raises(RuntimeError, match=re.escape("not torch.float32, torch.float16 and torch.float32")):
         attention(case.q, case.k_cache.half(), case.v_cache, case.slots, case.positions, case.scale)

@@ -6,8 +6,7 @@
 #include "attention.h"
 
 #include "buffer.h"
-#include "turn.h"
-#include "vectors.h"
+#include "cached_rows.h"
 
 #include <cmath>
 #include <limits>
@@ -60,7 +59,7 @@ int64_t part_floats(const Attention& p, int64_t queries) {
 template <typename T>
 void fetch_rows(
     const T* rows, int64_t stride, int64_t count, int64_t features, int64_t begin, int64_t end, int64_t whole) {
-  const int64_t bytes = features * static_cast<int64_t>(sizeof(T)), lines = (bytes + kCacheLine - 1) / kCacheLine;
+  const int64_t bytes = row_size<T>(features) * static_cast<int64_t>(sizeof(T)), lines = (bytes + kCacheLine - 1) / kCacheLine;
   for (int64_t row = 0; row < count; ++row) {
     const char* from = reinterpret_cast<const char*>(rows + row * stride);
     for (int64_t line = lines * begin / whole; line < lines * end / whole; ++line) {
@@ -73,21 +72,21 @@ void fetch_rows(
 // After some features of some keys `each(first key, first feature, last feature)` is called.
 template <typename T, typename Each>
 void turn_over(const T* from, int64_t stride, int64_t live, int64_t depth, float* to, Each each) {
-  alignas(64) T square[kSide * kSide];
+  alignas(64) float square[kSide * kSide];
   for (int64_t place = 0; place < kColumns; place += kSide) {
     const int64_t count = std::clamp<int64_t>(live - place, 0, kSide);
     for (int64_t feature = 0; feature < depth; feature += kSide) {
       const int64_t wanted = std::min(kSide, depth - feature);
-      const T* first = from + place * stride + feature;
+      const T* first = from + place * stride;
       float* turned = to + feature * kColumns + place;
       if (count == kSide && wanted == kSide) {
-        turn_square(first, stride, turned, kColumns);
+        turn_square(SquareOf<T>(first, stride, depth, feature), turned, kColumns);
       } else {
-        std::fill_n(square, kSide * kSide, T(0.0f));
+        std::fill_n(square, kSide * kSide, 0.0f);
         for (int64_t i = 0; i < count; ++i) {
-          std::copy_n(first + i * stride, wanted, square + i * kSide);
+          widen_row(first + i * stride, depth, feature, wanted, square + i * kSide);
         }
-        turn_square(square, kSide, turned, kColumns);
+        turn_square(Square<float>{square, kSide}, turned, kColumns);
       }
       each(place, feature, feature + wanted);
     }
@@ -215,8 +214,15 @@ class Stream {
   int64_t each_ = 0;
 };
 
-// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. Values whose size is no multiple of kColumns
-// are copied.
+// A value in float32, with zeros after it.
+template <typename T>
+void widen_value(const Attention& p, const T* value, float* to) {
+  widen_row(value, p.value_depth, 0, p.value_depth, to);
+  std::fill(to + p.value_depth, to + padded(p.value_depth), 0.0f);
+}
+
+// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. Values of 8 bits, and those
+// whose size is no multiple of kColumns, are copied.
 template <typename T>
 void add_up(
     const Attention& p, int64_t queries, const float* weights, const T* values, int64_t places, float* sums,
@@ -229,14 +235,15 @@ void add_up(
           stream.next(places));
     }
   };
-  if (columns == p.value_depth) {
-    multiply(values, p.v.place);
-    return;
+  if constexpr (!std::is_same_v<T, int8_t>) {
+    if (columns == p.value_depth) {
+      multiply(values, p.v.place);
+      return;
+    }
   }
   float* copied = scratch().values.at_least(kBlock * columns);
   for (int64_t place = 0; place < places; ++place) {
-    float* to = std::copy_n(values + place * p.v.place, p.value_depth, copied + place * columns);
-    std::fill_n(to, columns - p.value_depth, 0.0f);
+    widen_value(p, values + place * p.v.place, copied + place * columns);
   }
   multiply(static_cast<const float*>(copied), columns);
 }
@@ -313,7 +320,8 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
   const Item item{&piece, 1, block};
   const T *keys = first_of<T>(p, p.k, item), *values = first_of<T>(p, p.v, item);
   const int64_t tile = padded(p.depth) * kColumns;
-  float* turned = scratch().keys.at_least(kBlock / kColumns * tile);
+  float* turned = scratch().keys.at_least(kBlock / kColumns * tile + p.depth);
+  float* wide = turned + kBlock / kColumns * tile;
   float* scores = scratch().scores.at_least(count * kBlock);
   const auto multiply = [&](int64_t query, int64_t many, int64_t column) {
     product<float>(
@@ -356,8 +364,9 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
     over_ancestors(at, [&](int64_t column, int64_t place) {
       const T* key = place_of<T>(p.k, p.pages, slot, place) + piece.group * p.k.head;
       float* to = turned + column / kColumns * tile + column % kColumns;
+      widen_row(key, p.depth, 0, p.depth, wide);
       for (int64_t i = 0; i < p.depth; ++i) {
-        to[i * kColumns] = static_cast<float>(key[i]);
+        to[i * kColumns] = wide[i];
       }
     });
     for (int64_t column = whole; column < places; column += kColumns) {
@@ -375,8 +384,7 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
     const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, common, std::max(common, places));
     over_ancestors(at, [&](int64_t column, int64_t place) {
       const T* value = place_of<T>(p.v, p.pages, slot, place) + piece.group * p.v.head;
-      float* to = std::copy_n(value, p.value_depth, rows + column * part.columns);
-      std::fill_n(to, part.columns - p.value_depth, 0.0f);
+      widen_value(p, value, rows + column * part.columns);
     });
     if (first < places) {
       for (int64_t i = 0; i < part.columns; i += kColumns) {
@@ -439,7 +447,7 @@ void attend_block(const Attention& p, const float* queries, const Item& item, fl
   const auto of_group = [&](int64_t i) {
     return queries + ((piece.group + i) * p.rows * p.width + piece.first) * group_size(p) * p.depth;
   };
-  with_type(p.cache_type, [&](auto zero) {
+  with_cached(p.cache_type, p.in_8_bits, [&](auto zero) {
     using T = decltype(zero);
     if (p.parents == nullptr || (item.block + 1) * kBlock <= root_of(p, piece)) {
       block_parts<T>(p, of_group(0), item, parts, step);

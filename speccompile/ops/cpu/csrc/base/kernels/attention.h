@@ -41,7 +41,8 @@ struct Attention {
   int64_t rows, width, heads, groups, depth, value_depth;
   int64_t cache_slots, cache_places;  // A slot's places, in all of its pages.
   int64_t cache_pages;
-  Type type, cache_type;  // Of queries and results, and of what the cache has.
+  Type type, cache_type;  // Of queries and results, and of what the cache has,
+  bool in_8_bits;         // unless that is rows of 8 bits, see cached_rows.h.
   Heads q;
   Cache k, v;
   Pages pages;

@@ -3,7 +3,8 @@
 // x * cos + rotate_half(x) * sin, rounded once.
 #include "attention.h"
 
-#include "vectors.h"
+#include "buffer.h"
+#include "cached_rows.h"
 
 namespace speccompile {
 namespace {
@@ -41,11 +42,24 @@ void fetch_written(const Attention& p, int64_t place) {
   const auto fetch = [&](const Cache& cache, int64_t features) {
     const Cached* const to = place_of<Cached>(cache, p.pages, p.slots[place / p.width], written(p, place));
     for (int64_t head = 0; head < p.groups; ++head) {
-      fetch_lines_to_write(to + head * cache.head, features * static_cast<int64_t>(sizeof(Cached)));
+      fetch_lines_to_write(to + head * cache.head, row_size<Cached>(features) * static_cast<int64_t>(sizeof(Cached)));
     }
   };
   fetch(p.k, p.depth);
   fetch(p.v, p.value_depth);
+}
+
+// Writes a row into the cache: `produce(write)` calls `write(i, values, count)` for all of its features.
+template <typename Cached, typename Produce>
+void write_row(int64_t features, Cached* to, const Produce& produce) {
+  if constexpr (std::is_same_v<Cached, int8_t>) {
+    thread_local Buffer buffer;
+    float* const wide = buffer.at_least(features);
+    produce([wide](int64_t i, const Vec& values, int64_t count) { store(values, wide + i, count); });
+    round_row(wide, features, to);
+  } else {
+    produce([to](int64_t i, const Vec& values, int64_t count) { store(values, to + i, count); });
+  }
 }
 
 // Keys and values are rounded to T, as queries are, and then to what the cache has.
@@ -72,17 +86,21 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
   }
   for (int64_t head = 0; head < p.groups; ++head) {
     Cached* key = place_of<Cached>(p.k, p.pages, p.slots[row], at) + head * p.k.head;
-    rotate(
-        head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
-        [key](int64_t i, const Vec& values, int64_t count) {
-          store(std::is_same_v<T, Cached> ? values : rounded<T>(values), key + i, count);
-        });
+    write_row(p.depth, key, [&](auto write) {
+      rotate(
+          head_of<T>(r.k, p.width, place, head), cos, sin, r.features, p.depth,
+          [write](int64_t i, const Vec& values, int64_t count) {
+            write(i, std::is_same_v<T, Cached> ? values : rounded<T>(values), count);
+          });
+    });
     const T* value = head_of<T>(r.v, p.width, place, head);
     Cached* to = place_of<Cached>(p.v, p.pages, p.slots[row], at) + head * p.v.head;
     if constexpr (std::is_same_v<T, Cached>) {
       std::copy_n(value, p.value_depth, to);
     } else {
-      by_vectors(p.value_depth, [&](int64_t i, int64_t count) { store(load(value + i, count), to + i, count); });
+      write_row(p.value_depth, to, [&](auto write) {
+        by_vectors(p.value_depth, [&](int64_t i, int64_t count) { write(i, load(value + i, count), count); });
+      });
     }
   }
 }
@@ -91,7 +109,7 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
 
 void prepare(const Attention& p, int64_t first, int64_t last, float* queries) {
   with_type(p.type, [&](auto given) {
-    with_type(p.cache_type, [&](auto cached) {
+    with_cached(p.cache_type, p.in_8_bits, [&](auto cached) {
       for (int64_t place = first; p.rotates && place < last; ++place) {
         fetch_written<decltype(cached)>(p, place);
       }

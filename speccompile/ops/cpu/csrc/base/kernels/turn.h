@@ -18,28 +18,36 @@ constexpr int64_t kSide = 16;
 
 #if defined(CPU_CAPABILITY_AVX512)
 
-inline __m512 sixteen(const float* from) {
+inline __m512 several(const float* from) {
   return _mm512_loadu_ps(from);
 }
 
-inline __m512 sixteen(const c10::Half* from) {
+inline __m512 several(const c10::Half* from) {
   return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
 }
 
-inline __m512 sixteen(const c10::BFloat16* from) {
+inline __m512 several(const c10::BFloat16* from) {
   const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(from));
   return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
 }
 
-// to[j * to_stride + i] = from[i * stride + j], for i and j below kSide.
-template <typename T>
-[[gnu::always_inline]] inline void turn_square(const T* from, int64_t stride, float* to, int64_t to_stride) {
+inline __m512 several(const int8_t* from) {
+  return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
+}
+
+inline __m512 scaled(__m512 values, float scale) {
+  return _mm512_mul_ps(values, _mm512_set1_ps(scale));
+}
+
+// to[j * to_stride + i] = square(i, j), for i and j below kSide. `square.vector(i, j)` has as many columns as `several` reads.
+template <typename Source>
+[[gnu::always_inline]] inline void turn_square(const Source& square, float* to, int64_t to_stride) {
   const auto doubles = [](__m512 row) { return _mm512_castps_pd(row); };
   const auto floats = [](__m512d row) { return _mm512_castpd_ps(row); };
   __m512 rows[16], others[16];
 #pragma GCC unroll 16
   for (int i = 0; i < 16; ++i) {
-    rows[i] = sixteen(from + i * stride);
+    rows[i] = square.vector(i, 0);
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
@@ -69,26 +77,35 @@ template <typename T>
 
 #elif defined(CPU_CAPABILITY_AVX2)
 
-inline __m256 eight(const float* from) {
+inline __m256 several(const float* from) {
   return _mm256_loadu_ps(from);
 }
 
-inline __m256 eight(const c10::Half* from) {
+inline __m256 several(const c10::Half* from) {
   return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from)));
 }
 
-inline __m256 eight(const c10::BFloat16* from) {
+inline __m256 several(const c10::BFloat16* from) {
   const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
 }
 
+inline __m256 several(const int8_t* from) {
+  return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
+}
+
+inline __m256 scaled(__m256 values, float scale) {
+  return _mm256_mul_ps(values, _mm256_set1_ps(scale));
+}
+
 // A quarter of a square.
-template <typename T>
-[[gnu::always_inline]] inline void turn_quarter(const T* from, int64_t stride, float* to, int64_t to_stride) {
+template <typename Source>
+[[gnu::always_inline]] inline void turn_quarter(
+    const Source& square, int64_t row, int64_t column, float* to, int64_t to_stride) {
   __m256 rows[8], others[8];
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
-    rows[i] = eight(from + i * stride);
+    rows[i] = square.vector(row + i, column);
   }
 #pragma GCC unroll 4
   for (int i = 0; i < 8; i += 2) {
@@ -109,13 +126,13 @@ template <typename T>
   }
 }
 
-template <typename T>
-[[gnu::always_inline]] inline void turn_square(const T* from, int64_t stride, float* to, int64_t to_stride) {
+template <typename Source>
+[[gnu::always_inline]] inline void turn_square(const Source& square, float* to, int64_t to_stride) {
 #pragma GCC unroll 2
   for (int64_t i = 0; i < kSide; i += 8) {
 #pragma GCC unroll 2
     for (int64_t j = 0; j < kSide; j += 8) {
-      turn_quarter(from + i * stride + j, stride, to + j * to_stride + i, to_stride);
+      turn_quarter(square, i, j, to + j * to_stride + i, to_stride);
     }
   }
 }
@@ -123,15 +140,33 @@ template <typename T>
 #else
 
 template <typename T>
-inline void turn_square(const T* from, int64_t stride, float* to, int64_t to_stride) {
+inline float several(const T* from) {
+  return static_cast<float>(*from);
+}
+
+inline float scaled(float value, float scale) {
+  return value * scale;
+}
+
+template <typename Source>
+inline void turn_square(const Source& square, float* to, int64_t to_stride) {
   for (int64_t i = 0; i < kSide; ++i) {
     for (int64_t j = 0; j < kSide; ++j) {
-      to[j * to_stride + i] = static_cast<float>(from[i * stride + j]);
+      to[j * to_stride + i] = square.vector(i, j);
     }
   }
 }
 
 #endif
+
+// A square of a matrix, as turn_square reads it.
+template <typename T>
+struct Square {
+  const T* from;
+  int64_t stride;
+
+  auto vector(int64_t row, int64_t column) const { return several(from + row * stride + column); }
+};
 
 }  // namespace
 }  // namespace speccompile

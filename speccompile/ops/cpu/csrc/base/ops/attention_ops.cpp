@@ -3,6 +3,7 @@
 
 #include <optional>
 
+#include "../kernels/cached_rows.h"
 #include "attend.h"
 #include "kernel_calls.h"
 #include "ops.h"
@@ -39,6 +40,16 @@ Heads heads_of(const Tensor& tensor) {
 
 Cache cache_of(const Tensor& tensor) {
   return {tensor.data_ptr(), tensor.stride(0), tensor.stride(1), tensor.stride(2)};
+}
+
+bool is_in_8_bits(const Tensor& cache) {
+  return cache.scalar_type() == ScalarType::Char;
+}
+
+// As features_of in ops/kv_rows.py.
+int64_t features_of(const Tensor& cache) {
+  const int64_t size = cache.size(3);
+  return is_in_8_bits(cache) ? size - 2 * ((size + kScaled + 1) / (kScaled + 2)) : size;
 }
 
 bool is_dense(const Tensor& tensor) {
@@ -78,7 +89,7 @@ Attention problem_of(
   problem.heads = q.size(2);
   problem.groups = k_cache.size(2);
   problem.depth = q.size(3);
-  problem.value_depth = v_cache.size(3);
+  problem.value_depth = features_of(v_cache);
   problem.cache_slots = problem.cache_pages = k_cache.size(0);
   problem.cache_places = k_cache.size(1);
   if (own.pages) {
@@ -90,7 +101,11 @@ Attention problem_of(
     problem.cache_places = problem.pages.count * problem.pages.size;
   }
   problem.type = type_of(q);
-  problem.cache_type = type_of(k_cache);
+  problem.in_8_bits = is_in_8_bits(k_cache);
+  problem.cache_type = problem.in_8_bits ? problem.type : type_of(k_cache);
+  STD_TORCH_CHECK(
+      !problem.in_8_bits || features_of(k_cache) == problem.depth,
+      "speccompile::attention: rows of 8 bits hold ", features_of(k_cache), " features, and queries have ", problem.depth);
   problem.q = heads_of(q);
   problem.k = cache_of(k_cache);
   problem.v = cache_of(v_cache);
@@ -123,7 +138,7 @@ Arguments arguments_of(
 }
 
 Tensor new_output(const Tensor& q, const Tensor& v_cache) {
-  return new_tensor({q.size(0), q.size(1), q.size(2), v_cache.size(3)}, dtype_of(q));
+  return new_tensor({q.size(0), q.size(1), q.size(2), features_of(v_cache)}, dtype_of(q));
 }
 
 void check_rotary(
