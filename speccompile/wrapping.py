@@ -127,8 +127,9 @@ def wrap(
             the scale with the least loss at large inputs. It must be of this model, and have the inputs of all weights
             in ``int4``.
         kv: The form of cached keys and values. ``bfloat16`` and ``float16`` round each once, when it is written: the
-            arena needs half the bytes of float32, and steps without drafts at long contexts are faster. That is another
-            model; ``spec.check`` compares with it. A drafter's network keeps its own dtype.
+            arena needs half the bytes of float32, and steps without drafts at long contexts are faster. ``int8`` needs
+            little more than a quarter: 32 features share a scale. That is another model; ``spec.check`` compares with
+            it. A drafter's network keeps its own dtype.
         kv_memory: The size of a pool of pages of KV that all slots share, in tokens or as ``4GiB``. A request
             holds pages for the tokens that it has, and shares the whole pages of a beginning that another sequence has.
             While there are too few, requests wait, or stop and are read again later. None gives each slot a piece for
