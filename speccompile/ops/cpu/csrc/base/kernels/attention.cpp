@@ -6,7 +6,8 @@
 #include "attention.h"
 
 #include "buffer.h"
-#include "cached_rows.h"
+#include "float_products.h"
+#include "pair_products.h"
 
 #include <cmath>
 #include <limits>
@@ -18,12 +19,8 @@ namespace {
 constexpr int64_t kQueries = 48;
 static_assert(kColumns % kSide == 0 && kBlock % kColumns == 0);
 
-int64_t padded(int64_t size, int64_t to = kColumns) {
-  return (size + to - 1) / to * to;
-}
-
 struct Scratch {
-  Buffer keys, values, ancestors, scores, factors;
+  Buffer keys, ancestors, scores, factors;
 };
 
 Scratch& scratch() {
@@ -64,31 +61,6 @@ void fetch_rows(
     const char* from = reinterpret_cast<const char*>(rows + row * stride);
     for (int64_t line = lines * begin / whole; line < lines * end / whole; ++line) {
       __builtin_prefetch(from + line * kCacheLine, 0, 2);
-    }
-  }
-}
-
-// Writes to[padded(depth), kColumns]: `live` keys, of which there may be fewer than kColumns, turned over, then zeros.
-// After some features of some keys `each(first key, first feature, last feature)` is called.
-template <typename T, typename Each>
-void turn_over(const T* from, int64_t stride, int64_t live, int64_t depth, float* to, Each each) {
-  alignas(64) float square[kSide * kSide];
-  for (int64_t place = 0; place < kColumns; place += kSide) {
-    const int64_t count = std::clamp<int64_t>(live - place, 0, kSide);
-    for (int64_t feature = 0; feature < depth; feature += kSide) {
-      const int64_t wanted = std::min(kSide, depth - feature);
-      const T* first = from + place * stride;
-      float* turned = to + feature * kColumns + place;
-      if (count == kSide && wanted == kSide) {
-        turn_square(SquareOf<T>(first, stride, depth, feature), turned, kColumns);
-      } else {
-        std::fill_n(square, kSide * kSide, 0.0f);
-        for (int64_t i = 0; i < count; ++i) {
-          widen_row(first + i * stride, depth, feature, wanted, square + i * kSide);
-        }
-        turn_square(Square<float>{square, kSide}, turned, kColumns);
-      }
-      each(place, feature, feature + wanted);
     }
   }
 }
@@ -192,84 +164,30 @@ void weigh(const Attention& p, float* scores, int64_t queries, int64_t places, f
   }
 }
 
-// Memory that products fetch while they multiply, some bytes in each step: about as many as they read of theirs.
-class Stream {
- public:
-  Stream() = default;
-  Stream(const void* from, int64_t bytes, int64_t steps)
-      : from_(static_cast<const char*>(from)), each_((bytes + steps - 1) / steps) {}
-
-  // For the next product, which has so many steps.
-  Ahead next(int64_t steps) {
-    if (from_ == nullptr) {
-      return {};
-    }
-    const Ahead found{from_, each_};
-    from_ += steps * each_;
-    return found;
-  }
-
- private:
-  const char* from_ = nullptr;
-  int64_t each_ = 0;
-};
-
-// A value in float32, with zeros after it.
-template <typename T>
-void widen_value(const Attention& p, const T* value, float* to) {
-  widen_row(value, p.value_depth, 0, p.value_depth, to);
-  std::fill(to + p.value_depth, to + padded(p.value_depth), 0.0f);
-}
-
-// sums[queries, columns] = weights[queries, kBlock] * values[places, columns]. Values of 8 bits, and those
-// whose size is no multiple of kColumns, are copied.
-template <typename T>
-void add_up(
-    const Attention& p, int64_t queries, const float* weights, const T* values, int64_t places, float* sums,
-    Stream& stream) {
-  const int64_t columns = padded(p.value_depth);
-  const auto multiply = [&](const auto* rows, int64_t stride) {
-    for (int64_t column = 0; column < columns; column += kColumns) {
-      product_ahead(
-          queries, weights, kBlock, rows + column, stride, places, sums + column, columns, Sum::New,
-          stream.next(places));
-    }
-  };
-  if constexpr (!std::is_same_v<T, int8_t>) {
-    if (columns == p.value_depth) {
-      multiply(values, p.v.place);
-      return;
-    }
-  }
-  float* copied = scratch().values.at_least(kBlock * columns);
-  for (int64_t place = 0; place < places; ++place) {
-    widen_value(p, values + place * p.v.place, copied + place * columns);
-  }
-  multiply(static_cast<const float*>(copied), columns);
-}
-
 // Of the keys or values of an item.
 template <typename T>
 const T* first_of(const Attention& p, const Cache& cache, const Item& item) {
   return block_of<T>(cache, p.pages, p.slots[item.pieces->first / p.width], item.block) + item.pieces->group * cache.head;
 }
 
-template <typename T>
+template <typename Products>
 void block_parts(const Attention& p, const float* queries, const Item& item, float* parts, int64_t step) {
+  using T = typename Products::Cached;
   const Queries& piece = *item.pieces;
   const int64_t group = group_size(p), count = query_count(p, piece), of_group = p.rows * p.width * group * p.depth;
   const auto [nearest, furthest] = std::minmax_element(p.positions + piece.first, p.positions + piece.last);
   const int64_t start = item.block * kBlock, places = std::min(kBlock, *furthest + 1 - start);
   const T *keys = first_of<T>(p, p.k, item), *values = first_of<T>(p, p.v, item);
-  float* turned = scratch().keys.at_least(padded(p.depth) * kColumns);
+  float* turned = scratch().keys.at_least(Products::tile(p));
   float* scores = scratch().scores.at_least(item.count * count * kBlock);
   // All heads' values of a block lie in one piece: it is fetched in order while keys are multiplied, and the next block's
   // keys while values are. Of some heads the hardware fetches less by itself: their values are fetched row by row.
   const bool whole = item.count == p.groups;
   const auto bytes = [](const Cache& cache, int64_t count) { return count * cache.place * int64_t{sizeof(T)}; };
+  const int64_t steps = p.depth / Products::kFeatures;
   Stream stream;
   if (whole) {
-    stream = Stream(values, bytes(p.v, places), padded(places) / kColumns * item.count * p.depth);
+    stream = Stream(values, bytes(p.v, places), padded(places) / kColumns * item.count * steps);
   }
   for (int64_t column = 0; column < places; column += kColumns) {
     const int64_t live = std::min(kColumns, places - column);
@@ -281,10 +199,9 @@ void block_parts(const Attention& p, const float* queries, const Item& item, flo
           fetch_rows(from, p.v.place, rows, p.value_depth, begin, end, p.depth);
         }
       };
-      turn_over(keys + column * p.k.place + i * p.k.head, p.k.place, live, p.depth, turned, fetch);
-      product_ahead<float>(
-          count, queries + i * of_group, p.depth, turned, kColumns, p.depth, scores + i * count * kBlock + column,
-          kBlock, Sum::New, stream.next(p.depth));
+      Products::turn(p, keys + column * p.k.place + i * p.k.head, live, turned, fetch);
+      Products::score(
+          p, count, queries + i * of_group, turned, scores + i * count * kBlock + column, stream.next(steps));
     }
   }
   // Before what the first query sees, values may be no numbers, which a weight of 0 would not hide.
@@ -292,7 +209,8 @@ void block_parts(const Attention& p, const float* queries, const Item& item, flo
   stream = Stream();
   if (whole && item.block + 1 < piece.last_block) {
     const int64_t next = std::min(kBlock, *furthest + 1 - start - kBlock);
-    const int64_t steps = item.count * padded(p.value_depth) / kColumns * (places - first);
+    const int64_t products = item.count * padded(p.value_depth) / kColumns;
+    const int64_t steps = products * ((places - first + Products::kFeatures - 1) / Products::kFeatures);
     stream = Stream(first_of<T>(p, p.k, {item.pieces, item.count, item.block + 1}), bytes(p.k, next), steps);
   }
   for (int64_t i = 0; i < item.count; ++i) {
@@ -302,8 +220,8 @@ void block_parts(const Attention& p, const float* queries, const Item& item, flo
       hide(p, own + query * kBlock, p.positions[at], start, places);
     }
     weigh(p, own, count, places, part.tops, part.totals);
-    add_up(
-        p, count, own + first, values + first * p.v.place + i * p.v.head, places - first, part.values, stream);
+    Products::round_weights(own, count, places);
+    Products::add_up(p, count, own, values + i * p.v.head, first, places, part.values, stream);
   }
 }
 
@@ -313,27 +231,26 @@ int64_t root_of(const Attention& p, const Queries& piece) {
 
 // A block that the root or what follows it is in. What all nodes see is multiplied at once. Each node has the keys of its
 // own ancestors after it, each in the column of its position: so its result has the bits that a chain of these tokens has.
-template <typename T>
+template <typename Products>
 void tree_block_part(const Attention& p, const float* queries, const Queries& piece, int64_t block, Part part) {
+  using T = typename Products::Cached;
   const int64_t group = group_size(p), count = query_count(p, piece), start = block * kBlock;
   const int64_t row = piece.first / p.width, slot = p.slots[row], root = root_of(p, piece);
   const Item item{&piece, 1, block};
   const T *keys = first_of<T>(p, p.k, item), *values = first_of<T>(p, p.v, item);
-  const int64_t tile = padded(p.depth) * kColumns;
-  float* turned = scratch().keys.at_least(kBlock / kColumns * tile + p.depth);
-  float* wide = turned + kBlock / kColumns * tile;
+  const int64_t tile = Products::tile(p);
+  float* turned = scratch().keys.at_least(kBlock / kColumns * tile);
   float* scores = scratch().scores.at_least(count * kBlock);
   const auto multiply = [&](int64_t query, int64_t many, int64_t column) {
-    product<float>(
-        many, queries + query * p.depth, p.depth, turned + column / kColumns * tile, kColumns, p.depth,
-        scores + query * kBlock + column, kBlock, false);
+    const float* keys = turned + column / kColumns * tile;
+    Products::score(p, many, queries + query * p.depth, keys, scores + query * kBlock + column, {});
   };
   // What all nodes see: whole tiles of it, and what begins the tile that goes on with the root.
   const int64_t common = std::clamp<int64_t>(root - start, 0, kBlock), whole = common / kColumns * kColumns;
   for (int64_t column = 0; column < common; column += kColumns) {
     const int64_t live = std::min(kColumns, common - column);
     float* to = turned + column / kColumns * tile;
-    turn_over(keys + column * p.k.place, p.k.place, live, p.depth, to, [](int64_t, int64_t, int64_t) {});
+    Products::turn(p, keys + column * p.k.place, live, to, [](int64_t, int64_t, int64_t) {});
     if (column < whole) {
       multiply(0, count, column);
     }
@@ -363,37 +280,46 @@ void tree_block_part(const Attention& p, const float* queries, const Queries& pi
     }
     over_ancestors(at, [&](int64_t column, int64_t place) {
       const T* key = place_of<T>(p.k, p.pages, slot, place) + piece.group * p.k.head;
-      float* to = turned + column / kColumns * tile + column % kColumns;
-      widen_row(key, p.depth, 0, p.depth, wide);
-      for (int64_t i = 0; i < p.depth; ++i) {
-        to[i * kColumns] = wide[i];
-      }
+      Products::put_key(p, key, turned + column / kColumns * tile + column % kColumns);
     });
     for (int64_t column = whole; column < places; column += kColumns) {
       multiply(query, group, column);
     }
     hide(p, own, position, start, places);
     weigh(p, own, group, places, part.tops + query, part.totals + query);
+    Products::round_weights(own, group, places);
   }
   const int64_t seen = std::clamp<int64_t>(first_seen(p, nearest) - start, 0, common);
+  // Places that are added up with one of a node follow with the nodes' own.
+  const int64_t shared = Products::whole(common);
   Stream none;
-  add_up(p, count, scores + seen, values + seen * p.v.place, common - seen, part.values, none);
+  Products::add_up(p, count, scores, values, std::min(seen, shared), shared, part.values, none);
   float* rows = scratch().ancestors.at_least(kBlock * part.columns);
   for (int64_t at = piece.first, query = 0; at < piece.last; ++at, query += group) {
     const int64_t position = p.positions[at], places = std::min(kBlock, position + 1 - start);
-    const int64_t first = std::clamp<int64_t>(first_seen(p, position) - start, common, std::max(common, places));
+    const int64_t sees = first_seen(p, position) - start, first = std::clamp<int64_t>(sees, shared, std::max(shared, places));
+    for (int64_t place = shared; place < common; ++place) {
+      Products::put_value(p, place < sees ? nullptr : values + place * p.v.place, rows, place);
+    }
     over_ancestors(at, [&](int64_t column, int64_t place) {
-      const T* value = place_of<T>(p.v, p.pages, slot, place) + piece.group * p.v.head;
-      widen_value(p, value, rows + column * part.columns);
+      Products::put_value(p, place_of<T>(p.v, p.pages, slot, place) + piece.group * p.v.head, rows, column);
     });
     if (first < places) {
-      for (int64_t i = 0; i < part.columns; i += kColumns) {
-        product_ahead<float>(
-            group, scores + query * kBlock + first, kBlock, rows + first * part.columns + i, part.columns,
-            places - first, part.values + query * part.columns + i, part.columns, Sum::Continued);
-      }
+      Products::add_rows(
+          p, group, scores + query * kBlock, rows, first, places, part.values + query * part.columns);
     }
   }
+}
+
+// Calls `run` with the form of products.
+template <typename Run>
+void with_products(const Attention& p, Run run) {
+  if constexpr (kHasPairs) {
+    if (are_pairs(p)) {
+      return run(PairProducts());
+    }
+  }
+  with_cached(p.cache_type, p.in_8_bits, [&](auto zero) { run(FloatProducts<decltype(zero)>()); });
 }
 
 int64_t places_at_once(const Attention& p) {
@@ -447,15 +373,15 @@ void attend_block(const Attention& p, const float* queries, const Item& item, fl
   const auto of_group = [&](int64_t i) {
     return queries + ((piece.group + i) * p.rows * p.width + piece.first) * group_size(p) * p.depth;
   };
-  with_cached(p.cache_type, p.in_8_bits, [&](auto zero) {
-    using T = decltype(zero);
+  with_products(p, [&](auto products) {
+    using Products = decltype(products);
     if (p.parents == nullptr || (item.block + 1) * kBlock <= root_of(p, piece)) {
-      block_parts<T>(p, of_group(0), item, parts, step);
+      block_parts<Products>(p, of_group(0), item, parts, step);
       return;
     }
     for (int64_t i = 0; i < item.count; ++i) {
       const Queries& own = item.pieces[i];
-      tree_block_part<T>(p, of_group(i), own, item.block, Part(parts + i * step, p, query_count(p, own)));
+      tree_block_part<Products>(p, of_group(i), own, item.block, Part(parts + i * step, p, query_count(p, own)));
     }
   });
 }

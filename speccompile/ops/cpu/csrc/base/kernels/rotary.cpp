@@ -4,7 +4,7 @@
 #include "attention.h"
 
 #include "buffer.h"
-#include "cached_rows.h"
+#include "pair_products.h"
 
 namespace speccompile {
 namespace {
@@ -75,11 +75,18 @@ void prepare_place(const Attention& p, int64_t place, float* queries) {
   for (int64_t head = 0; head < p.heads; ++head) {
     const T* x = head_of<T>(p.q, p.width, place, head);
     float* to = queries + ((head / group * p.rows * p.width + place) * group + head % group) * p.depth;
-    rotate(
-        x, cos, sin, p.rotates ? r.features : 0, p.depth,
-        [to, scale = Vec(p.scale)](int64_t i, const Vec& values, int64_t count) {
-          store(rounded<T>(values) * scale, to + i, count);
-        });
+    const int64_t rotated_features = p.rotates ? r.features : 0;
+    if (are_pairs(p)) {
+      rotate(x, cos, sin, rotated_features, p.depth, [to](int64_t i, const Vec& values, int64_t count) {
+        store(values, reinterpret_cast<T*>(to) + i, count);
+      });
+    } else {
+      rotate(
+          x, cos, sin, rotated_features, p.depth,
+          [to, scale = Vec(p.scale)](int64_t i, const Vec& values, int64_t count) {
+            store(rounded<T>(values) * scale, to + i, count);
+          });
+    }
   }
   if (!p.rotates) {
     return;
