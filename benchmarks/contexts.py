@@ -81,6 +81,7 @@ def others(python: str, max_len: int, threads: int) -> Iterator[list[Peer]]:
 def main(
     model: Annotated[str, typer.Option(help="smollm2; the peers read the same weights, rounded to 4 bits.")] = SMOLLM2,
     kv: Annotated[list[str] | None, typer.Option(help=f"May repeat. {', '.join(KV_FORMS)}.")] = None,
+    dtype: Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")] = "float32",
     paged: Annotated[bool, typer.Option("--paged", help="KV in pages of one pool.")] = False,
     context: Annotated[list[int] | None, typer.Option(min=1, help="May repeat. 200 to 8,000.")] = None,
     new_tokens: Annotated[int, typer.Option(min=2, help="Tokens whose mean is the time of one.")] = 32,
@@ -93,6 +94,7 @@ def main(
     max_len, threads = max(contexts) + new_tokens, torch.get_num_threads()
     with session(), contextlib.ExitStack() as opened:
         target, _ = load(model)
+        target.to(getattr(torch, dtype))
         # All texts have the same length.
         target.generation_config.eos_token_id = None
         variants = []
@@ -110,7 +112,14 @@ def main(
         for what in report:
             Console().print(table(report, what, names))
         if json_file is not None:
-            settings = {"model": model, "kv": forms, "paged": paged, "new_tokens": new_tokens, "repeats": repeats}
+            settings = {
+                "model": model,
+                "dtype": dtype,
+                "kv": forms,
+                "paged": paged,
+                "new_tokens": new_tokens,
+                "repeats": repeats,
+            }
             report = {"machine": describe(), "peers": versions, "settings": settings, "milliseconds": report}
             json_file.write_text(json.dumps(report, indent=1) + "\n")
 

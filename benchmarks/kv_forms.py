@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Annotated, Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +45,7 @@ def main(
     mode: Annotated[str, typer.Option(help="How to draft.")] = "ngram",
     tiers: Annotated[str, typer.Option(help="Draft lengths, 0 among them.")] = "0,3,7",
     weights: Annotated[str, typer.Option(help="same, int8 or int4.")] = "int4",
+    dtype: Annotated[str, typer.Option(help="Of the model: float32, bfloat16 or float16.")] = "float32",
     context: Annotated[list[int] | None, typer.Option(min=1, help="May repeat. 200, 1000, 4000 and 8000.")] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Of each.")] = 20,
     json_file: Annotated[Path | None, typer.Option("--json", help="Write all figures there.")] = None,
@@ -51,6 +53,7 @@ def main(
     """Time steps over keys and values of each form, in turns."""
     with session(), contextlib.ExitStack() as opened:
         target, _ = load(model)
+        target.to(getattr(torch, dtype))
         draft_lens, contexts = parse_tiers(tiers), context or [200, 1000, 4000, 8000]
         options: dict[str, Any] = {"tiers": draft_lens, "weights": weights, "max_len": max(contexts) + 64}
         wrapped = {form: opened.enter_context(wrap(target, mode, kv=form, **options)) for form in KV_FORMS}
@@ -65,7 +68,14 @@ def main(
         report = figures(interleaved(works, repeats), wanted)
         Console().print(table(report, contexts, draft_lens))
         if json_file is not None:
-            settings = {"model": model, "mode": mode, "weights": weights, "tiers": tiers, "repeats": repeats}
+            settings = {
+                "model": model,
+                "mode": mode,
+                "weights": weights,
+                "dtype": dtype,
+                "tiers": tiers,
+                "repeats": repeats,
+            }
             report = {"machine": describe(), "settings": settings, **report}
             json_file.write_text(json.dumps(report, indent=1) + "\n")
 
