@@ -33,51 +33,45 @@ void with_cached(Type type, bool in_8_bits, Run run) {
   with_type(type, run);
 }
 
-inline float scale_of(const int8_t* row, int64_t features, int64_t feature) {
-  c10::Half scale;
-  std::memcpy(&scale, row + features + feature / kScaled * 2, sizeof(scale));
-  return static_cast<float>(scale);
+inline const c10::Half* scale_of(const int8_t* row, int64_t features, int64_t feature) {
+  return reinterpret_cast<const c10::Half*>(row + features + feature / kScaled * 2);
+}
+
+// Of a row with `features`, as many from `feature` on as a vector has.
+template <typename T>
+auto widened(const T* row, int64_t features, int64_t feature) {
+  if constexpr (std::is_same_v<T, int8_t>) {
+    return scaled(several(row + feature), scale_of(row, features, feature));
+  } else {
+    return several(row + feature);
+  }
+}
+
+// The features [first, first + count) of a row, of which there are `features`. `first` is a multiple of kSide.
+template <typename T>
+void widen_row(const T* row, int64_t features, int64_t first, int64_t count, float* to) {
+  constexpr int64_t kAtOnce = sizeof(widened(row, 0, 0)) / sizeof(float);
+  static_assert(kScaled % kAtOnce == 0 && kSide % kAtOnce == 0);
+  int64_t i = 0;
+  for (; i + kAtOnce <= count; i += kAtOnce) {
+    put(widened(row, features, first + i), to + i);
+  }
+  for (; i < count; ++i) {
+    to[i] = static_cast<float>(row[first + i]);
+    if constexpr (std::is_same_v<T, int8_t>) {
+      to[i] *= static_cast<float>(*scale_of(row, features, first + i));
+    }
+  }
 }
 
 // A square of a cache's rows, from `feature` on.
 template <typename T>
 struct SquareOf {
-  Square<T> rows;
-
-  SquareOf(const T* from, int64_t stride, int64_t, int64_t feature) : rows{from + feature, stride} {}
-
-  auto vector(int64_t row, int64_t column) const { return rows.vector(row, column); }
-};
-
-template <>
-struct SquareOf<int8_t> {
-  const int8_t* from;
+  const T* from;
   int64_t stride, features, feature;
 
-  SquareOf(const int8_t* from, int64_t stride, int64_t features, int64_t feature)
-      : from(from), stride(stride), features(features), feature(feature) {}
-
-  auto vector(int64_t row, int64_t column) const {
-    const int8_t* own = from + row * stride;
-    return scaled(several(own + feature + column), scale_of(own, features, feature));
-  }
+  auto vector(int64_t row, int64_t column) const { return widened(from + row * stride, features, feature + column); }
 };
-
-// The features [first, first + count) of a row, of which there are `features`.
-template <typename T>
-void widen_row(const T* row, int64_t features, int64_t first, int64_t count, float* to) {
-  if constexpr (std::is_same_v<T, int8_t>) {
-    for (int64_t i = 0; i < count;) {
-      const int64_t feature = first + i, end = std::min(count, i + kScaled - feature % kScaled);
-      const float scale = scale_of(row, features, feature);
-      for (; i < end; ++i) {
-        to[i] = static_cast<float>(row[first + i]) * scale;
-      }
-    }
-  } else {
-    std::copy_n(row + first, count, to);
-  }
-}
 
 // Rounds a row to 8 bits.
 inline void round_row(const float* x, int64_t features, int8_t* row) {

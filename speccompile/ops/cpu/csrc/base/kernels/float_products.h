@@ -26,7 +26,7 @@ inline void turn_over(const T* from, int64_t stride, int64_t live, int64_t depth
       const T* first = from + place * stride;
       float* turned = to + feature * kColumns + place;
       if (count == kSide && wanted == kSide) {
-        turn_square(SquareOf<T>(first, stride, depth, feature), turned, kColumns);
+        turn_square(SquareOf<T>{first, stride, depth, feature}, turned, kColumns);
       } else {
         std::fill_n(square, kSide * kSide, 0.0f);
         for (int64_t i = 0; i < count; ++i) {
@@ -67,6 +67,8 @@ struct FloatProducts {
   using Cached = T;
   // Features that a step of a product reads.
   static constexpr int64_t kFeatures = 1;
+  // So many gain more from values side by side in float32 than widening them once costs.
+  static constexpr int64_t kManyQueries = 4;
 
   // Floats of kColumns keys.
   static int64_t tile(const Attention& p) { return padded(p.depth) * kColumns; }
@@ -97,7 +99,7 @@ struct FloatProducts {
   static int64_t whole(int64_t places) { return places; }
 
   // sums[queries, columns] = weights[queries, kBlock] * values[kBlock, columns], from the place `first` to `last`. Values of
-  // 8 bits, and those whose size is no multiple of kColumns, are copied.
+  // 8 bits, those whose size is no multiple of kColumns, and those of half precision for many queries are widened first.
   static void add_up(
       const Attention& p, int64_t queries, const float* weights, const T* values, int64_t first, int64_t last,
       float* sums, Stream& stream) {
@@ -110,7 +112,7 @@ struct FloatProducts {
       }
     };
     if constexpr (!std::is_same_v<T, int8_t>) {
-      if (columns == p.value_depth) {
+      if (columns == p.value_depth && (std::is_same_v<T, float> || queries < kManyQueries)) {
         multiply(values + first * p.v.place, p.v.place);
         return;
       }

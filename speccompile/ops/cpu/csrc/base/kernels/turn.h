@@ -35,8 +35,12 @@ inline __m512 several(const int8_t* from) {
   return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from))));
 }
 
-inline __m512 scaled(__m512 values, float scale) {
-  return _mm512_mul_ps(values, _mm512_set1_ps(scale));
+inline __m512 scaled(__m512 values, const c10::Half* scale) {
+  return _mm512_mul_ps(values, _mm512_cvtph_ps(_mm256_set1_epi16(*reinterpret_cast<const int16_t*>(scale))));
+}
+
+inline void put(__m512 values, float* to) {
+  _mm512_storeu_ps(to, values);
 }
 
 // to[j * to_stride + i] = square(i, j), for i and j below kSide. `square.vector(i, j)` has as many columns as `several` reads.
@@ -94,8 +98,12 @@ inline __m256 several(const int8_t* from) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(from))));
 }
 
-inline __m256 scaled(__m256 values, float scale) {
-  return _mm256_mul_ps(values, _mm256_set1_ps(scale));
+inline __m256 scaled(__m256 values, const c10::Half* scale) {
+  return _mm256_mul_ps(values, _mm256_cvtph_ps(_mm_set1_epi16(*reinterpret_cast<const int16_t*>(scale))));
+}
+
+inline void put(__m256 values, float* to) {
+  _mm256_storeu_ps(to, values);
 }
 
 // A quarter of a square.
@@ -144,8 +152,12 @@ inline float several(const T* from) {
   return static_cast<float>(*from);
 }
 
-inline float scaled(float value, float scale) {
-  return value * scale;
+inline float scaled(float value, const c10::Half* scale) {
+  return value * static_cast<float>(*scale);
+}
+
+inline void put(float value, float* to) {
+  *to = value;
 }
 
 template <typename Source>
