@@ -10,6 +10,7 @@ import torch
 
 from speccompile.errors import StateTooLarge
 from speccompile.graph.layer_state import ABSORBED
+from speccompile.graph.new_tensor import new_tensor
 from speccompile.graph.page_tables import PageTables, stage
 from speccompile.graph.state import Layout, StateTensor
 from speccompile.ops.kv_rows import has_nan
@@ -225,11 +226,8 @@ class Arena(Mapping[str, torch.Tensor]):
 
 def _allocated(layout: Layout, device: torch.device) -> dict[str, torch.Tensor]:
     try:
-        return {
-            name: torch.full(tensor.shape, tensor.fill, dtype=tensor.dtype, device=device)
-            for name, tensor in layout.tensors.items()
-        }
-    except RuntimeError as error:
+        return {name: new_tensor(tensor, device) for name, tensor in layout.tensors.items()}
+    except (RuntimeError, OSError, OverflowError) as error:
         sizes = {name: tensor.nbytes / 2**30 for name, tensor in layout.tensors.items()}
         largest = max(sizes, key=sizes.__getitem__)
         raise StateTooLarge(
