@@ -72,7 +72,13 @@ def plan_attention(
     all_blocks = -(-capacity // keys)
     splits = MAX_SPLITS if fixed_order else max(1, min(MAX_SPLITS, PROGRAMS // (rows * groups * tiles)))
     blocks = max(LEAST_BLOCKS, -(-all_blocks // splits))
-    warps = 8 if in_8_bits and widest <= 64 or widest > 128 or widest * max(queries, 2 * keys if dtype.itemsize == 4 else 0) > 64 * 64 else 4
+    warps = (
+        8
+        if (in_8_bits and widest <= 64)
+        or widest > 128
+        or widest * max(queries, 2 * keys if dtype.itemsize == 4 else 0) > 64 * 64
+        else 4
+    )
     return AttentionPlan(
         queries, keys, blocks, tiles, -(-all_blocks // blocks), warps, stages=3 if widest <= 128 else 2
     )
