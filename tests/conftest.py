@@ -66,6 +66,7 @@ DEEP = (
     "tests/end_to_end/recurrent/test_recurrent_texts.py::test_two_hundred_requests",
     "tests/end_to_end/test_family_texts.py::test_compiled_by_inductor_it_is_the_same_text",
     "tests/end_to_end/test_family_variants.py",
+    "tests/end_to_end/test_images.py::test_texts_of_other_families",
     "tests/end_to_end/test_smollm2.py::test_random_schemas_are_followed_and_drafts_change_nothing",
     "tests/end_to_end/test_smollm2.py::test_rounded_to_int8_it_is_captured_as_strictly",
     "tests/end_to_end/test_smollm2_head.py::test_it_drafts_where_nothing_is_quoted",

@@ -25,7 +25,8 @@ ALLOWED = {
     "sampling": "graph ops guides",
     "graph_capture": "graph ops",
     "adapters": "graph ops graph_capture",
-    "passes": "graph ops sampling graph_capture adapters",
+    "multimodal": "graph ops graph_capture",
+    "passes": "graph ops sampling graph_capture adapters multimodal",
     "hidden_states": "graph ops graph_capture passes",
     "calibration": "graph_capture hidden_states",
     "acceptance": "graph ops graph_capture passes",
@@ -36,14 +37,17 @@ ALLOWED = {
     "backends": "lowering",
     "lowering": "graph ops sampling graph_capture",
     "ranks": "graph ops lowering",
-    "runtime": "ranks graph ops sampling graph_capture adapters hidden_states acceptance policies modes lowering",
+    "runtime": (
+        "ranks graph ops sampling graph_capture adapters multimodal hidden_states acceptance policies modes lowering"
+    ),
     "compiler": (
-        "quantized graph ops sampling graph_capture adapters passes hidden_states calibration acceptance policies "
-        "modes lowering ranks runtime"
+        "quantized graph ops sampling graph_capture adapters multimodal passes hidden_states calibration acceptance "
+        "policies modes lowering ranks runtime"
     ),
     "report": "graph ops sampling graph_capture adapters passes policies lowering runtime compiler",
     "speculator": (
-        "graph ops sampling graph_capture adapters passes hidden_states policies modes lowering runtime compiler report"
+        "graph ops sampling graph_capture adapters multimodal passes hidden_states policies modes lowering runtime "
+        "compiler report"
     ),
     "wrapping": (
         "quantized ops sampling passes graph_capture adapters hidden_states calibration acceptance modes lowering "
@@ -58,7 +62,7 @@ ALLOWED = {
     "tools": "__init__ graph_capture policies modes runtime",
     "bench": "__init__ graph policies modes runtime report traces",
     "training": "graph_capture sampling hidden_states policies modes heads runtime speculator wrapping",
-    "serve": "__init__ graph guides modes runtime speculator",
+    "serve": "__init__ graph guides modes multimodal runtime speculator",
     "cli": (
         "__init__ ops graph adapters hidden_states calibration policies pretrained quantized modes lowering runtime "
         "compiler report speculator serve tools traces bench training"

@@ -21,6 +21,7 @@ from speccompile.lowering.kernels import STOCK, Kernels
 from speccompile.modes.auto import Choice
 from speccompile.modes.base import Mode
 from speccompile.modes.network.draft_network import DraftNetwork
+from speccompile.multimodal.model_inputs import ModelInputs
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.base import Facts, Pass, facts
 from speccompile.ranks.ranks import Ranks
@@ -53,6 +54,8 @@ class BuildConfig:
         kv: dtype of the target's cached keys and values; None is that of the model.
         kv_memory: the size of the pool of pages of KV; None gives each slot a piece of ``max_len`` positions.
         paging: the pool; known with the sizes of the KV.
+        inputs: what the target accepts beside tokens; None if it embeds only text.
+        rope_parts: whether its rotary positions have parts; known with the captured graph.
     """
 
     mode: Mode
@@ -83,6 +86,8 @@ class BuildConfig:
     kv: torch.dtype | None = None
     kv_memory: KVMemory | None = None
     paging: Paging | None = None
+    inputs: ModelInputs | None = None
+    rope_parts: bool = False
 
     @property
     def target_form(self) -> str:

@@ -12,6 +12,7 @@ from torch import fx
 from speccompile.errors import DeterministicUnavailable
 from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.rope_positions import ROPE_POSITIONS, of_text
 
 Run = Callable[..., Any]
 #: A lowered model, and the graph whose ports are its arguments.
@@ -187,9 +188,11 @@ class _Probe:
     def _inputs(self, at: Placement, first: int, width: int) -> dict[str, torch.Tensor]:
         device, last = self.arena.device, first + width
         ids = [(self.text if index == at.row else self.noise)[first:last] for index in range(at.rows)]
+        positions = torch.arange(first, last, device=device).repeat(at.rows, 1)
         return {
             "input_ids": torch.stack(ids),
-            "position_ids": torch.arange(first, last, device=device).repeat(at.rows, 1),
+            "position_ids": positions,
+            ROPE_POSITIONS: of_text(positions),
             "row_slots": torch.arange(at.rows, device=device),
         }
 

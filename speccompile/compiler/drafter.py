@@ -17,6 +17,7 @@ from speccompile.graph.splicing import PREFIX, prefix_bodies, prefix_names
 from speccompile.graph.stage import Stage, Stages
 from speccompile.graph.state import Layout
 from speccompile.graph.step_graph import StepGraph
+from speccompile.graph_capture.rope_positions import reads_parts
 from speccompile.lowering.backends import Eager, lower
 from speccompile.modes.network.draft_network import DraftNetwork, prefixed
 from speccompile.modes.network.draft_windows import add_wider_bodies, has_windows
@@ -97,6 +98,8 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         tiers=config.tiers if reads_nodes else config.chains,
         route=network.route,
         experts=has_experts(named),
+        rope_parts=reads_parts(named),
+        inputs=None,
         weights=weights,
         deterministic=None,
         network=None,

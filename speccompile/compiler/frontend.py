@@ -28,6 +28,7 @@ from speccompile.graph_capture.check import Probe
 from speccompile.graph_capture.model_info import ModelInfo, all_names
 from speccompile.graph_capture.observe import Observation, observe
 from speccompile.graph_capture.packed_forward import reading_packs
+from speccompile.graph_capture.rope_positions import reads_parts
 from speccompile.graph_capture.rotary import settle_rotary
 from speccompile.graph_capture.store import CaptureStore
 from speccompile.ops.cpu.free_originals import FreedOriginals
@@ -116,6 +117,7 @@ def build_stages(
         recurrent=bool(observed.recurrent),
         attends=bool(observed.kv),
         experts=has_experts(captured),
+        rope_parts=reads_parts(captured),
     )
     check_trees(config)
     check_mode(config)

@@ -52,6 +52,7 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *(spec for item in config.passes for spec in state_specs_of(item)),
         *([] if config.saved is None else config.saved.state()),
         *([] if config.adapters is None else config.adapters.state()),
+        *([] if config.inputs is None else config.inputs.state(prefill_widths(config.max_len)[-1])),
     ]
 
 

@@ -26,6 +26,7 @@ from speccompile.passes.step.commit import Commit
 from speccompile.passes.step.drafts import LimitDrafts, NoDrafts
 from speccompile.passes.step.drop_target import DropTarget
 from speccompile.passes.step.elide_copies import ElideCopies
+from speccompile.passes.step.forbid_placeholders import ForbidPlaceholders
 from speccompile.passes.step.guide_drafts import GuideDrafts, TruncateTree
 from speccompile.passes.step.hand_over import StoreDrafts, read_stored
 from speccompile.passes.step.join_inputs import JoinInputs
@@ -34,6 +35,7 @@ from speccompile.passes.step.last_logits import LastLogits
 from speccompile.passes.step.mixed import BindMixedRows, MixedInputs
 from speccompile.passes.step.move_path import FollowPath, MovePath
 from speccompile.passes.step.propose_from_hidden import ProposeFromHidden, ProposeTreeFromHidden
+from speccompile.passes.step.read_embeddings import ReadEmbeddings
 from speccompile.passes.step.record_prompt import RecordPrompt
 from speccompile.passes.step.record_scores import RecordLogprobs, RecordScores
 from speccompile.passes.step.rows import BindRows
@@ -47,6 +49,7 @@ from speccompile.passes.step.tree_inputs import TreeInputs
 from speccompile.passes.step.use_filters import UseFilters
 from speccompile.passes.step.verify_inputs import PrefillInputs, VerifyInputs
 from speccompile.passes.target.add_adapters import AddAdapters
+from speccompile.passes.target.bind_rope_positions import BindRopePositions
 from speccompile.passes.target.bound_positions import BoundPositions
 from speccompile.passes.target.choose_attention import ChooseAttention, KeepAttention, NoAttention
 from speccompile.passes.target.choose_experts import ChooseExperts
@@ -57,6 +60,7 @@ from speccompile.passes.target.fuse_rotary_attention import FuseRotaryAttention
 from speccompile.passes.target.fuse_rotary_tables import FuseRotaryTables
 from speccompile.passes.target.join_linears import JoinLinears
 from speccompile.passes.target.join_weights import JoinWeights
+from speccompile.passes.target.mark_embeddings import MarkEmbeddings
 from speccompile.passes.target.move_norms import MoveNorms
 from speccompile.passes.target.outline import OutlineLayers
 from speccompile.passes.target.outline_ends import OutlineEnds
@@ -85,7 +89,10 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         attention = ChooseAttention("native_attention")
     else:
         attention = ChooseAttention("attention_fixed_order" if config.one_shape else "attention")
+    # What is added between two layers is added before the norm of the second.
+    adds_to_layers = config.inputs is not None and config.inputs.layers > 0
     passes = [
+        *[BindRopePositions()] * config.rope_parts,
         BoundPositions(),
         attention,
         *[FuseRotaryAttention()] * (native and config.attends and config.route == "attention"),
@@ -96,8 +103,9 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         *_linears(config, packs),
         *[JoinWeights(joined or JoinedWeights())] * config.kernels.joins_weights,
         *[UseSkinnyLinears()] * config.kernels.skinny_linears,
-        *[MoveNorms()] * config.kernels.few_launches,
+        *[MoveNorms()] * (config.kernels.few_launches and not adds_to_layers),
         OutlineLayers(),
+        *[MarkEmbeddings()] * (config.inputs is not None),
         *[OutlineEnds()] * config.kernels.few_launches,
         *[AddTreeBodies()] * bool(config.trees),
     ]
@@ -197,6 +205,8 @@ def _drafts(config: BuildConfig, form: StepForm) -> list[Pass]:
     if form.tree is None:
         limited = any("drafts_limited" in item.provides for item in drafts)
         # A new list: the mode may keep its own.
+        if config.inputs is not None:
+            drafts = [*drafts, ForbidPlaceholders(config.inputs.placeholders)]
         drafts = [*drafts, *[FillDrafts(form.drafts)] * config.rule.fills_drafts, *[LimitDrafts()] * (not limited)]
     # Drafts of a network or of the target's layers are those of the first rank. Other drafts only depend on tokens,
     # which are equal on all ranks.
@@ -222,7 +232,8 @@ def _inputs(config: BuildConfig, form: StepForm) -> list[Pass]:
     recurrence: list[Pass] = [BindRecurrence(prompt=bool(form.chunk))] * config.recurrent
     if form.chunk:
         inner = form.kind == "inner"
-        inputs: list[Pass] = [PrefillInputs(form.chunk), *recurrence, *[LastLogits()] * (not inner)]
+        images = [] if config.inputs is None else [ReadEmbeddings(config.inputs)]
+        inputs: list[Pass] = [PrefillInputs(form.chunk), *recurrence, *images, *[LastLogits()] * (not inner)]
         return [*inputs, *saves, *[SkipLogits()] * inner]
     if form.tree is not None:
         return [TreeInputs(form.tree)]

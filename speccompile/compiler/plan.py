@@ -37,6 +37,7 @@ from speccompile.lowering.backends import ask, choose_backend
 from speccompile.lowering.kernels import Kernels
 from speccompile.modes.auto import Auto, Choice, Failed, replacing
 from speccompile.modes.base import Mode
+from speccompile.multimodal.model_inputs import ModelInputs
 from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
@@ -128,6 +129,8 @@ def make_plan(
         ranks=ranks,
         kv=None if options.kv == "same" else getattr(torch, options.kv),
         kv_memory=None if options.kv_memory is None else KVMemory.of(options.kv_memory),
+        # Ranks repeat the steps of the first one, not what it embeds.
+        inputs=None if ranks is not None else ModelInputs.of(model, info),
     )
     processors = check_processors(
         options.logits_processor,

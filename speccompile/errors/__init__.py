@@ -77,6 +77,7 @@ from speccompile.errors.requests import (
     TokenOutOfVocabulary,
     TooManyEosTokens,
     UndecidedLogits,
+    UnusableInputs,
 )
 from speccompile.errors.speculator import (
     CannotCopy,
@@ -204,6 +205,7 @@ __all__ = [
     "UnsupportedModel",
     "UnsupportedProcessor",
     "UnsupportedSharded",
+    "UnusableInputs",
     "UserError",
     "VerifierError",
     "WeightsReplaced",

@@ -27,12 +27,18 @@ class TokenOutOfVocabulary(UserError):
 
 
 class PlaceholderToken(UserError):
-    """A prompt has a token that stands for an image, a video or audio."""
+    """A prompt has a token that stands for an image, a video or audio, and no such input."""
 
     template = (
-        "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, and steps "
-        "embed only text. Leave such tokens out, or call the model's own generate with that input."
+        "prompt token {position} is {token}, the model's {name}: it only stands for input that is not text, which is "
+        "missing. Give that input with the prompt, or leave such tokens out."
     )
+
+
+class UnusableInputs(UserError):
+    """The inputs of a prompt beside its tokens, such as images, cannot be used."""
+
+    template = "the inputs beside the tokens cannot be used: {reason}."
 
 
 class TooManyEosTokens(UserError):

@@ -33,6 +33,7 @@ from speccompile.graph_capture.model_info import ModelInfo, is_quantised
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, uses_cache
 from speccompile.graph_capture.ports import input_ports, kv_names, name_ports
 from speccompile.graph_capture.recurrence import recurrences_captured
+from speccompile.graph_capture.rope_positions import has_parts, of_text
 from speccompile.graph_capture.rotary import changing_tables, fixed_rotary
 from speccompile.utils.torch_private import check_size
 from speccompile.utils.tracer_isolation import silenced
@@ -60,11 +61,14 @@ class Step(nn.Module):
         row_absorbed: torch.Tensor,
         row_settled: torch.Tensor,
         row_prompt: torch.Tensor,
+        rope_positions: torch.Tensor,
     ) -> torch.Tensor:
         """Run the model on input_ids and position_ids ``[B, T]``, and row_slots, row_absorbed, row_settled and
-        row_prompt ``[B]``. Returns logits ``[B, T, V]``."""
+        row_prompt ``[B]``, and rope_positions ``[PARTS, B, T]``. Returns logits ``[B, T, V]``."""
         share_sizes((input_ids, position_ids), (0, 1))
         share_sizes((input_ids, row_slots, row_absorbed, row_settled, row_prompt), (0,))
+        if has_parts(self.model):
+            share_sizes((input_ids, rope_positions[0]), (0, 1))
         if keys:
             share_sizes((*keys, *values, *index), (0, 1))
         route, layers = self.observed.route, self.observed.kv
@@ -75,7 +79,7 @@ class Step(nn.Module):
         gather = route == "eager"
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
         cache_len = None if by_name else keys[0].shape[1]
-        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, cache_len)
+        extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, cache_len, rope_positions)
         with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
             extra |= {cache_argument(self.model): cache}
             result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
@@ -98,8 +102,9 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
 
     Returns:
         A graph with the inputs ``input_ids`` and ``position_ids`` (``[B, T]``) and ``row_slots`` (``[B]``), for a
-        recurrent state also ``row_absorbed``, ``row_settled`` and ``row_prompt`` (``[B]``), the output ``logits``, and
-        the facts ``captured`` and ``logits``. Its B and T are two primes that occur nowhere else in the model, so a
+        recurrent state also ``row_absorbed``, ``row_settled`` and ``row_prompt`` (``[B]``), for rotary positions of
+        several parts ``rope_positions`` (``[PARTS, B, T]``), the output ``logits``, and the facts ``captured`` and
+        ``logits``. Its B and T are two primes that occur nowhere else in the model, so a
         variable size differs from every constant one. N and S are those of the layout.
 
     Raises:
@@ -155,20 +160,23 @@ def _export(
         return torch.empty((slots, cache_len, *size), dtype=dtype, device=device)
 
     kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
+    positions = torch.arange(width, device=device).repeat(rows, 1)
     inputs = (
         torch.zeros((rows, width), dtype=torch.int64, device=device),
-        torch.arange(width, device=device).repeat(rows, 1),
+        positions,
         torch.zeros(rows, dtype=torch.int64, device=device),
         [example(shape.key, shape.dtype) for shape in observed.kv.values()],
         [example(shape.value, shape.dtype) for shape in observed.kv.values()],
         [example((shape.size,), shape.dtype) for shape in observed.index.values()],
         [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in kept],
         *(torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)),
+        of_text(positions).contiguous(),
     )
     dynamic = torch.export.Dim.DYNAMIC
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
-    shapes = (both, both, first, layers, layers, [both] * len(observed.index), [first] * len(kept), first, first, first)
+    recurrent, parts = [first] * len(kept), {1: dynamic, 2: dynamic}
+    shapes = (both, both, first, layers, layers, [both] * len(observed.index), recurrent, first, first, first, parts)
     tracker = ModuleTracker(model)
     with (
         altering(model),

@@ -17,6 +17,7 @@ from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
 from speccompile.graph_capture.observe import accepts
+from speccompile.graph_capture.rope_positions import ROPE_POSITIONS, of_text
 from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.ops.kv_rows import spacing
 from speccompile.utils.transformers_version import cache_argument
@@ -224,6 +225,7 @@ class Probe:
         values = {
             "input_ids": self.text[piece.rows].gather(1, positions),
             "position_ids": positions,
+            ROPE_POSITIONS: of_text(positions),
             "row_slots": slots[piece.rows],
             "row_absorbed": torch.tensor(piece.absorbed, device=device),
             "row_settled": torch.tensor(piece.settled, device=device),

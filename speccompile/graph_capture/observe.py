@@ -22,6 +22,7 @@ from speccompile.graph_capture.lightning import lightning_captured, lightning_la
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
 from speccompile.graph_capture.recurrence import recurrences_captured
+from speccompile.graph_capture.rope_positions import has_parts, of_text
 from speccompile.ops import collective
 from speccompile.utils.devices import traits_of
 from speccompile.utils.transformers_version import cache_argument
@@ -185,7 +186,7 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
             input_ids=tokens.view(ROWS, WIDTH),
             use_cache=uses_cache(model),
             **{cache_argument(model): run.cache},
-            **extra_inputs(model, route, run.positions, WIDTH),
+            **extra_inputs(model, route, run.positions, WIDTH, of_text(run.positions)),
         ).logits
     return logits
 
@@ -208,14 +209,19 @@ def _counts(
 
 
 def extra_inputs(
-    model: PreTrainedModel, route: Route, positions: torch.Tensor, cache_len: int | torch.SymInt | None
+    model: PreTrainedModel,
+    route: Route,
+    positions: torch.Tensor,
+    cache_len: int | torch.SymInt | None,
+    rope_positions: torch.Tensor,
 ) -> dict[str, torch.Tensor]:
-    """Return the inputs of a forward beside tokens and cache: positions ``[B, T]``, and for the model's own attention a
-    mask ``[B, S]``.
+    """Return the inputs of a forward beside tokens and cache: positions ``[B, T]``, or ``rope_positions``
+    ``[PARTS, B, T]`` if the model's have parts, and for the model's own attention a mask ``[B, S]``.
 
     Models with recurrent layers would use the mask as padding of their inputs: pass ``cache_len=None`` for them.
     """
-    inputs = {"position_ids": positions} if accepts(model, "position_ids") else {}
+    given = rope_positions if has_parts(model) else positions
+    inputs = {"position_ids": given} if accepts(model, "position_ids") else {}
     if route == "eager" and cache_len is not None and accepts(model, "attention_mask"):
         ones = torch.ones((positions.shape[0], cache_len), dtype=torch.int64, device=positions.device)
         inputs["attention_mask"] = ones

@@ -14,6 +14,7 @@ from speccompile.graph.port import Port
 from speccompile.graph.state import Layout
 from speccompile.graph_capture.held_tensors import held_by_modules
 from speccompile.graph_capture.model_info import ModelInfo, named_tensors
+from speccompile.graph_capture.rope_positions import PARTS, ROPE_POSITIONS
 
 
 def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) -> dict[str, Port]:
@@ -28,6 +29,7 @@ def input_ports(layout: Layout, device: torch.device, sizes: Mapping[str, int]) 
         "row_absorbed": Port("row_absorbed", "input", both[:1], int64, device, high=1),
         "row_settled": Port("row_settled", "input", both[:1], int64, device, high=1),
         "row_prompt": Port("row_prompt", "input", both[:1], int64, device, high=1),
+        ROPE_POSITIONS: Port(ROPE_POSITIONS, "input", (PARTS, *both), int64, device, high=last_position),
     }
 
 

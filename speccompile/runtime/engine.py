@@ -15,6 +15,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.policies.base import AnyPolicy
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
@@ -276,6 +277,7 @@ class Engine:
         self,
         ids: Sequence[int] | torch.Tensor,
         *,
+        inputs: Mapping[str, Any] | PromptFeatures | None = None,
         max_new_tokens: int | None = None,
         eos_token_id: EosTokens = None,
         stop: str | Sequence[str] | None = None,
@@ -301,6 +303,10 @@ class Engine:
 
         Args:
             ids: token ids ``[P]`` or ``[1, P]``.
+            inputs: what the model's forward accepts beside tokens, by name: of a vision-language model what its
+                processor returns for this prompt (``pixel_values``, ``image_grid_thw``, ...). The model's own code
+                embeds it before this method returns. For several requests with one prompt, give the result of
+                :meth:`embed`.
             max_new_tokens: Most new tokens. None means the value of the model's generation_config (``max_new_tokens``,
                 or ``max_length`` with the prompt), else 128. A request also ends at ``max_len``.
             eos_token_id: One or several ids that end a sequence. None means those of the model's generation_config.
@@ -385,7 +391,22 @@ class Engine:
             client=client,
             sampling=options,
         )
-        return self.submitter.submit(self, ids, given)
+        return self.submitter.submit(self, ids, given, inputs)
+
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+        """Embed the images of a prompt once, for several requests: ``submit(ids, inputs=engine.embed(ids, inputs))``.
+
+        Args:
+            ids: token ids ``[P]`` or ``[1, P]``.
+            inputs: as in :meth:`submit`.
+
+        Returns:
+            The embeddings; None if the inputs have no images.
+
+        Raises:
+            UserError: the prompt or the inputs are not valid.
+        """
+        return self.submitter.embed(ids, inputs)
 
     def capacity(self) -> Capacity:
         """Return the current capacity. Another thread may change it at once."""

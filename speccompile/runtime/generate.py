@@ -12,6 +12,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.adapters.loaded import Adapter
 from speccompile.errors import InvalidInput, InvalidOption, OutputTruncated, QueueFull
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.criteria import Ends, criteria_of_row, first_of, replace_built_in_ends
 from speccompile.runtime.engine import Engine
@@ -40,6 +41,9 @@ def generate(
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Run :meth:`~speccompile.speculator.speculator.Speculator.generate`."""
     given = options.config_fields()
+    names = frozenset() if target.encoder is None else target.encoder.names
+    inputs = {name: value for name, value in options.others.items() if name in names}
+    options = replace(options, others={name: options.others[name] for name in options.others.keys() - names})
     settings = read_settings(target.model, options.generation_config, {**given, **options.others})
     config = settings.config
     outputs = read_outputs(given, settings, engine.arena)
@@ -52,7 +56,7 @@ def generate(
     input_ids = _prompt_or_bos(input_ids, attention_mask, config)
     copies = 1 if config.num_return_sequences is None else config.num_return_sequences
     copies = read_count(settings.source("num_return_sequences"), "num_return_sequences", copies)
-    prompts = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
+    prompts, kept = read_prompts(input_ids, attention_mask, pad, eos, engine.arena.layout, copies)
     check_streamer(options.streamer)
     check_tokenizer(options.tokenizer)
     if options.streamer is not None and len(prompts) > 1:
@@ -81,6 +85,7 @@ def generate(
         outputs=outputs or ExtraOutputs(),
         num_draft_tokens=num_draft_tokens,
     )
+    features = [found for found in target.features(input_ids, kept, inputs) for _ in range(copies)]
     adapters = [found for found in _adapters(engine, options.adapter, len(prompts) // copies) for _ in range(copies)]
     input_ids = input_ids.repeat_interleave(copies, dim=0)
     requests = decode(
@@ -92,6 +97,7 @@ def generate(
         criteria=criteria,
         record=options.record,
         adapters=adapters,
+        features=features,
     )
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
     return sequences if outputs is None else as_output(sequences, requests)
@@ -149,6 +155,7 @@ def decode(
     criteria: StoppingCriteriaList | None = None,
     record: bool = False,
     adapters: Sequence[Adapter | None] | None = None,
+    features: Sequence[PromptFeatures | None] | None = None,
 ) -> list[Request]:
     """Decode all prompts to their end, together with the engine's other requests.
 
@@ -161,6 +168,7 @@ def decode(
         criteria: criteria of all rows; each row has its own copies.
         record: save their hidden states, if the wrap saves hidden states.
         adapters: the adapter of each prompt; None means the adapter of ``params`` for all.
+        features: the embeddings of the images of each prompt; None means no images.
 
     Raises:
         QueueFull: the queue is full for the first ``max_batch`` of them.
@@ -181,6 +189,7 @@ def decode(
                 sampling=own[index],
                 record=engine.submitter.reserve_record("generate", record),
                 adapter=params.adapter if adapters is None else adapters[index],
+                features=None if features is None else features[index],
             ),
             row,
             streamer,

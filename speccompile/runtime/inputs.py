@@ -59,9 +59,9 @@ def read_prompts(
     eos: list[int],
     layout: Layout,
     copies: int = 1,
-) -> list[list[int]]:
-    """Return the rows of a batch as lists of token ids without padding, each row ``copies`` times. Padding after the
-    last token of a row causes a warning.
+) -> tuple[list[list[int]], torch.Tensor]:
+    """Return the rows of a batch as lists of token ids without padding, each row ``copies`` times; and bool ``[B, P]``,
+    False at padding. Padding after the last token of a row causes a warning.
 
     Args:
         input_ids: ``[B, P]``, integer.
@@ -108,7 +108,7 @@ def read_prompts(
             f"rows {padded} have padding after their last token. It is left out, as padding on the left would be; "
             "transformers continues from the padding. Pad on the left: tokenizer.padding_side = 'left'"
         )
-    return [prompt for prompt in prompts for _ in range(copies)]
+    return [prompt for prompt in prompts for _ in range(copies)], kept
 
 
 def check_prompt(prompt: list[int], row: int, layout: Layout) -> None:

@@ -9,6 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.adapters.loaded import Adapter
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.sampling.request import Sampling
 
@@ -31,6 +32,7 @@ class Params:
         adapter: the LoRA adapter; None means the model without one.
         prediction: tokens that its new sequence is expected to have; empty without a prediction.
         drawn: executables of the kind ``drawn`` choose its tokens.
+        features: the embeddings of its images; None without images.
         client: the names of its client, the widest first; requests without a client share one.
     """
 
@@ -47,6 +49,7 @@ class Params:
     prediction: tuple[int, ...] = ()
     adapter: Adapter | None = None
     drawn: bool = False
+    features: PromptFeatures | None = None
     client: tuple[str, ...] = ("",)
 
     @property

@@ -6,7 +6,9 @@ from functools import partial
 
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind
+from speccompile.multimodal.model_inputs import EMBEDDED
 from speccompile.runtime.batch import Batch
+from speccompile.runtime.chunk_features import ChunkFeatures
 from speccompile.runtime.delivery import Delivery
 from speccompile.runtime.host_calls import HostCalls
 from speccompile.runtime.outcomes import Columns, Outcomes
@@ -64,6 +66,7 @@ class PromptReader:
         self._clock = clock
         self._columns = Columns.of(arena)
         self._order = ReadingOrder(slots)
+        self._features = ChunkFeatures(arena) if EMBEDDED in arena else None
         self._along: Request | None = None
         self.budget = budget
 
@@ -102,6 +105,7 @@ class PromptReader:
             not request.finished
             and not self._batch.goes_first(request)
             and not request.params.outputs.prompt_logprobs
+            and request.params.features is None
             and self.budget.mixes
             and self._table.mixes(self._batch.kind)
         )
@@ -187,7 +191,7 @@ class PromptReader:
         """
         try:
             left = request.length - request.cached
-            if left == 1 and (request.stats.reused_tokens or request.new_tokens):
+            if left == 1 and (request.stats.reused_tokens or request.new_tokens) and request.decodes_last:
                 self._join_known(request)
                 return 0
             # A chunk with the last token chooses the first new one.
@@ -208,6 +212,8 @@ class PromptReader:
             if request.finished:
                 return
         self.point_at(request)
+        if self._features is not None:
+            self._features.write(request.params.features, request.cached, width)
         kind = _kind_of_chunk(request, is_last)
         # Scored chunks run the lm_head over all positions, so their time does not estimate that of other chunks.
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None

@@ -6,6 +6,7 @@ import itertools
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol, overload
 
 from speccompile.errors import InvalidOption, RequestFailed, error_line
@@ -72,6 +73,8 @@ class Request:
     ) -> None:
         self.number = next(_numbers)
         self.prompt = prompt
+        #: A number for each token of the prompt. Prompts with equal numbers have equal KV: images are compared, too.
+        self.identities = prompt if params.features is None else params.features.identities(prompt)
         self.params = params
         self.listener = listener
         self.stats = stats
@@ -250,6 +253,17 @@ class Request:
         return self.prompt + self.new_tokens
 
     @property
+    def known_by(self) -> list[int]:
+        """The numbers of its tokens, by which slots find the KV of a known prefix."""
+        return self.identities + self.new_tokens
+
+    @property
+    def decodes_last(self) -> bool:
+        """Whether a decode step can process its newest token; else a chunk of its prompt must."""
+        features = self.params.features
+        return bool(self.new_tokens) or (self.identities[-1] >= 0 and (features is None or features.decodes_last))
+
+    @property
     def length(self) -> int:
         """The number of its tokens."""
         return len(self.prompt) + len(self.new_tokens)
@@ -332,6 +346,8 @@ class Request:
         """Notify the listener of the end. The request has ended and owns nothing any more."""
         self.closed = True
         self.driver = NoDriver()
+        # The caller may keep the request for long.
+        self.params = replace(self.params, features=None)
         try:
             self.listener.end()
         except BaseException as error:

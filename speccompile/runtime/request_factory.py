@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
@@ -12,6 +13,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prediction, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
@@ -53,7 +55,12 @@ class RequestFactory:
         self._traits = traits
 
     def from_options(
-        self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
+        self,
+        driver: Driver,
+        prepare: Prepare,
+        ids: Sequence[int] | torch.Tensor,
+        options: SubmitOptions,
+        inputs: Mapping[str, Any] | PromptFeatures | None = None,
     ) -> Request:
         """Create the request of :meth:`~speccompile.runtime.engine.Engine.submit`.
 
@@ -93,6 +100,7 @@ class RequestFactory:
             prediction=read_prediction(where, options.prediction, layout),
             adapter=self._adapters.find(where, options.adapter),
             client=Params.client if options.client is None else tuple(options.client),
+            features=self._target.features_of_one(prompt, inputs),
         )
         criteria = make_criteria(options.stop, options.tokenizer, options.stopping_criteria)
         params = replace(params, record=self.reserve_record(where, options.record))
@@ -101,6 +109,15 @@ class RequestFactory:
         except BaseException:
             self.cancel_record(params)
             raise
+
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+        """Embed the images of a prompt.
+
+        Raises:
+            UserError: the prompt or the inputs are not valid.
+        """
+        self._target.check()
+        return self._target.features_of_one(read_prompt(ids, 0, self._arena.layout), inputs)
 
     def reserve_record(self, where: str, record: bool | str) -> RecordSpec | None:
         """Reserve the record of a request, by its argument ``record``.
@@ -146,7 +163,7 @@ class RequestFactory:
         Raises:
             UserError: the model cannot continue the prompt.
         """
-        self._target.check_prompt(prompt)
+        self._target.check_prompt(prompt, params.features)
         layout = self._arena.layout
         if params.sampling is not None:
             # On CUDA a guide's masks are computed before a step, captured or not.

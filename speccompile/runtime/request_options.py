@@ -78,7 +78,7 @@ class SubmitOptions(Options):
     """
 
     where: ClassVar[str] = "submit"
-    inputs: ClassVar[tuple[str, ...]] = ("ids",)
+    inputs: ClassVar[tuple[str, ...]] = ("ids", "inputs")
 
     max_new_tokens: int | None = field(default=None, metadata=MAX_NEW_TOKENS)
     eos_token_id: EosTokens = field(default=None, metadata=EOS)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from transformers import StoppingCriteriaList
 
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.listener import Streamer
@@ -72,7 +74,13 @@ class RequestSubmitter:
         self._max_batch = max_batch
         self._captured = captured
 
-    def submit(self, driver: Driver, ids: Sequence[int] | torch.Tensor, options: SubmitOptions) -> Request:
+    def submit(
+        self,
+        driver: Driver,
+        ids: Sequence[int] | torch.Tensor,
+        options: SubmitOptions,
+        inputs: Mapping[str, Any] | PromptFeatures | None = None,
+    ) -> Request:
         """Create a request from the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
 
         Args:
@@ -82,7 +90,11 @@ class RequestSubmitter:
             QueueFull, Closed, UserError: the errors of that method.
         """
         self._check_accepts()
-        return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options))
+        return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options, inputs))
+
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+        """Embed images for :meth:`~speccompile.runtime.engine.Engine.embed`."""
+        return self._factory.embed(ids, inputs)
 
     def create(
         self,

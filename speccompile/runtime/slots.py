@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from speccompile.adapters.buffers import OF_SLOT
 from speccompile.errors import AdapterRemoved
 from speccompile.graph.arena import Arena
+from speccompile.multimodal.model_inputs import ROPE_DELTA
 from speccompile.runtime.page_pool import PagePool
 from speccompile.runtime.request import Request
 from speccompile.runtime.state_checkpoints import StateCheckpoints
@@ -76,7 +77,7 @@ class Slots:
         # Results of known_length since a slot got or lost its owner, by the request's number, and their weights.
         self._known_lengths: dict[int, int] = {}
         self._known_weights: Hashable = None
-        # Free slots, the least recently used first, with the tokens whose KV each one holds.
+        # Free slots, the least recently used first, with the numbers of the tokens whose KV each one holds.
         self._free: dict[int, list[int]] = {slot: [] for slot in range(arena.layout.max_batch)}
         paging = arena.layout.paging
         self.pool = None if paging is None else PagePool(arena, paging)
@@ -106,7 +107,7 @@ class Slots:
         # Each running request may need another page soon, and would stop this one.
         missing += len(self._owners) if self._rereads else 0
         if missing > 0 and self._reuse and request.params.reuse:
-            source, known = self._longest_prefix(request.tokens, (self._state_of_weights(), request.params.adapter))
+            source, known = self._longest_prefix(request.known_by, (self._state_of_weights(), request.params.adapter))
             # A free source may give up its pages.
             if source in self._owners and not self._is_spoiled(self._owners[source]):
                 missing -= pool.whole(known.length) // pool.page_size
@@ -157,13 +158,13 @@ class Slots:
         Raises:
             AdapterRemoved: the request's adapter is not in the buffers any more.
         """
-        tokens, adapter = request.tokens, request.params.adapter
+        adapter = request.params.adapter
         if adapter is not None and adapter.replaced:
             raise AdapterRemoved(name=adapter.name)
         weights = self._state_of_weights(), adapter
         source, known = -1, KnownPrefix()
         if self._reuse and request.params.reuse:
-            source, known = self._longest_prefix(tokens, weights)
+            source, known = self._longest_prefix(request.known_by, weights)
         if source in self._owners and self._is_spoiled(self._owners[source]):
             source, known = -1, KnownPrefix()
         if source in self._owners and self._unread is not None:
@@ -233,6 +234,8 @@ class Slots:
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
         if adapter is not None:
             arena.write(OF_SLOT, slot, adapter.position)
+        if request.params.features is not None and ROPE_DELTA in arena:
+            arena.write(ROPE_DELTA, slot, request.params.features.delta)
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
         if request.params.prediction:
@@ -268,7 +271,7 @@ class Slots:
             return 0
         if request.number not in self._known_lengths:
             weights = self._known_weights, request.params.adapter
-            self._known_lengths[request.number] = self._longest_prefix(request.tokens, weights)[1].length
+            self._known_lengths[request.number] = self._longest_prefix(request.known_by, weights)[1].length
         return self._known_lengths[request.number]
 
     def will_know(self, request: Request, reader: Request) -> bool:
@@ -276,7 +279,7 @@ class Slots:
         same = request.params.adapter is reader.params.adapter
         if not (self._reuse and request.params.reuse and same):
             return False
-        shared = _common_prefix(request.tokens, reader.tokens, request.length - 1) - self._lookahead
+        shared = _common_prefix(request.known_by, reader.known_by, request.length - 1) - self._lookahead
         return shared > max(reader.cached, self.known_length(request))
 
     def save_checkpoint(self, request: Request) -> None:
@@ -308,8 +311,8 @@ class Slots:
         return source, replace(found[source], shared=most)
 
     def _known_text(self, request: Request) -> list[int]:
-        """Return the tokens of ``request`` whose KV another prompt may copy."""
-        text = request.prompt if self._prompts_differ else request.tokens
+        """Return the numbers of the tokens of ``request`` whose KV another prompt may copy."""
+        text = request.identities if self._prompts_differ else request.known_by
         return text[: request.cached]
 
     def _is_spoiled(self, request: Request) -> bool:

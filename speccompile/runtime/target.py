@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
-import re
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 
 from speccompile.acceptance import Rule
-from speccompile.errors import InvalidInput, InvalidOption, ModelInTraining, PlaceholderToken, WeightsReplaced
+from speccompile.errors import (
+    InvalidInput,
+    InvalidOption,
+    ModelInTraining,
+    PlaceholderToken,
+    UnusableInputs,
+    WeightsReplaced,
+)
 from speccompile.graph.state import Layout
 from speccompile.graph_capture.guards import ModelGuard
 from speccompile.graph_capture.held_tensors import HeldTensors
 from speccompile.graph_capture.model_info import tensor_holders
+from speccompile.multimodal.encoder import FeatureEncoder
+from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.model_inputs import is_per_token, placeholder_tokens
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
@@ -31,9 +40,6 @@ GUIDED = ("guide", "prefix_allowed_tokens_fn", *CALLED_ON_HOST)
 NEW_TOKENS = 128
 #: Number of values of each weight that are compared to detect a change.
 SAMPLES = 4
-
-#: Fields of a config that name a token whose embedding the model replaces.
-PLACEHOLDER = re.compile("(image|img|video|audio|speech|vision)(_context)?_token_(id|index)")
 
 State = tuple[object, ...]
 EosTokens = int | Sequence[int] | torch.Tensor | None
@@ -52,6 +58,7 @@ class Target:
         drafter: weights of the mode's own network, which may be the target's; packs and KV depend on them, too.
         calls_host: whether a step may call the host.
         kv: dtype to which the executables round keys and values; None is the model's own.
+        encoder: embeds the images of prompts; None if the model embeds only text.
     """
 
     def __init__(
@@ -67,8 +74,9 @@ class Target:
         *,
         calls_host: bool = True,
         kv: torch.dtype | None = None,
+        encoder: FeatureEncoder | None = None,
     ) -> None:
-        self.model, self.kv = model, kv
+        self.model, self.kv, self.encoder = model, kv, encoder
         self._guard = ModelGuard(model)
         self.processors = processors
         self._rule = rule
@@ -236,14 +244,54 @@ class Target:
             raise InvalidOption(where=where, name=called[0], value=values[called[0]], reason=reason)
         return Sampling({}) if sampling is None and self.processors else sampling
 
-    def check_prompt(self, prompt: list[int]) -> None:
-        """Check that steps can continue ``prompt``.
+    def features(
+        self, input_ids: torch.Tensor, kept: torch.Tensor, inputs: Mapping[str, Any]
+    ) -> list[PromptFeatures | None]:
+        """Embed the images of a batch of prompts. Arguments are those of
+        :meth:`~speccompile.multimodal.encoder.FeatureEncoder.encode`.
 
         Raises:
-            PlaceholderToken: it has a token that stands for an image or other input that is not text.
+            UnusableInputs: the model embeds only text, or cannot use the inputs.
+        """
+        if not inputs:
+            return [None] * len(input_ids)
+        if self.encoder is None:
+            reason = f"{type(self.model).__name__} is decoded as a model of text, which has no {min(inputs)}"
+            raise UnusableInputs(reason=reason)
+        return self.encoder.encode(input_ids, kept, inputs)
+
+    def features_of_one(
+        self, prompt: list[int], inputs: Mapping[str, Any] | PromptFeatures | None
+    ) -> PromptFeatures | None:
+        """Embed the images of one prompt, or return the given embeddings. Inputs with a value for each token may be
+        ``[P]`` or ``[1, P]``.
+
+        Raises:
+            UnusableInputs: the model embeds only text, cannot use the inputs, or they are those of another prompt.
+        """
+        ids = torch.tensor([prompt])
+        if isinstance(inputs, PromptFeatures):
+            placeholders = torch.tensor(sorted(placeholder_tokens(self.model.config)))
+            if inputs.places.tolist() != torch.isin(ids[0], placeholders).nonzero()[:, 0].tolist():
+                raise UnusableInputs(reason="they were embedded for a prompt with other placeholder tokens")
+            return inputs
+        given = {} if inputs is None else dict(inputs)
+        for name, value in given.items():
+            if isinstance(value, torch.Tensor) and is_per_token(name):
+                given[name] = value.reshape(1, -1)
+        return self.features(ids, torch.ones_like(ids, dtype=torch.bool), given)[0]
+
+    def check_prompt(self, prompt: list[int], features: PromptFeatures | None = None) -> None:
+        """Check that steps can continue ``prompt``.
+
+        Args:
+            features: the embeddings of its images.
+
+        Raises:
+            PlaceholderToken: it has a token that stands for an image or other input that is not text, without one.
             InvalidInput: it is shorter than a processor requires.
         """
-        placeholders = placeholder_tokens(self.model.config)
+        placeholders = {} if features is not None else placeholder_tokens(self.model.config)
         if found := placeholders.keys() & set(prompt):
             position = next(index for index, token in enumerate(prompt) if token in found)
             token = prompt[position]
@@ -261,18 +309,6 @@ _alive: weakref.WeakSet[Target] = weakref.WeakSet()
 def addresses_in_use() -> set[int]:
     """Return the addresses of weights that executables of open speculators read."""
     return {address for target in list(_alive) for address in target.addresses}
-
-
-def placeholder_tokens(config: PreTrainedConfig) -> dict[int, str]:
-    """Return token ids that a model replaces by embeddings of images, video or audio, with the config's name of each.
-
-    Tokens that mark where such input begins and ends (``vision_start_token_id``) are ordinary tokens.
-    """
-    return {
-        value: f"config.{name}"
-        for name, value in vars(config).items()
-        if PLACEHOLDER.fullmatch(name) and isinstance(value, int)
-    }
 
 
 class WatchedTensors:

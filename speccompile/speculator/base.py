@@ -14,6 +14,7 @@ from speccompile.compiler.options import WrapOptions
 from speccompile.errors import CannotCopy, Closed, Rebuilt, UnsupportedSharded
 from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
+from speccompile.multimodal.encoder import FeatureEncoder
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import StepTraits
@@ -63,6 +64,7 @@ class SpeculatorBase:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
             kv=config.kv,
+            encoder=None if config.inputs is None else FeatureEncoder(model, config.inputs),
         )
         engine = Engine(
             target,

@@ -129,7 +129,8 @@ class Generation(SpeculatorBase):
             record: Whether hidden states are saved, where the wrap saves them.
             adapter: The name of the LoRA adapter that the model has, or one for each prompt. A name of
                 :attr:`adapters`; None means the model without adapters.
-            options: options of the sampling pipeline, as :meth:`Engine.submit` accepts them, and the other parameters
+            options: the inputs of a vision-language model beside tokens, by the names of its forward (``pixel_values``,
+                ...); options of the sampling pipeline, as :meth:`Engine.submit` accepts them; and the other parameters
                 of transformers' ``generate`` at values without effect. Any other value is an error with the reason
                 (:mod:`speccompile.runtime.arguments`). None for an option switches it off, as in transformers.
                 ``logits_processor`` is called for each row separately, with the row's ids as transformers passes them,

@@ -65,8 +65,9 @@ class ModelInterface(SpeculatorBase):
 
     @property
     def input_modalities(self) -> tuple[str, ...]:
-        """Input modalities, only text: steps embed only token ids, also for a model that processes images."""
-        return ("text",)
+        """Input modalities: those of a vision-language model are the model's; others only have text."""
+        target = self._open()[1]
+        return ("text",) if target.encoder is None else tuple(target.model.input_modalities)
 
     @property
     def output_modalities(self) -> tuple[str, ...]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from speccompile.adapters.peft_source import read_adapter
 from speccompile.compiler.build import saved_files
@@ -360,5 +360,6 @@ class Speculator(Generation, Inspection, ModelInterface):
         save_weights(path, target.model, self._build.packs, tokenizer=tokenizer, head=head)
 
 
-# transformers' pipelines log an error for a class that is not registered as a causal LM.
-cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING).register(Speculator, Speculator, exist_ok=True)
+# transformers' pipelines log an error for a class that is not registered for their task.
+for _mapping in (MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING):
+    cast(Any, _mapping).register(Speculator, Speculator, exist_ok=True)

@@ -26,11 +26,13 @@ from speccompile.graph_capture.attention import Route
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
+from speccompile.graph_capture.rope_positions import of_text
 from speccompile.tools.families import find_families, tiny_config
 from speccompile.utils.transformers_version import CACHE, FROM_5_23, FROM_5_24
 from support.errors import raises
 from support.families import family
 from support.tiny import tiny_llama
+from support.vision_models import FAMILIES
 
 F32 = torch.float32
 FULL, WINDOW, CHUNK = Mask(), Mask(window=8), Mask(chunk=8)
@@ -340,9 +342,11 @@ def test_place_is_the_module_that_raised() -> None:
 
 def test_what_a_forward_takes_beside_tokens() -> None:
     positions = torch.arange(6).view(2, 3)
-    llama, bloom, gpt2 = family("llama"), family("bloom"), family("gpt2")
-    assert extra_inputs(llama, "attention", positions, 9) == {"position_ids": positions}
-    eager = extra_inputs(bloom, "eager", positions, 9)
+    parts = of_text(positions)
+    llama, bloom, gpt2, qwen = family("llama"), family("bloom"), family("gpt2"), FAMILIES["Qwen2VL"].model()
+    assert extra_inputs(llama, "attention", positions, 9, parts) == {"position_ids": positions}
+    assert extra_inputs(qwen, "attention", positions, 9, parts) == {"position_ids": parts}
+    eager = extra_inputs(bloom, "eager", positions, 9, parts)
     assert set(eager) == {"attention_mask"} and torch.equal(eager["attention_mask"], torch.ones(2, 9).long())
-    assert set(extra_inputs(gpt2, "eager", positions, 9)) == {"position_ids", "attention_mask"}
+    assert set(extra_inputs(gpt2, "eager", positions, 9, parts)) == {"position_ids", "attention_mask"}
     assert accepts(llama, "logits_to_keep") and not accepts(bloom, "position_ids")

@@ -48,7 +48,10 @@ class AnyTarget:
     def sampling(self, where: str, options: Any, **others: Any) -> Sampling | None:
         return self.chosen
 
-    def check_prompt(self, prompt: list[int]) -> None:
+    def features_of_one(self, prompt: list[int], inputs: object) -> None:
+        assert inputs is None
+
+    def check_prompt(self, prompt: list[int], features: None) -> None:
         if IMAGE in prompt:
             raise PlaceholderToken(position=prompt.index(IMAGE), token=IMAGE, name="image")
 

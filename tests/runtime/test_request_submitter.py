@@ -31,7 +31,12 @@ class Factory:
         self.cancelled: list[Params] = []
 
     def from_options(
-        self, driver: Driver, prepare: Prepare, ids: Sequence[int] | torch.Tensor, options: SubmitOptions
+        self,
+        driver: Driver,
+        prepare: Prepare,
+        ids: Sequence[int] | torch.Tensor,
+        options: SubmitOptions,
+        inputs: object,
     ) -> Request:
         prepare("greedy", True)
         self.made += 1

@@ -170,6 +170,7 @@ EXAMPLES: dict[str, dict[str, Any]] = {
     "InsideStep": {"what": "generate"},
     "CannotMove": {"wanted": "cuda", "device": "cpu", "dtype": "torch.float32"},
     "PlaceholderToken": {"position": 3, "token": 99, "name": "image_token_id"},
+    "UnusableInputs": {"reason": "pixel_values is given, and no prompt has a token that stands for it"},
     "TooManyEosTokens": {"count": 9, "capacity": 8},
     "ModelChanged": {"model": "LlamaForCausalLM", "what": "model.layers.0.self_attn has a new forward"},
     "WeightsReplaced": {"path": "lm_head.weight"},

@@ -30,5 +30,5 @@ class SkipLogits(Pass):
         last = graph.anchors.layers[-1]
         graph.anchors = replace(graph.anchors, final_norm=last, lm_head=last)
         graph.set_outputs()
-        graph.remove_dead_code(keep=marked(graph))
+        graph.remove_dead_code(keep=[*marked(graph), last])
         return Changes(1, f"{before - len(graph.graph.nodes)} ops after the last layer are gone")
