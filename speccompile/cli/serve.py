@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import typer
+from transformers import ProcessorMixin
 
-from speccompile import modes, wrap
+from speccompile import modes, pretrained, wrap
 from speccompile.cli.progress import count_runs
 from speccompile.cli.ranks import follow, loaded
 from speccompile.cli.session import session
 from speccompile.compiler.options import WrapOptions
-from speccompile.errors import InvalidOption
+from speccompile.errors import InvalidOption, PretrainedError
 from speccompile.graph.tree import Tree
 from speccompile.modes.auto import Auto
 from speccompile.serve.options import ServeOptions
@@ -78,7 +79,8 @@ def run(
             for adapter, source in adapters.items():
                 with task(f"load the adapter {adapter}"):
                     spec.add_adapter(adapter, source)
-            service = Service(spec, tokenizer, model if name is None else name, serving)
+            processor = _processor(model) if "image" in spec.input_modalities else None
+            service = Service(spec, tokenizer, model if name is None else name, serving, processor)
             if warm:
                 steps = warm_up_steps(service)
                 with count_runs("warm up", len(steps)) as advance:
@@ -92,3 +94,12 @@ def run(
             # The event loop waits up to this interval for each thread that computes. Python's 5 ms add up.
             sys.setswitchinterval(0.001)
             run_server(service, host, port)
+
+
+def _processor(model: str) -> ProcessorMixin | None:
+    """The processor of ``model``; None, after a line on stderr, if it cannot be loaded."""
+    try:
+        return pretrained.load_processor(model)
+    except PretrainedError as error:
+        typer.echo(f"images in messages are refused: {error}", err=True)
+        return None

@@ -9,7 +9,15 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoProcessor,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    ProcessorMixin,
+)
 
 from speccompile.errors import InvalidOption, PretrainedError, SpecCompileError, error_line
 from speccompile.pretrained.folders import config_folder, whole_folder
@@ -53,7 +61,8 @@ def load(
     device: torch.device | str | None = None,
     verify: bool = False,
 ) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
-    """Load a causal language model, in eval mode, and its tokenizer. If it also reads images, only text is used.
+    """Load a causal language model, in eval mode, and its tokenizer. Its class is that for text,
+    where its family has one; other vision-language models can read images, too.
 
     Args:
         name_or_path: ``"smollm2"``, a local folder, a GGUF file, or a hub id. Quantised weights that are FP8, or that
@@ -94,6 +103,22 @@ def load_tokenizer(name_or_path: str) -> PreTrainedTokenizerBase:
     source = _source(name_or_path)
     with _loading_errors(name_or_path), without_gguf_bar(name_or_path):
         return cast(PreTrainedTokenizerBase, AutoTokenizer.from_pretrained(**source, trust_remote_code=False))
+
+
+def load_processor(name_or_path: str) -> ProcessorMixin:
+    """The processor of images and text of a local folder or a hub id.
+
+    Raises:
+        PretrainedError: it does not exist, cannot be loaded, or needs a package that is not installed.
+    """
+    check_model_name(name_or_path)
+    if is_hub_id(name_or_path):
+        check_reachable(name_or_path)
+    with _loading_errors(name_or_path):
+        processor = AutoProcessor.from_pretrained(**_source(name_or_path), trust_remote_code=False)
+        if not isinstance(processor, ProcessorMixin):
+            raise OSError("it has no processor of images")
+    return processor
 
 
 def load_model(

@@ -20,13 +20,14 @@ from speccompile.errors import (
     PromptTooLong,
     QueueFull,
     TokenOutOfVocabulary,
+    UnusableInputs,
     UserError,
 )
 from speccompile.errors.base import LONGEST_VALUE, clipped
 
 #: Field of the API by the engine's name of the option. Other options have the same name in both.
 _FIELDS = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "eos_token_id": "ignore_eos"}
-_PROMPT_ERRORS = (EmptyPrompt, PromptTooLong, PlaceholderToken, TokenOutOfVocabulary)
+_PROMPT_ERRORS = (EmptyPrompt, PromptTooLong, PlaceholderToken, TokenOutOfVocabulary, UnusableInputs)
 #: Seconds after which a client may try again when the queue is full.
 RETRY_SECONDS = 1
 #: Largest number of characters of a message. A list of all fields has about 700.

@@ -19,7 +19,7 @@ from speccompile.serve.continuation import Continuation, Piece
 from speccompile.serve.disconnect import EventStream
 from speccompile.serve.fields import ChatBody
 from speccompile.serve.logprobs import chat_logprobs
-from speccompile.serve.prompts import chat_ids
+from speccompile.serve.prompts import ChatPrompt, chat_prompt
 from speccompile.serve.service import OutputOptions, Prompt, Service
 from speccompile.serve.streams import DONE, as_json, event, merged, with_errors
 from speccompile.serve.structure import guide_of
@@ -39,7 +39,8 @@ async def chat(service: Service, body: ChatBody) -> Response:
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
     service.check_conversation(body.messages, shown, body)
-    ids = await service.in_thread(chat_ids, service.tokenizer, body.messages, shown, body)
+    read = service.tokenizer, service.processor, body.messages, shown, body
+    prompt: ChatPrompt = await service.in_thread(chat_prompt, *read)
     grammar = await service.in_thread(grammar_of, body, service.tokenizer)
     guide, guide_field = await guide_of(service, body, grammar)
     outputs = OutputOptions(
@@ -49,7 +50,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
         guide=guide,
         guide_field=guide_field,
     )
-    continuations = await service.start([Prompt(ids, "messages")], body, outputs)
+    continuations = await service.start([Prompt(prompt.ids, "messages", prompt.inputs)], body, outputs)
     answer = _ChatAnswer(service, body, grammar, continuations)
     return EventStream(with_errors(answer.stream())) if body.stream else await answer.whole()
 

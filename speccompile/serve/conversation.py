@@ -14,7 +14,8 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.chat_template import call_syntax, writes_system, writes_tools, written_calls
 from speccompile.serve.ignored import log_ignored
-from speccompile.serve.message_fields import Message
+from speccompile.serve.image_parts import decoded
+from speccompile.serve.message_fields import ImageUrl, Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import CallSyntax
 
@@ -27,6 +28,8 @@ To call one, write:
 </tool_call>"""
 
 Conversation = list[dict[str, Any]]
+#: A text, or texts and images in parts.
+Content = str | list[dict[str, Any]]
 
 
 def conversation_of(
@@ -35,7 +38,7 @@ def conversation_of(
     """Messages and tools as arguments of the chat template of ``tokenizer``."""
     if any(message.model_extra for message in messages):
         log_ignored("a field of a message that the API does not have", "only chat templates read it")
-    conversation = [_as_dict(message) for message in messages]
+    conversation = [_as_dict(message, f"messages[{index}].content") for index, message in enumerate(messages)]
     schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()] or None
     if any(message.tool_calls or message.role == "tool" for message in messages):
         written = written_calls(tokenizer, tools=schemas is not None)
@@ -49,9 +52,15 @@ def conversation_of(
     return conversation, schemas
 
 
-def _as_dict(message: Message) -> dict[str, Any]:
-    """Convert a message, without missing fields. The role of developers becomes ``system``, which templates know."""
+def _as_dict(message: Message, param: str) -> dict[str, Any]:
+    """Convert a message, without missing fields. The role of developers becomes ``system``, which templates know.
+    A content with images becomes a list of parts, in the form of processors' templates."""
     shown = message.model_dump(exclude_none=True)
+    if message.parts:
+        shown["content"] = [
+            {"type": "image", "image": decoded(part.url, param)} if isinstance(part, ImageUrl) else text_part(part)
+            for part in message.parts
+        ]
     return shown | {"role": "system"} if message.role == "developer" else shown
 
 
@@ -65,7 +74,7 @@ def _with_tools(conversation: Conversation, schemas: Sequence[dict[str, Any]], *
         return [{"role": role, "content": text}, *conversation]
     message = conversation[index]
     contents = (message["content"], text) if system else (text, message["content"])
-    changed = message | {"content": "\n\n".join(filter(None, contents))}
+    changed = message | {"content": _joined(*contents)}
     return [*conversation[:index], changed, *conversation[index + 1 :]]
 
 
@@ -90,7 +99,7 @@ def _with_results(conversation: Conversation) -> Conversation:
     for message in conversation:
         names |= {call["id"]: call["function"]["name"] for call in message.get("tool_calls", ()) if "id" in call}
         if message["role"] == "user" and is_result:
-            found[-1]["content"] += f"\n\n{message['content']}"
+            found[-1]["content"] = _joined(found[-1]["content"], message["content"])
         elif message["role"] != "tool":
             found.append(message)
         else:
@@ -102,6 +111,23 @@ def _with_results(conversation: Conversation) -> Conversation:
                 found.append({"role": "user", "content": text})
         is_result = message["role"] == "tool"
     return found
+
+
+def text_part(text: str) -> dict[str, Any]:
+    """A part of a content, in the form of processors' templates."""
+    return {"type": "text", "text": text}
+
+
+def in_parts(content: Content) -> list[dict[str, Any]]:
+    """The parts of a content."""
+    return [text_part(content)] if isinstance(content, str) else content
+
+
+def _joined(first: Content, second: Content) -> Content:
+    """Two contents with an empty line between them; of one with images, the parts of both."""
+    if isinstance(first, str) and isinstance(second, str):
+        return "\n\n".join(filter(None, (first, second)))
+    return [part for part in (*in_parts(first), *in_parts(second)) if part.get("text") != ""]
 
 
 def _result_text(name: str | None, content: str) -> str:

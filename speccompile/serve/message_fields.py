@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import BeforeValidator, ConfigDict, Field, ModelWrapValidatorHandler, PrivateAttr, model_validator
 from pydantic_core import from_json
 
 from speccompile.serve.base_fields import Fields, wrong
 from speccompile.serve.ignored import log_ignored
+from speccompile.serve.image_parts import IMAGE_URL, url_of
 
 _TEXT_PARTS = ("text", "input_text", "output_text")
 #: Fields of the API.
@@ -42,6 +44,10 @@ def _text_of_part(part: Any) -> str:
     if part.keys() - _PART_FIELDS:
         log_ignored("cache_control, or another field of a text part,", "only the text is read")
     return text
+
+
+def _is_image(part: Any) -> bool:
+    return isinstance(part, dict) and part.get("type") == IMAGE_URL
 
 
 Content = Annotated[str, BeforeValidator(joined_parts)]
@@ -90,8 +96,15 @@ class ToolCall(OpenFields):
     type: Literal["function"] = "function"
 
 
+@dataclass(frozen=True)
+class ImageUrl:
+    """An image of a message, by its data URL."""
+
+    url: str
+
+
 class Message(OpenFields):
-    """A message of a chat. Its content is never None."""
+    """A message of a chat. Its content is never None: of a content with images it is the text."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = ""
@@ -102,6 +115,30 @@ class Message(OpenFields):
     # A spoken answer, which the client refers to by an id.
     audio: None = None
     reasoning_content: str | None = None
+    _parts: tuple[str | ImageUrl, ...] = PrivateAttr(())
+
+    @property
+    def parts(self) -> tuple[str | ImageUrl, ...]:
+        """Texts and images of a content with images, in order; empty without images."""
+        return self._parts
+
+    @model_validator(mode="wrap")
+    @classmethod
+    def _with_images(cls, given: Any, handler: ModelWrapValidatorHandler[Message]) -> Message:
+        """Keep the images of a content apart from its text."""
+        content = given.get("content") if isinstance(given, dict) else None
+        if not isinstance(content, list) or not any(map(_is_image, content)):
+            return handler(given)
+        texts = [part for part in content if not _is_image(part)]
+        message = handler({**given, "content": texts})
+        if message.role != "user":
+            raise wrong("content", "only a user's message has images")
+        try:
+            found = [ImageUrl(url_of(part)) if _is_image(part) else _text_of_part(part) for part in content]
+        except ValueError as error:
+            raise wrong("content", str(error)) from None
+        message._parts = tuple(found)
+        return message
 
     @model_validator(mode="before")
     @classmethod

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.conversation import conversation_of
+from speccompile.serve.conversation import conversation_of, in_parts
 from speccompile.serve.ignored import log_ignored
 from speccompile.serve.logprobs import TextOffsets
 from speccompile.serve.message_fields import Message
@@ -81,35 +81,64 @@ def echo_of(
     return Echo(text, [min(offset, len(text)) for offset in offsets], tokens)
 
 
+@dataclass(frozen=True)
+class ChatPrompt:
+    """Token ids of a conversation, and what its images are for the model's forward, by name."""
+
+    ids: list[int]
+    inputs: dict[str, Any]
+
+
 def chat_ids(
     tokenizer: PreTrainedTokenizerBase,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
     given: TemplateFields,
 ) -> list[int]:
-    """Token ids of a conversation, by the tokenizer's chat template. Tools that it does not write become text of
-    messages.
+    """Token ids of a conversation without images. Arguments and errors are those of :func:`chat_prompt`."""
+    return chat_prompt(tokenizer, None, messages, tools, given).ids
+
+
+def chat_prompt(
+    tokenizer: PreTrainedTokenizerBase,
+    processor: ProcessorMixin | None,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    given: TemplateFields,
+) -> ChatPrompt:
+    """Token ids of a conversation, by the tokenizer's chat template, or with images by the processor's. Tools that it
+    does not write become text of messages.
 
     Args:
+        processor: of a model that reads images.
         given: variables of the request for the template, in addition to messages and tools.
 
     Raises:
-        ApiError: there is no chat template, or it refuses the conversation.
+        ApiError: there is no chat template, it refuses the conversation, or an image cannot be read.
     """
+    with_images = any(message.parts for message in messages)
+    if with_images and (processor is None or processor.chat_template is None):
+        raise ApiError("messages: there are images, and the served model reads only text", param="messages")
     if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     variables = _variables(given)
     conversation, schemas = conversation_of(tokenizer, messages, tools)
     try:
-        encoded: Any = tokenizer.apply_chat_template(
-            conversation,
-            tools=schemas,  # type: ignore[arg-type]
-            add_generation_prompt=given.opens_answer,
-            continue_final_message=given.continue_final_message,
-            return_dict=True,
+        arguments: dict[str, Any] = {
+            "tools": schemas,
+            "add_generation_prompt": given.opens_answer,
+            "continue_final_message": given.continue_final_message,
+            "return_dict": True,
             **variables,
-        )
+        }
+        encoded: Any
+        if with_images:
+            assert processor is not None
+            conversation = [message | {"content": in_parts(message["content"])} for message in conversation]
+            encoded = processor.apply_chat_template(conversation, tokenize=True, return_tensors="pt", **arguments)
+        else:
+            encoded = tokenizer.apply_chat_template(conversation, **arguments)
     except TemplateError as error:
         # Templates raise this error themselves, for example if roles do not alternate.
         message = f"messages: the chat template refuses them: {error.message or type(error).__name__}"
@@ -125,7 +154,10 @@ def chat_ids(
         raise ApiError(message, param="messages") from None
     template = "" if is_mistral_common(tokenizer) else tokenizer.get_chat_template(tools=schemas)
     _log_unused(template, given)
-    return list(encoded["input_ids"])
+    if not with_images:
+        return ChatPrompt(list(encoded["input_ids"]), {})
+    inputs = {name: value for name, value in encoded.items() if name not in ("input_ids", "attention_mask")}
+    return ChatPrompt(encoded["input_ids"][0].tolist(), inputs)
 
 
 def _variables(given: TemplateFields) -> dict[str, Any]:

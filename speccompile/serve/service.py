@@ -5,17 +5,18 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
-from transformers import PreTrainedTokenizerBase
+from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 from speccompile import Speculator
 from speccompile.errors import shown
 from speccompile.guides import Guide
 from speccompile.modes.prediction import Prediction
+from speccompile.multimodal.features import PromptFeatures
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
@@ -44,10 +45,12 @@ _THREADS = 8
 
 @dataclass(frozen=True)
 class Prompt:
-    """Token ids, and the request's field that they come from."""
+    """Token ids, and the request's field that they come from. ``inputs`` are what its images are for the model's
+    forward, by name."""
 
     ids: list[int]
     field: str
+    inputs: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -73,12 +76,13 @@ class OutputOptions:
 
 @dataclass
 class Service:
-    """A speculator that is served under a name."""
+    """A speculator that is served under a name. ``processor`` is that of a model that reads images."""
 
     spec: Speculator
     tokenizer: PreTrainedTokenizerBase
     name: str
     options: ServeOptions
+    processor: ProcessorMixin | None = None
 
     def __post_init__(self) -> None:
         if self.options.memory is not None:
@@ -249,6 +253,9 @@ class Service:
         try:
             for index in range(len(prompts) * body.n):
                 prompt = prompts[index // body.n]
+                if index % body.n == 0:
+                    # All choices of a prompt have the same images.
+                    arguments["inputs"] = self._embedded(prompt)
                 requests.append(self._submit_one(prompt, index, body, outputs, arguments))
         except BaseException:
             for request in requests:
@@ -284,6 +291,24 @@ class Service:
         self.check_text(body.prediction.content, "prediction")
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
 
+    def _embedded(self, prompt: Prompt) -> PromptFeatures | None:
+        """Embed the images of ``prompt``; None without images.
+
+        Raises:
+            ApiError: they cannot be used.
+        """
+        try:
+            return self.engine.embed(prompt.ids, prompt.inputs) if prompt.inputs else None
+        except Exception as error:
+            raise self._reported(error, prompt.field) from None
+
+    def _reported(self, error: Exception, field: str, guide_field: str | None = None) -> ApiError:
+        """The error for the client. A fault of the server is logged."""
+        answer = engine_error(error, field, guide_field)
+        if answer.status == 500:
+            log.exception("a request could not be submitted")
+        return answer
+
     def _submit_one(
         self, prompt: Prompt, index: int, body: GenerationFields, outputs: OutputOptions, arguments: dict[str, Any]
     ) -> Request:
@@ -305,10 +330,7 @@ class Service:
                 **arguments,
             )
         except Exception as error:
-            answer = engine_error(error, prompt.field, outputs.guide_field)
-            if answer.status == 500:
-                log.exception("a request could not be submitted")
-            raise answer from None
+            raise self._reported(error, prompt.field, outputs.guide_field) from None
 
 
 def _characters(value: Any) -> int:

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.prompts import chat_ids, text_ids
+from speccompile.serve.prompts import chat_prompt, text_ids
 from speccompile.serve.service import Service
 from speccompile.serve.tokenize_fields import DetokenizeBody, TokenizeBody
 from speccompile.utils.mistral_common import is_mistral_common
@@ -32,7 +32,7 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
 
 def _answer(service: Service, body: TokenizeBody) -> Response:
     if body.messages is not None:
-        ids = chat_ids(service.tokenizer, body.messages, body.tools, body)
+        ids = chat_prompt(service.tokenizer, service.processor, body.messages, body.tools, body).ids
     else:
         assert body.prompt is not None
         ids = text_ids(service.tokenizer, body.prompt, special=body.add_special_tokens)

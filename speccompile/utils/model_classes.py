@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, Pret
 
 def model_class(config: PretrainedConfig) -> Any:
     """Return the auto class that supports ``config``: of causal language models, or of models of images and text
-    (Mistral 3, Qwen3-VL), which are only used for text.
+    (Mistral 3, Qwen3-VL).
 
     Raises:
         ValueError: transformers has neither.

@@ -1,0 +1,155 @@
+"""Images in chats: parts of type ``image_url`` with data URLs."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from transformers import LlavaProcessor, PreTrainedModel
+
+import speccompile
+from speccompile import Speculator
+from speccompile.multimodal.encoder import FeatureEncoder
+from speccompile.serve.image_parts import MOST_PIXELS
+from speccompile.serve.options import ServeOptions
+from speccompile.serve.service import Service
+from support import letters, serving
+from support.serving import MODEL, Client
+from support.vision_processor import data_url, model_of, picture, processor_of
+
+PATH = "/v1/chat/completions"
+NEW = 10
+
+
+def image_part(seed: int) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": data_url(picture(seed)), "detail": "low"}}
+
+
+def text_part(text: str) -> dict[str, Any]:
+    return {"type": "text", "text": text}
+
+
+def asking(*parts: dict[str, Any], **fields: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": list(parts)}]
+    return {"model": MODEL, "messages": messages, "temperature": 0, "max_tokens": NEW, **fields}
+
+
+@pytest.fixture(scope="module")
+def processor() -> LlavaProcessor:
+    return processor_of(letters.tokenizer())
+
+
+@pytest.fixture(scope="module")
+def model(processor: LlavaProcessor) -> PreTrainedModel:
+    return model_of(processor)
+
+
+@pytest.fixture(scope="module")
+def spec(model: PreTrainedModel) -> Iterator[Speculator]:
+    options: dict[str, Any] = {"tiers": (0, 3), "max_batch": 2, "max_len": 96, "backend": "eager", "scores": True}
+    with speccompile.wrap(model, "ngram", **options) as spec:
+        yield spec
+
+
+@pytest.fixture(scope="module")
+def client(spec: Speculator, processor: LlavaProcessor) -> Client:
+    tokenizer = processor.tokenizer
+    tokenizer.chat_template = processor.chat_template
+    return Client(Service(spec, tokenizer, MODEL, ServeOptions(), processor))
+
+
+def own_text(model: PreTrainedModel, processor: LlavaProcessor, parts: list[dict[str, Any]]) -> str:
+    """The text of the model's ``generate`` for one message of these parts."""
+    messages = [{"role": "user", "content": parts}]
+    inputs = processor.apply_chat_template(messages, tokenize=True, return_dict=True, return_tensors="pt")
+    with torch.no_grad():
+        whole = model.generate(**inputs, max_new_tokens=NEW, do_sample=False)
+    text: str = processor.decode(whole[0, inputs["input_ids"].shape[1] :], skip_special_tokens=True)
+    return text
+
+
+def test_an_answer_is_transformers_own(client: Client, model: PreTrainedModel, processor: LlavaProcessor) -> None:
+    parts = [text_part("abc"), image_part(1), text_part("hgf"), image_part(2)]
+    images = [{"type": "image", "image": picture(seed)} for seed in (1, 2)]
+    expected = own_text(model, processor, [text_part("abc"), images[0], text_part("hgf"), images[1]])
+    answer = client.post(PATH, asking(*parts, n=2)).json()
+    assert [choice["message"]["content"] for choice in answer["choices"]] == [expected] * 2
+    streamed = client.stream(PATH, {"messages": asking(*parts)["messages"], "max_tokens": NEW})
+    assert "".join(item["choices"][0]["delta"].get("content") or "" for item in streamed) == expected
+    assert expected != own_text(model, processor, [text_part("abc"), images[1], text_part("hgf"), images[0]])
+
+
+def test_all_choices_share_what_was_embedded(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, calls = FeatureEncoder.encode, []
+    monkeypatch.setattr(FeatureEncoder, "encode", lambda *given: calls.append(1) or encode(*given))
+    assert client.post(PATH, asking(image_part(1), n=2)).status_code == 200
+    assert len(calls) == 1
+
+
+def test_other_messages_may_be_texts(client: Client, model: PreTrainedModel, processor: LlavaProcessor) -> None:
+    messages = [{"role": "system", "content": "ab"}, {"role": "user", "content": [image_part(1), text_part("hgf")]}]
+    answer = client.post(PATH, asking() | {"messages": messages}).json()
+    image = {"type": "image", "image": picture(1)}
+    expected = own_text(model, processor, [text_part("ab"), image, text_part("hgf")])
+    assert answer["choices"][0]["message"]["content"] == expected
+    tokens = client.post("/tokenize", {"model": MODEL, "messages": messages}).json()
+    assert tokens["count"] == answer["usage"]["prompt_tokens"]
+
+
+def test_chats_without_images_are_as_before(client: Client) -> None:
+    parts = client.post(PATH, asking(text_part("abc"))).json()
+    assert (
+        parts["choices"]
+        == client.post(PATH, asking() | {"messages": [{"role": "user", "content": "abc"}]}).json()["choices"]
+    )
+
+
+def large_picture() -> str:
+    """The data URL of a small file that names more pixels than are read."""
+    side = int(MOST_PIXELS**0.5) + 1
+    file = io.BytesIO()
+    Image.new("1", (side, side)).save(file, format="png")
+    assert len(file.getvalue()) < 2**16
+    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode()}"
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("https://example.com/a.png", "fetches no other URLs"),
+        ("file:///etc/passwd", "fetches no other URLs"),
+        ("data:text/plain;base64,YWJj", "fetches no other URLs"),
+        (None, "fetches no other URLs"),
+        ("data:image/png;base64,YWJj", "cannot be decoded"),
+        ("data:image/png;base64,???", "cannot be decoded"),
+        (data_url(picture(1))[:-300], "cannot be decoded"),
+        (large_picture(), "pixels"),
+    ],
+    ids=["web", "file", "text", "none", "no image", "no base64", "cut", "large"],
+)
+def test_urls_that_are_refused(client: Client, url: str | None, says: str) -> None:
+    error = client.refused(PATH, asking({"type": "image_url", "image_url": {"url": url}}, text_part("ab")))
+    assert error["param"] == "messages[0].content" and says in error["message"], error
+    assert len(error["message"]) < 400
+
+
+def test_only_users_have_images(client: Client) -> None:
+    messages = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": [image_part(1)]}]
+    error = client.refused(PATH, asking() | {"messages": messages})
+    assert error["param"] == "messages[1].content" and "only a user's message has images" in error["message"]
+
+
+def test_a_prompt_with_a_placeholder_needs_an_image(client: Client) -> None:
+    error = client.refused(PATH, asking(text_part("ab<image>")))
+    assert error["param"] == "messages" and "only stands for input that is not text" in error["message"]
+
+
+def test_a_model_of_text_refuses_images() -> None:
+    with serving.speculator(serving.model()) as spec:
+        error = Client(serving.service(spec)).refused(PATH, asking(image_part(1)))
+    assert error["param"] == "messages" and "the served model reads only text" in error["message"]
