@@ -25,7 +25,7 @@ class FirstLayerReached(Exception):
 
 @dataclass
 class RecordedForward:
-    """What the modules of one forward receive and return.
+    """Arguments and results of modules in one forward.
 
     Args:
         arguments: of the text model.
@@ -119,7 +119,7 @@ class RecordedForward:
 
 
 def _seen(mask: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
-    """Which keys each query attends to, without padding, by a mask ``[P, P]``: bool, or 0 where it attends."""
+    """The keys that each query attends to, without padding, by a mask ``[P, P]``: bool, or 0 where it attends."""
     seen = mask if mask.dtype == torch.bool else mask == 0
     return seen[kept][:, kept]
 
