@@ -39,7 +39,7 @@ async def chat(service: Service, body: ChatBody) -> Response:
     service.check_model(body.model)
     shown = None if body.tool_choice == "none" else body.tools
     service.check_conversation(body.messages, shown, body)
-    read = service.tokenizer, service.processor, body.messages, shown, body
+    read = service.tokenizer, service.images, body.messages, shown, body
     prompt: ChatPrompt = await service.in_thread(chat_prompt, *read)
     grammar = await service.in_thread(grammar_of, body, service.tokenizer)
     guide, guide_field = await guide_of(service, body, grammar)

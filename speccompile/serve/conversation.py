@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerBase
 
 from speccompile.serve.chat_template import call_syntax, writes_system, writes_tools, written_calls
 from speccompile.serve.ignored import log_ignored
-from speccompile.serve.image_parts import decoded
+from speccompile.serve.image_parts import ImageReader
 from speccompile.serve.message_fields import ImageUrl, Message
 from speccompile.serve.tool_fields import Tool
 from speccompile.serve.tool_grammar import CallSyntax
@@ -33,12 +33,25 @@ Content = str | list[dict[str, Any]]
 
 
 def conversation_of(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool] | None
+    tokenizer: PreTrainedTokenizerBase,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    images: ImageReader | None = None,
 ) -> tuple[Conversation, list[dict[str, Any]] | None]:
-    """Messages and tools as arguments of the chat template of ``tokenizer``."""
+    """Messages and tools as arguments of the chat template of ``tokenizer``.
+
+    Args:
+        images: reads the images of messages.
+
+    Raises:
+        ApiError: an image cannot be read.
+    """
     if any(message.model_extra for message in messages):
         log_ignored("a field of a message that the API does not have", "only chat templates read it")
-    conversation = [_as_dict(message, f"messages[{index}].content") for index, message in enumerate(messages)]
+    conversation = [_as_dict(message) for message in messages]
+    for index, message in enumerate(messages):
+        if message.parts and images is not None:
+            conversation[index]["content"] = _parts_of(message, images, f"messages[{index}].content")
     schemas = [tool.model_dump(exclude_none=True) for tool in tools or ()] or None
     if any(message.tool_calls or message.role == "tool" for message in messages):
         written = written_calls(tokenizer, tools=schemas is not None)
@@ -52,15 +65,9 @@ def conversation_of(
     return conversation, schemas
 
 
-def _as_dict(message: Message, param: str) -> dict[str, Any]:
-    """Convert a message, without missing fields. The role of developers becomes ``system``, which templates know.
-    A content with images becomes a list of parts, in the form of processors' templates."""
+def _as_dict(message: Message) -> dict[str, Any]:
+    """Convert a message, without missing fields. The role of developers becomes ``system``, which templates know."""
     shown = message.model_dump(exclude_none=True)
-    if message.parts:
-        shown["content"] = [
-            {"type": "image", "image": decoded(part.url, param)} if isinstance(part, ImageUrl) else text_part(part)
-            for part in message.parts
-        ]
     return shown | {"role": "system"} if message.role == "developer" else shown
 
 
@@ -111,6 +118,14 @@ def _with_results(conversation: Conversation) -> Conversation:
                 found.append({"role": "user", "content": text})
         is_result = message["role"] == "tool"
     return found
+
+
+def _parts_of(message: Message, images: ImageReader, param: str) -> list[dict[str, Any]]:
+    """The content of a message with images, in the form of processors' templates."""
+    return [
+        {"type": "image", "image": images.read(part.url, param)} if isinstance(part, ImageUrl) else text_part(part)
+        for part in message.parts
+    ]
 
 
 def text_part(text: str) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from speccompile.errors import InvalidOption
-from speccompile.utils.options import Options, WholeNumber, option
+from speccompile.utils.options import Options, WholeNumber, flag, option
 
 
 def _texts_or_none(where: str, name: str, value: Any) -> tuple[str, ...] | None:
@@ -89,6 +89,13 @@ class ServeOptions(Options):
     )
     max_body_bytes: int = field(
         default=4 * 2**20, metadata=option("Largest body of a request, in bytes.", WholeNumber(1024))
+    )
+    image_urls: bool = field(
+        default=False,
+        metadata=option(
+            "Fetch images of http and https URLs, too. A request can then reach addresses of the server's network.",
+            flag,
+        ),
     )
     max_head_seconds: int = field(
         default=30, metadata=option("Most seconds in which the head of a request arrives.", WholeNumber(1))

@@ -10,12 +10,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from jinja2 import TemplateError
-from transformers import PreTrainedTokenizerBase, ProcessorMixin
+from transformers import PreTrainedTokenizerBase
 
 from speccompile.runtime.detokenizer import Detokenizer
 from speccompile.serve.api_error import ApiError
 from speccompile.serve.conversation import conversation_of, in_parts
 from speccompile.serve.ignored import log_ignored
+from speccompile.serve.image_parts import ImageReader
 from speccompile.serve.logprobs import TextOffsets
 from speccompile.serve.message_fields import Message
 from speccompile.serve.template_fields import TemplateFields
@@ -101,7 +102,7 @@ def chat_ids(
 
 def chat_prompt(
     tokenizer: PreTrainedTokenizerBase,
-    processor: ProcessorMixin | None,
+    images: ImageReader | None,
     messages: Sequence[Message],
     tools: Sequence[Tool] | None,
     given: TemplateFields,
@@ -110,20 +111,20 @@ def chat_prompt(
     does not write become text of messages.
 
     Args:
-        processor: of a model that reads images.
+        images: reads images of messages, for a model that has them.
         given: variables of the request for the template, in addition to messages and tools.
 
     Raises:
         ApiError: there is no chat template, it refuses the conversation, or an image cannot be read.
     """
     with_images = any(message.parts for message in messages)
-    if with_images and (processor is None or processor.chat_template is None):
+    if with_images and (images is None or images.processor.chat_template is None):
         raise ApiError("messages: there are images, and the served model reads only text", param="messages")
     if not writes_chats(tokenizer):
         message = "messages: the model's tokenizer has no chat template; use /v1/completions"
         raise ApiError(message, param="messages")
     variables = _variables(given)
-    conversation, schemas = conversation_of(tokenizer, messages, tools)
+    conversation, schemas = conversation_of(tokenizer, messages, tools, images)
     try:
         arguments: dict[str, Any] = {
             "tools": schemas,
@@ -134,9 +135,11 @@ def chat_prompt(
         }
         encoded: Any
         if with_images:
-            assert processor is not None
+            assert images is not None
             conversation = [message | {"content": in_parts(message["content"])} for message in conversation]
-            encoded = processor.apply_chat_template(conversation, tokenize=True, return_tensors="pt", **arguments)
+            encoded = images.processor.apply_chat_template(
+                conversation, tokenize=True, return_tensors="pt", **arguments
+            )
         else:
             encoded = tokenizer.apply_chat_template(conversation, **arguments)
     except TemplateError as error:

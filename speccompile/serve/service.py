@@ -24,6 +24,7 @@ from speccompile.serve.continuation import Continuation
 from speccompile.serve.counts import Counts
 from speccompile.serve.fields import GenerationFields, Message
 from speccompile.serve.guide_compiler import GuideCompiler
+from speccompile.serve.image_parts import ImageReader
 from speccompile.serve.learned_head import close_head, open_head
 from speccompile.serve.memory_file import close_memory, open_memory
 from speccompile.serve.options import ServeOptions
@@ -94,6 +95,9 @@ class Service:
         self.guides = GuideCompiler(self.tokenizer, self.options)
         #: Whether the server is shutting down, which ends all requests.
         self.ends = False
+        processor, options = self.processor, self.options
+        #: Reads images of messages; None if the model has no processor.
+        self.images = None if processor is None else ImageReader(processor, options.image_urls, options.max_body_bytes)
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="speccompile-serve")
         queue = self.engine.waiting
         queue.client_limit = max(1, queue.limit * self.options.max_client_share // 100)

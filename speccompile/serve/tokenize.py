@@ -32,7 +32,7 @@ async def tokenize(service: Service, body: TokenizeBody) -> Response:
 
 def _answer(service: Service, body: TokenizeBody) -> Response:
     if body.messages is not None:
-        ids = chat_prompt(service.tokenizer, service.processor, body.messages, body.tools, body).ids
+        ids = chat_prompt(service.tokenizer, service.images, body.messages, body.tools, body).ids
     else:
         assert body.prompt is not None
         ids = text_ids(service.tokenizer, body.prompt, special=body.add_special_tokens)

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +19,8 @@ from transformers import LlavaProcessor, PreTrainedModel
 import speccompile
 from speccompile import Speculator
 from speccompile.multimodal.encoder import FeatureEncoder
+from speccompile.serve import fetched_images
+from speccompile.serve.api_error import ApiError
 from speccompile.serve.image_parts import MOST_PIXELS
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.service import Service
@@ -121,12 +127,12 @@ def large_picture() -> str:
 @pytest.mark.parametrize(
     ("url", "says"),
     [
-        ("https://example.com/a.png", "fetches no other URLs"),
-        ("file:///etc/passwd", "fetches no other URLs"),
-        ("data:text/plain;base64,YWJj", "fetches no other URLs"),
-        (None, "fetches no other URLs"),
+        ("https://example.com/a.png", "fetches no URLs (--image-urls)"),
+        ("file:///etc/passwd", "must be"),
+        ("data:text/plain;base64,YWJj", "must be"),
+        (None, "must be"),
         ("data:image/png;base64,YWJj", "cannot be decoded"),
-        ("data:image/png;base64,???", "cannot be decoded"),
+        ("data:image/png;base64,???", "is not base64"),
         (data_url(picture(1))[:-300], "cannot be decoded"),
         (large_picture(), "pixels"),
     ],
@@ -153,3 +159,61 @@ def test_a_model_of_text_refuses_images() -> None:
     with serving.speculator(serving.model()) as spec:
         error = Client(serving.service(spec)).refused(PATH, asking(image_part(1)))
     assert error["param"] == "messages" and "the served model reads only text" in error["message"]
+
+
+class Files(BaseHTTPRequestHandler):
+    """Serves a picture, and what must not be read."""
+
+    def do_GET(self) -> None:
+        if self.path == "/elsewhere":
+            self.send_response(302)
+            self.send_header("Location", "ftp://127.0.0.1/a.png")
+            self.end_headers()
+            return
+        known = {"/a.png": base64.b64decode(data_url(picture(1)).partition(",")[2]), "/long": bytes(2**15)}
+        self.send_response(200 if self.path in known else 404)
+        self.end_headers()
+        self.wfile.write(known.get(self.path, b""))
+
+    def log_message(self, *_: Any) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def files() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Files) as server:
+        thread = threading.Thread(target=server.serve_forever, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def fetching(spec: Speculator, processor: LlavaProcessor) -> Client:
+    options = ServeOptions(image_urls=True, max_body_bytes=2**14)
+    return Client(Service(spec, processor.tokenizer, MODEL, options, processor))
+
+
+def linked(url: str) -> dict[str, Any]:
+    return {"type": "image_url", "image_url": {"url": url}}
+
+
+def test_an_option_allows_urls(client: Client, fetching: Client, files: str) -> None:
+    expected = client.post(PATH, asking(image_part(1), text_part("ab"))).json()["choices"]
+    assert fetching.post(PATH, asking(linked(f"{files}/a.png"), text_part("ab"))).json()["choices"] == expected
+
+
+@pytest.mark.parametrize(
+    ("path", "says"),
+    [("/missing", "cannot be fetched"), ("/long", "exceeds 16384 bytes"), ("/elsewhere", "cannot be fetched")],
+)
+def test_urls_that_cannot_be_read(fetching: Client, files: str, path: str, says: str) -> None:
+    error = fetching.refused(PATH, asking(linked(files + path)))
+    assert error["param"] == "messages[0].content" and says in error["message"]
+
+
+def test_a_file_must_arrive_in_time(fetching: Client, files: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = SimpleNamespace(monotonic=itertools.count(0.0, 20.0).__next__)
+    monkeypatch.setattr(fetched_images, "time", clock)
+    with pytest.raises(ApiError, match=r"exceeds 1000 bytes .* and 10 seconds"):
+        fetched_images.fetched(f"{files}/a.png", 1000, "messages")
