@@ -1,4 +1,4 @@
-"""Token ids that only stand for images, video or audio are refused in prompts: steps embed text alone."""
+"""Token ids that only stand for images, video or audio are refused in prompts without such input."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from transformers import (
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption, PlaceholderToken
-from speccompile.runtime.target import placeholder_tokens
+from speccompile.multimodal.model_inputs import placeholder_tokens
 from support.errors import raises
 
 IMAGE, VIDEO, VISION_START = 100, 101, 102
