@@ -37,6 +37,8 @@ class Rule(ABC):
     needs_draft_probs: ClassVar[bool] = False
     #: The drafts may be a tree: :meth:`passes` supports a form with a ``tree``.
     judges_trees: ClassVar[bool] = False
+    #: The reason why not, for a rule that cannot judge them.
+    chains_alone: ClassVar[str] = ""
     #: The rule has passes of the kind ``drawn``: it uses the target's logits only to choose a token.
     draws_without_scores: ClassVar[bool] = False
     #: The rule supports only greedy requests: requests that sample are refused.

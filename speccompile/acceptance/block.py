@@ -25,6 +25,9 @@ class Block(CoinRule):
 
     name: ClassVar[str] = "block"
     needs_draft_probs: ClassVar[bool] = True
+    chains_alone: ClassVar[str] = (
+        "block verification is defined for one path of drafts; use acceptance='rejection', which judges siblings"
+    )
 
     @staticmethod
     def judge(

@@ -19,7 +19,9 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.lossy import keep_passes
+from speccompile.acceptance.forced_tree import TreeForcedAccept
+from speccompile.acceptance.kept_nodes import ProcessNodes
+from speccompile.acceptance.lossy import Criterion, keep_passes
 from speccompile.acceptance.replay import STATE, CountSteps, replayed, trace_problem, trace_state
 from speccompile.errors import InvalidOption
 from speccompile.graph.state import StateSpec
@@ -37,7 +39,8 @@ VARIABLE = "TLLM_SPEC_DECODE_FORCE_NUM_ACCEPTED_TOKENS"
 class Forced(Rule):
     """Accept a given number of drafts in every step. Give exactly one of ``accepted``, ``rates`` and ``trace``.
 
-    A step never accepts more drafts than the tier has, nor more than the request's token limit allows. Runs with one
+    A step never accepts more drafts than the tier has, nor more than the request's token limit allows. Of a tree they
+    are those of its deepest path. Runs with one
     ``seed`` accept the same numbers. The rule also accepts drafts that a request's options forbid. It refuses requests
     with a ``guide`` or a ``prefix_allowed_tokens_fn``.
 
@@ -62,6 +65,7 @@ class Forced(Rule):
     text_invariant: ClassVar[bool] = False
     fills_drafts: ClassVar[bool] = True
     breaks_guides: ClassVar[bool] = True
+    judges_trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         def refuse(name: str, reason: str) -> None:
@@ -100,9 +104,15 @@ class Forced(Rule):
         return [min(1.0, max(0.0, self.accepted - place)) for place in range(count)]
 
     def passes(self, form: StepForm) -> list[Pass]:
-        if self.trace is None:
-            return keep_passes(partial(forced_count, rule=self), form)
-        return keep_passes(partial(replayed, period=len(self.trace)), form, STATE)
+        criterion: Criterion = partial(forced_count, rule=self)
+        state: tuple[str, ...] = ()
+        if self.trace is not None:
+            criterion, state = partial(replayed, period=len(self.trace)), STATE
+        if form.tree is None:
+            return keep_passes(criterion, form, state)
+        draws = form.kind != "greedy"
+        judged = TreeForcedAccept(form.tree, draws, criterion=criterion, state=state)
+        return [*[ProcessNodes(form.tree)] * draws, judged]
 
     def commit_passes(self) -> list[Pass]:
         return [] if self.trace is None else [CountSteps()]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
+from torch import fx
 
+from speccompile.acceptance.kept_nodes import ProcessNodes, TreeKeep, logits_at, longest_path, usable
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
@@ -68,8 +70,34 @@ class LossyAcceptSampled(LossyAccept):
     draws: ClassVar[bool] = True
 
 
+@dataclass(frozen=True)
+class TreeLossyAccept(TreeKeep):
+    """Accept the longest path of drafts that :attr:`criterion` keeps. A node's draft is judged by the scores of the
+    node before it."""
+
+    criterion: Criterion = field(kw_only=True)
+    state: tuple[str, ...] = ()
+
+    name: ClassVar[str] = "tree_lossy_accept"
+
+    def path(
+        self, graph: StepGraph, scores: fx.Node, target: fx.Node, text: fx.Node, length: fx.Node
+    ) -> Sequence[fx.Node]:
+        drafts, parents, depths, slots = (graph.values[name] for name in ("drafts", "parents", "depths", "slots"))
+        own = [slots, *(graph.state(name) for name in self.state)] if self.state else []
+        before = graph.insert(scores_before, scores, parents)
+        kept = graph.insert(self.criterion, before, drafts, text, length, *own)
+        given = (before, target, drafts, parents, depths, kept)
+        found: Sequence[fx.Node] = graph.insert(longest_tolerated, *given, depth=self.tree.depth)
+        return found
+
+
 def keep_passes(criterion: Criterion, form: StepForm, state: tuple[str, ...] = ()) -> list[Pass]:
     """The passes of a rule that accepts drafts by ``criterion``. The criterion receives the state tensors ``state``."""
+    if form.tree is not None:
+        draws = form.kind != "greedy"
+        judged = TreeLossyAccept(form.tree, draws, criterion=criterion, state=state)
+        return [*[ProcessNodes(form.tree)] * draws, judged]
     if form.kind == "greedy":
         return [LossyAccept(criterion, state)]
     return [ProcessLogits(), LossyAcceptSampled(criterion, state)]
@@ -95,6 +123,36 @@ def accept_tolerated(
     accepted = (kept & offered).long().cumprod(1).sum(1)
     places = torch.arange(count + 1, device=drafts.device)
     return torch.where(places < accepted[:, None], F.pad(drafts, (0, 1)), target), accepted
+
+
+def scores_before(scores: torch.Tensor, parents: torch.Tensor) -> torch.Tensor:
+    """Scores ``[B, nodes, V]`` by which each node's draft is judged, those of its parent, of ``[B, T, V]``."""
+    return logits_at(scores, parents[:, 1:])
+
+
+def longest_tolerated(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    drafts: torch.Tensor,
+    parents: torch.Tensor,
+    depths: torch.Tensor,
+    kept: torch.Tensor,
+    *,
+    depth: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The longest path of drafts that are ``kept``, bool ``[B, nodes]``, and its number of drafts; see
+    :func:`~speccompile.acceptance.kept_nodes.longest_path`.
+
+    Args:
+        scores: ``[B, nodes, V]``, of each node's parent; target: ``[B, T]``; drafts: ``[B, nodes]``; parents, depths:
+            ``[B, T]``.
+    """
+    vocab = scores.shape[-1]
+    own = scores.gather(-1, drafts.clamp(0, vocab - 1)[..., None])[..., 0]
+    # Finite, since a draft of probability 0 may be kept, too.
+    likelihood = (own.float() - scores.float().logsumexp(-1)).nan_to_num(-1e30, neginf=-1e30)
+    offered = usable(drafts, parents, target, vocab)
+    return longest_path(kept & offered, parents, depths, likelihood, depth=depth)
 
 
 def number_problem(value: object, most: float) -> str | None:

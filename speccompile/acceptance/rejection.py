@@ -13,6 +13,10 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.coins import CoinRule, offered_mass
+from speccompile.acceptance.multi_round import TreeCoinAccept
+from speccompile.graph.step_form import StepForm
+from speccompile.passes.base import Pass
+from speccompile.passes.step.tree_accept import TreeGreedyAccept
 
 
 @dataclass(frozen=True)
@@ -21,9 +25,18 @@ class Rejection(CoinRule):
 
     For a drafter without probabilities, q is 1 at its draft. This is lossless for any draft. The emitted tokens depend
     on the drafts; their distribution does not. Greedy requests are decided by ``exact``.
+
+    On a tree the children of a node are judged in turn: see
+    :class:`~speccompile.acceptance.multi_round.TreeCoinAccept`.
     """
 
     name: ClassVar[str] = "rejection"
+    judges_trees: ClassVar[bool] = True
+
+    def passes(self, form: StepForm) -> list[Pass]:
+        if form.tree is None:
+            return super().passes(form)
+        return [TreeGreedyAccept(form.tree) if form.kind == "greedy" else TreeCoinAccept(form.tree)]
 
     @staticmethod
     def judge(

@@ -59,6 +59,7 @@ class Relaxed(Rule):
     name: ClassVar[str] = "relaxed"
     lossless: ClassVar[bool] = False
     text_invariant: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = True
     greedy_only: ClassVar[bool] = True
 
     def __post_init__(self) -> None:

@@ -36,6 +36,7 @@ class Typical(Rule):
     name: ClassVar[str] = "typical"
     lossless: ClassVar[bool] = False
     text_invariant: ClassVar[bool] = False
+    judges_trees: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         for name, value, most in (("threshold", self.threshold, 1.0), ("alpha", self.alpha, float("inf"))):

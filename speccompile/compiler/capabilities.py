@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+from string import ascii_lowercase
+
 from speccompile.acceptance import RULES, Rule
 from speccompile.lowering.backends import BACKENDS, backends
 from speccompile.modes.base import Mode
@@ -29,8 +31,16 @@ def tree_refusal(mode: Mode | type[Mode], rule: Rule | type[Rule]) -> str:
     if isinstance(mode, Mode) and mode.drafts_chains_alone:
         return f"drafts of mode {mode.name!r} are chains: {mode.drafts_chains_alone}"
     if not rule.judges_trees:
-        return f"the acceptance rule {rule.name!r} judges chains"
+        return f"the acceptance rule {rule.name!r} judges chains" + f": {rule.chains_alone}" * bool(rule.chains_alone)
     return ""
+
+
+def target_refusal(route: str | None, recurrent: bool) -> str:
+    """Why a target, by its attention's route and whether it has a recurrent state, does not verify trees; empty if it
+    does."""
+    if recurrent:
+        return "the model keeps a recurrent state, which only follows one path"
+    return "" if route == "attention" else "the model runs its own attention, which has no trees"
 
 
 def backend_refusal(mode: Mode | type[Mode], backend: str) -> str:
@@ -73,15 +83,50 @@ def table() -> str:
         "Every mode can be combined with every policy: "
         f"{', '.join(f'`{name}`' for name in ('fixed', 'schedule', *LEARNING))}."
     )
-    judges = " and ".join(f"`{rule.name}`" for rule in rules if rule.judges_trees)
-    where = "where the model attends by the attention op and keeps no recurrent state"
     on_a_cpu = " and ".join(
         f"`{mode.name}`"
         for mode in sorted(BUILT_IN, key=lambda mode: mode.name)
         if mode.drafts_trees and "cuda" not in {*mode.devices} & {*mode.tree_devices}
     )
-    trees = f"Trees are judged by {judges}, {where}; {on_a_cpu} propose them only on a CPU."
-    return "\n".join([*rows, "", *notes, "", policies, trees])
+    trees = f"{on_a_cpu} propose trees only on a CPU."
+    return "\n".join([*rows, "", *notes, "", policies, "", *_tree_table(), "", trees])
+
+
+#: Targets by the route of their attention and whether they have a recurrent state.
+TARGETS = {
+    "attends by the attention op": ("attention", False),
+    "has layers with a recurrent state": ("attention", True),
+    "runs its own attention": ("eager", False),
+}
+
+
+def _tree_table() -> list[str]:
+    """Lines of Markdown: the rules that judge trees of each mode, by requests that are greedy and that sample; and the
+    targets that verify them."""
+    reasons: list[str] = []
+
+    def cell(reason: str, yes: str) -> str:
+        if not reason:
+            return yes
+        if reason not in reasons:
+            reasons.append(reason)
+        return f"no ({ascii_lowercase[reasons.index(reason)]})"
+
+    rules = list(RULES.values())
+    lines = [["trees of mode", *(f"`{rule.name}`" for rule in rules)]]
+    lines.append(["---"] * len(lines[0]))
+    for mode in sorted(BUILT_IN, key=lambda mode: mode.name):
+        judged = [
+            cell(tree_refusal(mode, rule) or rule_refusal(mode, rule), "greedy" if rule.greedy_only else "all")
+            for rule in rules
+        ]
+        lines.append([f"`{mode.name}`", *judged])
+    targets = [["target", "chains", "trees"], ["---"] * 3]
+    targets += [[name, "all", cell(target_refusal(*kind), "all")] for name, kind in TARGETS.items()]
+    notes = [f"- {letter}: {reason}" for letter, reason in zip(ascii_lowercase, reasons, strict=False)]
+    rows, kinds = ([f"| {' | '.join(line)} |" for line in part] for part in (lines, targets))
+    requests = "`all` are greedy requests and requests that sample, `greedy` are greedy requests only:"
+    return [f"Trees by every rule; {requests}", "", *rows, "", *kinds, "", *notes]
 
 
 if __name__ == "__main__":

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from transformers import PreTrainedModel
 
+from speccompile.compiler.capabilities import target_refusal
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.drafter import Drafter, attach, make_drafter
 from speccompile.compiler.executables import steps_of_kind
@@ -198,12 +199,8 @@ def check_trees(config: BuildConfig) -> None:
     """
     if not config.trees:
         return
-    reason = ""
-    if config.recurrent:
-        reason = "the model keeps a recurrent state, which only follows one path"
-    elif config.route != "attention":
-        reason = "the model runs its own attention, which has no trees"
-    elif config.one_shape:
+    reason = target_refusal(config.route, config.recurrent)
+    if not reason and config.one_shape:
         reason = "deterministic=True needs kernels whose results do not depend on the number of nodes"
     if reason:
         raise InvalidTiers(tiers=config.tiers, reason=f"there are trees, and {reason}")

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from speccompile.acceptance.forced import FillDrafts
+from speccompile.acceptance.forced_tree import FillTree
 from speccompile.compiler.config import BuildConfig
 from speccompile.graph.keys import ChunkKind
 from speccompile.graph.step_form import StepForm
@@ -208,6 +209,8 @@ def _drafts(config: BuildConfig, form: StepForm) -> list[Pass]:
         if config.inputs is not None:
             drafts = [*drafts, ForbidPlaceholders(config.inputs.placeholders)]
         drafts = [*drafts, *[FillDrafts(form.drafts)] * config.rule.fills_drafts, *[LimitDrafts()] * (not limited)]
+    elif config.rule.fills_drafts:
+        drafts = [*drafts, FillTree(form.tree)]
     # Drafts of a network or of the target's layers are those of the first rank. Other drafts only depend on tokens,
     # which are equal on all ranks.
     ranks, drafted = config.ranks, config.network is not None or mode.runs_target_layers
@@ -252,13 +255,13 @@ def _choice(config: BuildConfig, form: StepForm) -> list[Pass]:
         return []
     rule, kind = config.rule, form.step_kind
     scored, chosen = kind == "scored", _same_choice(config, form)
+    by_scores = kind == "drawn" and not rule.draws_without_scores
     if form.tree is not None:
-        judged = rule.passes(replace(form, kind=kind))
+        judged = rule.passes(replace(form, kind="sampled" if by_scores else kind))
         scores = [JoinScores(form.tree), RecordScores()] * (scored and config.scores)
         records = [MovePath(scored), *scores, *[RecordLogprobs()] * scored]
         return [*judged, *chosen, JudgeChain(form.tree), *records]
     if not scored:
-        by_scores = kind == "drawn" and not rule.draws_without_scores
         return [*rule.passes(replace(form, kind="sampled" if by_scores else kind)), *chosen]
     recorded: list[Pass] = []
     for item in rule.passes(replace(form, kind="sampled")):

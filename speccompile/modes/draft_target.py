@@ -112,7 +112,7 @@ class DraftTarget(DraftModelMode):
         mask = self.mask_token_id
         if mask is None:
             return super().tree(tree, form)
-        return DraftTreeAtOnce(tree, DraftByMasks(tree.depth, form.draws, mask_token_id=mask))
+        return DraftTreeAtOnce(tree, DraftByMasks(tree.depth, form.draws, form.probabilities, mask_token_id=mask))
 
     @property
     def one_forward(self) -> bool:  # type: ignore[override]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,17 +10,26 @@ import pytest
 import torch
 from transformers import LlamaForCausalLM
 
-from speccompile import wrap
-from speccompile.acceptance import RULES
-from speccompile.compiler.capabilities import backend_refusal, rule_refusal, table
-from speccompile.errors import InvalidOption
+from speccompile import Tree, wrap
+from speccompile.acceptance import RULES, choose_rule
+from speccompile.compiler.capabilities import (
+    TARGETS,
+    backend_refusal,
+    rule_refusal,
+    table,
+    target_refusal,
+    tree_refusal,
+)
+from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
+from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
 from support.drafters import random_drafter
 from support.errors import raises
-from support.plans import planned
+from support.families import model_of
+from support.plans import built_stages, planned, step_graph
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
@@ -101,6 +111,44 @@ def test_what_is_taken_decodes(model: LlamaForCausalLM, drafts: dict[str, Any], 
                 assert text.shape == own.shape
                 if RULES[name].lossless:
                     assert torch.equal(text, own), (name, policy)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in BUILT_IN if mode.drafts_trees], ids=lambda mode: mode.name)
+def test_every_yes_of_the_trees_table_is_a_step(
+    model: LlamaForCausalLM, drafts: dict[str, Any], mode: Any, tmp_path: Path
+) -> None:
+    """The passes of a dynamic tree, for requests that sample, and of ``relaxed`` for greedy ones. Decoded are some of
+    them in tests/acceptance/test_tree_rules_in_steps.py."""
+    tree = Tree.dynamic(nodes=4, depth=2, branches=2)
+    given: dict[str, Any] = {"tiers": (0, tree), "max_batch": 1, "max_len": 48, "backend": "eager"}
+    given |= options(mode.name, drafts, tmp_path)
+    built = built_stages(model, mode.name, acceptance="rejection", **given)
+    for name, (acceptance, _) in acceptances(mode).items():
+        if name == "block":
+            with raises(InvalidOption if rule_refusal(mode, RULES[name]) else InvalidTiers):
+                planned(model, mode.name, acceptance=acceptance, **given)
+            continue
+        rule = choose_rule(acceptance)
+        assert not tree_refusal(mode, rule)
+        config = replace(built.config, rule=rule)
+        form = config.form(tree, 1, "greedy" if rule.greedy_only else "sampled")
+        pipelines = [step_pipeline(config, form), drafter_pipeline(config, form)]
+        for pipeline in pipelines:
+            if pipeline is not None:
+                pipeline.run(built.model.last.graph)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_targets_of_the_trees_table(name: str) -> None:
+    family = dict(zip(TARGETS, ("llama", "lfm2", "bloom"), strict=True))[name]
+    tree = Tree.dynamic(nodes=4, depth=2, branches=2)
+    given: dict[str, Any] = {"tiers": (0, tree), "max_batch": 1, "max_len": 40, "backend": "eager"}
+    reason = target_refusal(*TARGETS[name])
+    if not reason:
+        step_graph(model_of(family), "ngram", tree, "greedy", **given)
+        return
+    with raises(InvalidTiers, reason=f"there are trees, and {reason}"):
+        step_graph(model_of(family), "ngram", tree, "greedy", **given)
 
 
 def test_backends_by_where_they_run() -> None:

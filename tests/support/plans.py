@@ -24,13 +24,18 @@ def planned(model: PreTrainedModel, mode: str, **arguments: Any) -> Plan:
 def step_graph(model: PreTrainedModel, mode: str, draft_len: int, kind: Kind, **arguments: Any) -> StepGraph:
     """One decode step of ``max_batch`` rows, as ``wrap`` with these arguments would build it. No other step is built,
     and none is compiled."""
-    plan = planned(model, mode, **arguments)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(frontend, "steps_of_kind", lambda *_: ({}, {}))
-        built = frontend.build_stages(model, plan.info, plan.config)
+    built = built_stages(model, mode, **arguments)
     form = built.config.form(draft_len, built.config.max_batch, kind)
     graph, _ = step_pipeline(built.config, form).run(built.model.last.graph)
     return graph
+
+
+def built_stages(model: PreTrainedModel, mode: str, **arguments: Any) -> frontend.BuiltStages:
+    """The captured model of a wrap with these arguments, and none of its steps."""
+    plan = planned(model, mode, **arguments)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(frontend, "steps_of_kind", lambda *_: ({}, {}))
+        return frontend.build_stages(model, plan.info, plan.config)
 
 
 def auto_plan(model: PreTrainedModel, **arguments: Any) -> Plan:

@@ -83,8 +83,10 @@ class DFlash(HeadMode, SplitMode):
         sizes = {name: getattr(config, name) for name in names}
         if tree is None:
             return [DraftBlock(*form.chain, **sizes)]
-        block = DraftBlock(tree.depth, form.draws, **sizes)
-        return [DraftMarkovTree(tree, form.draws, block=block) if config.markov_rank else DraftTreeAtOnce(tree, block)]
+        block = DraftBlock(tree.depth, form.draws, form.probabilities, **sizes)
+        if config.markov_rank:
+            return [DraftMarkovTree(tree, form.draws, form.probabilities, block=block)]
+        return [DraftTreeAtOnce(tree, block)]
 
     @property
     def taps(self) -> tuple[Tap, ...]:

@@ -52,7 +52,7 @@ class RecurrentHead(HeadMode, SplitMode):
     def drafting(self, form: StepForm) -> list[Pass]:
         before = [CatchUpHead(form.deepest + 1)] * (self.catches_up and not form.reads_prompts)
         if form.tree is not None:
-            return [*before, DraftTreeByHead(form.tree, form.draws)]
+            return [*before, DraftTreeByHead(form.tree, form.draws, form.probabilities)]
         if form.begin is not None:
             return [DraftSegment(*form.chain, first_stored=True, begin=form.begin)]
         return [*before, self.chain(form)]

@@ -48,7 +48,7 @@ class DraftModelMode(SplitMode):
 
     def tree(self, tree: Tree, form: StepForm) -> Pass:
         """The pass that drafts a tree."""
-        return DraftTreeByNetwork(tree, form.draws)
+        return DraftTreeByNetwork(tree, form.draws, form.probabilities)
 
     def drafting(self, form: StepForm) -> list[Pass]:
         drafts = self.chain(form) if form.tree is None else self.tree(form.tree, form)

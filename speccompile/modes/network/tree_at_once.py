@@ -24,6 +24,7 @@ from speccompile.ops.numbers import numbers
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import append_token, text_so_far
 from speccompile.passes.step.draft_tree import likeliest_children
+from speccompile.passes.step.hand_over import certain
 from speccompile.passes.step.ranked_tree import of_independent
 from speccompile.passes.step.sample import process
 from speccompile.passes.step.tree_drafts import fit, kept_nodes, set_tree
@@ -35,7 +36,8 @@ class DraftTreeAtOnce(Pass):
     nodes]``, ``parents`` and ``depths`` ``[B, 1 + nodes]``.
 
     If tokens are drawn, the logits of a level go through the request's own pipeline after the likeliest tokens of the
-    levels before, and the target's noise of the place is added.
+    levels before, and the target's noise of the place is added. A rule that reads probabilities receives drafts of
+    probability 1: one draw of a level is the child of all nodes of the level before.
     """
 
     tree: Tree
@@ -60,6 +62,10 @@ class DraftTreeAtOnce(Pass):
         levels = self._drawn(graph, logits) if self.chain.draws else self._likeliest(graph, logits, ids)
         nodes = (*levels, lens, graph.state("draft_limit"), slots)
         set_tree(graph, *graph.insert(tree_of, *nodes, before=start, tree=tree))
+        if self.chain.probabilities:
+            vocab = graph.layout.vocab_size
+            probs = graph.insert(certain, graph.values["drafts"], before=start, vocab=vocab)
+            graph.name_value("draft_probs", probs)
         return Changes(1, f"{tree}, {self.chain.what(graph)}")
 
     def _likeliest(self, graph: StepGraph, logits: fx.Node, ids: fx.Node | None) -> tuple[fx.Node, fx.Node]:

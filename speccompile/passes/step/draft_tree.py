@@ -30,6 +30,7 @@ from speccompile.ops.draft_rows import form_of, rows_of, side_by_side
 from speccompile.ops.row_contexts import put_tokens
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.passes.step.draft_chain import text_so_far
+from speccompile.passes.step.drawn_siblings import at_places, check_siblings, drafts_at, draw_siblings, own_places
 from speccompile.passes.step.sample import process
 from speccompile.passes.step.tree_drafts import fitting, set_tree, static_form
 from speccompile.passes.step.tree_expansions import Expansion, expansions
@@ -54,6 +55,22 @@ class ReadNodes(NamedTuple):
     came_from: fx.Node
 
 
+class Level(NamedTuple):
+    """Tokens that are proposed for a level of a tree, ``[B, n]`` each.
+
+    Args:
+        tokens: -1 for none.
+        ranks: the greatest are read next and stay; no child's is greater than its parent's.
+        parents: see :func:`~speccompile.ops.draft_levels.next_level`.
+        chances: cumulative log-probabilities, the ranks unless siblings are drawn without replacement.
+    """
+
+    tokens: fx.Node
+    ranks: fx.Node
+    parents: fx.Node
+    chances: fx.Node
+
+
 class TreeForward(Protocol):
     """Inserts a drafter's ops before ``graph.anchors.start``."""
 
@@ -70,11 +87,14 @@ class DraftTree(Pass):
     :meth:`forward`. Names ``drafts`` ``[B, nodes]``, ``parents`` and ``depths`` ``[B, 1 + nodes]``.
 
     With ``draws`` logits go through the request's own pipeline, and the target's noise of the place is added: the
-    likeliest child is the token that a chain would draw.
+    likeliest child is the token that a chain would draw. With ``probabilities`` the children of a node are drawn
+    without replacement, with separate noise (:mod:`~speccompile.passes.step.drawn_siblings`); ``draft_probs`` ``[B,
+    nodes, V]`` then has for each node the distribution that it and its siblings were drawn from.
     """
 
     tree: Tree
     draws: bool = False
+    probabilities: bool = False
 
     region: ClassVar[PassRegion] = "draft"
     requires: ClassVar[Facts] = facts("outlined", "rows")
@@ -93,13 +113,15 @@ class DraftTree(Pass):
         return None
 
     def run(self, graph: StepGraph) -> Changes:
+        if self.probabilities:
+            check_siblings(self.tree)
         start, levels = graph.anchors.start, expansions(self.tree)
         forward, ids = self.forward(graph), self.token_ids(graph)
         paths = _Paths(graph) if self.draws else None
         logits, nodes = forward.after_text(), None
         above: tuple[fx.Node, ...] = ()
-        # Of each level tokens, cumulative log-probabilities, and parents, ``[B, n]``.
-        proposed: list[tuple[fx.Node, fx.Node, fx.Node]] = []
+        proposed: list[Level] = []
+        drawn_from: list[fx.Node] = []
         sizes: list[int] = []
         for level, expansion in enumerate(levels):
             if level > 0:
@@ -111,24 +133,27 @@ class DraftTree(Pass):
                 raise InvalidTiers(tiers=(self.tree,), reason="use at most as many branches as the drafter has tokens")
             given = (logits,) if paths is None else (paths.process(logits), *paths.noise)
             options = {"count": expansion.branches, "level": level}
-            tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)
-            if ids is not None:
-                tokens = graph.insert(form_of(as_target_ids, graph.facts), tokens, ids, before=start)
-            first = sum(sizes[:-1])
             function = form_of(next_level, graph.facts)
-            proposed.append(graph.insert(function, tokens, logprobs, *above, before=start, first=first))
+            first = sum(sizes[:-1])
+            if self.probabilities:
+                tokens, logprobs, left, probs = graph.insert(draw_siblings, *given, before=start, **options)
+                drawn_from.append(probs)
+            else:
+                tokens, logprobs = graph.insert(likeliest_children, *given, before=start, **options)
+                if ids is not None:
+                    tokens = graph.insert(form_of(as_target_ids, graph.facts), tokens, ids, before=start)
+            flat, chances, parents = graph.insert(function, tokens, logprobs, *above, before=start, first=first)
+            ranks = chances
+            if self.probabilities:
+                ranks = graph.insert(function, tokens, left, *above, before=start, first=first)[1]
+            proposed.append(Level(flat, ranks, parents, chances))
             sizes.append(expansion.count * expansion.branches)
-        self._fit(graph, proposed, sizes)
+        self._fit(graph, proposed, sizes, drawn_from)
         read = sum(expansion.count for expansion in levels[1:])
         return Changes(len(levels), f"{len(levels)} levels, {read} nodes read, {sum(sizes)} tokens to choose from")
 
     def _read(
-        self,
-        graph: StepGraph,
-        nodes: ReadNodes | None,
-        level: tuple[fx.Node, fx.Node, fx.Node],
-        made_by: Expansion,
-        expansion: Expansion,
+        self, graph: StepGraph, nodes: ReadNodes | None, level: Level, made_by: Expansion, expansion: Expansion
     ) -> tuple[ReadNodes, tuple[fx.Node, ...]]:
         """The tokens of a ``level`` that the next forward reads; and the cumulative log-probabilities of its newest
         nodes and their indices in the level.
@@ -136,7 +161,10 @@ class DraftTree(Pass):
         before, count = graph.anchors.start, expansion.count
         options = {"count": count, "fixed": expansion.fixed, "branches": made_by.branches}
         function = form_of(choose_nodes, graph.facts)
-        tokens, chances, index, came_from = graph.insert(function, *level[:2], before=before, **options)
+        given = (level.tokens, level.ranks)
+        tokens, chances, index, came_from = graph.insert(function, *given, before=before, **options)
+        if self.probabilities:
+            chances = graph.insert(at_places, level.chances, index, before=before)
         # The index of the first node of the level before among all.
         begin = -1 if nodes is None else len(nodes.levels) - nodes.newest
         read = () if nodes is None else (nodes.tokens, nodes.parents)
@@ -147,21 +175,32 @@ class DraftTree(Pass):
         found = ReadNodes(all_tokens, parents, (*levels, *[depth] * count), count, tokens, came_from)
         return found, (chances, index)
 
-    def _fit(self, graph: StepGraph, proposed: list[tuple[fx.Node, fx.Node, fx.Node]], sizes: list[int]) -> None:
+    def _fit(self, graph: StepGraph, proposed: list[Level], sizes: list[int], drawn_from: list[fx.Node]) -> None:
         start, slots, facts = graph.anchors.start, graph.values["slots"], graph.facts
         join = form_of(side_by_side, facts)
-        whole = [graph.insert(join, *part, before=start) for part in zip(*proposed, strict=True)]
+        parts = ([level.tokens for level in proposed], [level.ranks for level in proposed])
+        tokens, ranks = (graph.insert(join, *part, before=start) for part in parts)
+        parents = graph.insert(join, *[level.parents for level in proposed], before=start)
+        # The indices of drawn tokens are fitted, and lead to their distributions.
+        given = graph.insert(own_places, tokens, before=start) if self.probabilities else tokens
         state = [graph.state(name) for name in ("length", "limit")]
         depths = tuple(level for level, size in enumerate(sizes, 1) for _ in range(size))
         options = {"depths": depths, "max_len": self.max_len(graph)}
         limit = graph.insert(form_of(rows_of, facts), graph.state("draft_limit"), slots, before=start)
         if self.tree.parents is not None:
-            given = (*whole[:2], *state, slots, limit)
-            fitted = graph.insert(fitting_static_tree, *given, before=start, tree=self.tree, **options)
+            nodes = (given, ranks, *state, slots, limit)
+            fitted = graph.insert(fitting_static_tree, *nodes, before=start, tree=self.tree, **options)
         else:
             options["nodes"] = int(self.tree)
-            found = graph.insert(form_of(likeliest_tree, facts), *whole, *state, slots, before=start, **options)
+            nodes = (given, ranks, parents, *state, slots)
+            found = graph.insert(form_of(likeliest_tree, facts), *nodes, before=start, **options)
             fitted = graph.insert(fitting, *found, limit, before=start, tree=self.tree)
+        if self.probabilities:
+            children = [level.branches for level in expansions(self.tree) for _ in range(level.count)]
+            expanded = tuple(node for node, count in enumerate(children) for _ in range(count))
+            drafts, probs = graph.insert(drafts_at, fitted[0], tokens, *drawn_from, before=start, expanded=expanded)
+            graph.name_value("draft_probs", probs)
+            fitted = (drafts, *fitted[1:])
         set_tree(graph, *fitted)
 
 

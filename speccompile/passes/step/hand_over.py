@@ -70,12 +70,13 @@ class StoreDrafts(Pass):
             given = [values[name] for name in ("slots", "drafts", "parents", "depths", "row_draft_lens")]
             state = [drafts, *(graph.state(name) for name in STORED_TREE), lens]
             graph.insert(form_of(store_tree_, graph.facts), *state, *given, before=start)
-            return Changes(len(state))
+            if "draft_probs" in values:
+                probs = (values["draft_probs"], self._probabilities(graph))
+                graph.insert(store, values["slots"], *probs, before=start)
+            return Changes(len(state) + ("draft_probs" in values))
         kept = {"drafts": drafts, "row_draft_lens": lens}
         if "draft_probs" in values:
-            if PROBABILITIES not in graph.layout.tensors:
-                raise UndeclaredDraftProbs(mode=self.mode)
-            kept["draft_probs"] = graph.state(PROBABILITIES)
+            kept["draft_probs"] = self._probabilities(graph)
         given = [values[name] for name in kept]
         if len(kept) == 2:
             function = form_of(store_chain_, graph.facts)
@@ -83,6 +84,11 @@ class StoreDrafts(Pass):
         else:
             graph.insert(store, values["slots"], *given, *kept.values(), before=start, begin=self.begin)
         return Changes(len(kept))
+
+    def _probabilities(self, graph: StepGraph) -> fx.Node:
+        if PROBABILITIES not in graph.layout.tensors:
+            raise UndeclaredDraftProbs(mode=self.mode)
+        return graph.state(PROBABILITIES)
 
 
 @dataclass(frozen=True)
@@ -136,6 +142,10 @@ class ReadStoredTree(ReadStored):
         if self.proposals:
             found = self._proposed_or(graph, found)
         set_tree(graph, *found)
+        if self.probabilities:
+            proposed = [graph.state(PROPOSED[1])] if self.proposals else []
+            given = (graph.state(PROBABILITIES), slots, graph.values["drafts"], *proposed)
+            graph.name_value("draft_probs", graph.insert(stored_tree_probs, *given, before=start))
         return Changes(1, str(self.shape))
 
     def _proposed_or(self, graph: StepGraph, stored: Sequence[fx.Node]) -> Sequence[fx.Node]:
@@ -198,9 +208,30 @@ def stored_chain(
     draft_tokens, draft_lens = proposals
     proposed, lens = proposed_drafts(draft_tokens, draft_lens, length, limit, slots, draft_len=draft_len)
     has_proposal = (draft_lens[slots] > 0)[:, None]
-    certain = one_hot(proposed.clamp(min=0), drawn_from.shape[-1]).to(drawn_from.dtype)
     return (
         torch.where(has_proposal, proposed, found[0]),
         torch.where(has_proposal[:, 0], lens, found[1]),
-        torch.where(has_proposal[:, :, None], certain, drawn_from),
+        torch.where(has_proposal[:, :, None], certain(proposed, vocab=drawn_from.shape[-1]), drawn_from),
     )
+
+
+def certain(drafts: torch.Tensor, *, vocab: int) -> torch.Tensor:
+    """float32 ``[B, K, V]``: the probability 1 of each of ``drafts`` ``[B, K]``."""
+    return one_hot(drafts.clamp(0, vocab - 1), vocab).to(torch.float32)
+
+
+def stored_tree_probs(
+    stored_probs: torch.Tensor, slots: torch.Tensor, drafts: torch.Tensor, draft_lens: torch.Tensor | None = None
+) -> torch.Tensor:
+    """The distributions ``[B, nodes, V]`` that the siblings of a stored tree's ``drafts`` ``[B, nodes]`` were drawn
+    from.
+
+    Args:
+        stored_probs: ``[N, Kmax, V]``; slots: ``[B]``.
+        draft_lens: ``[N]``, the lengths of proposals of ready drafters, which are preferred to stored trees.
+    """
+    drawn_from = stored_probs[slots, : drafts.shape[1]]
+    if draft_lens is None:
+        return drawn_from
+    has_proposal = (draft_lens[slots] > 0)[:, None, None]
+    return torch.where(has_proposal, certain(drafts, vocab=drawn_from.shape[-1]), drawn_from)
