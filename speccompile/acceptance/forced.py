@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 
 from speccompile.acceptance.base import Rule
-from speccompile.acceptance.forced_tree import TreeForcedAccept
+from speccompile.acceptance.forced_tree import TreeForcedAccept, TreeForcedAcceptSampled
 from speccompile.acceptance.kept_nodes import ProcessNodes
 from speccompile.acceptance.lossy import Criterion, keep_passes
 from speccompile.acceptance.replay import STATE, CountSteps, replayed, trace_problem, trace_state
@@ -110,9 +110,9 @@ class Forced(Rule):
             criterion, state = partial(replayed, period=len(self.trace)), STATE
         if form.tree is None:
             return keep_passes(criterion, form, state)
-        draws = form.kind != "greedy"
-        judged = TreeForcedAccept(form.tree, draws, criterion=criterion, state=state)
-        return [*[ProcessNodes(form.tree)] * draws, judged]
+        if form.kind == "greedy":
+            return [TreeForcedAccept(form.tree, criterion=criterion, state=state)]
+        return [ProcessNodes(form.tree), TreeForcedAcceptSampled(form.tree, criterion=criterion, state=state)]
 
     def commit_passes(self) -> list[Pass]:
         return [] if self.trace is None else [CountSteps()]

@@ -42,6 +42,15 @@ class TreeForcedAccept(TreeKeep):
 
 
 @dataclass(frozen=True)
+class TreeForcedAcceptSampled(TreeForcedAccept):
+    """:class:`TreeForcedAccept` for tokens that are drawn, from the processed scores."""
+
+    name: ClassVar[str] = "tree_forced_accept_sampled"
+    requires: ClassVar[Facts] = facts("node_scores", "drafts", "tree")
+    draws: ClassVar[bool] = True
+
+
+@dataclass(frozen=True)
 class FillTree(Pass):
     """Give every row a path as deep as the tree, or less near its token limit. Missing drafts are the row's newest
     token: those of all nodes of a static tree, and in a dynamic tree those of one path, which replaces a shallower

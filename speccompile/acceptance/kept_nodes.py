@@ -77,22 +77,18 @@ class ProcessNodes(Pass):
 class TreeKeep(Pass):
     """Accept the drafts of one path, which :meth:`path` chooses. The token after them is the one that ``exact``
     chooses.
-
-    Args:
-        draws: tokens are drawn, from ``node_scores``; else they are the greatest of ``logits``.
     """
 
     tree: Tree
-    draws: bool = False
 
     named_values: ClassVar[tuple[str, ...]] = ("target_tokens", "row_accepted", "path")
     looks_for: ClassVar[str] = "scores and a tree of drafts"
     region: ClassVar[PassRegion] = "choose"
+    requires: ClassVar[Facts] = facts("step_logits", "drafts", "tree")
     provides: ClassVar[Facts] = facts("accepted", "path", "path_scores")
 
-    @property
-    def requires(self) -> Facts:  # type: ignore[override]
-        return facts("node_scores" if self.draws else "step_logits", "drafts", "tree")
+    #: Tokens are drawn, from ``node_scores``; else they are the greatest of ``logits``.
+    draws: ClassVar[bool] = False
 
     @abstractmethod
     def path(

@@ -92,12 +92,21 @@ class TreeLossyAccept(TreeKeep):
         return found
 
 
+@dataclass(frozen=True)
+class TreeLossyAcceptSampled(TreeLossyAccept):
+    """:class:`TreeLossyAccept` for tokens that are drawn, from the processed scores."""
+
+    name: ClassVar[str] = "tree_lossy_accept_sampled"
+    requires: ClassVar[Facts] = facts("node_scores", "drafts", "tree")
+    draws: ClassVar[bool] = True
+
+
 def keep_passes(criterion: Criterion, form: StepForm, state: tuple[str, ...] = ()) -> list[Pass]:
     """The passes of a rule that accepts drafts by ``criterion``. The criterion receives the state tensors ``state``."""
     if form.tree is not None:
-        draws = form.kind != "greedy"
-        judged = TreeLossyAccept(form.tree, draws, criterion=criterion, state=state)
-        return [*[ProcessNodes(form.tree)] * draws, judged]
+        if form.kind == "greedy":
+            return [TreeLossyAccept(form.tree, criterion=criterion, state=state)]
+        return [ProcessNodes(form.tree), TreeLossyAcceptSampled(form.tree, criterion=criterion, state=state)]
     if form.kind == "greedy":
         return [LossyAccept(criterion, state)]
     return [ProcessLogits(), LossyAcceptSampled(criterion, state)]

@@ -3,11 +3,16 @@
 from speccompile.modes.dflash.checkpoints import load_dflash, save_dflash
 from speccompile.modes.dflash.config import DFlashConfig
 from speccompile.modes.dflash.head import DFlashHead
+from speccompile.modes.eagle.checkpoints import load_eagle
+from speccompile.modes.eagle.config import EagleConfig
+from speccompile.modes.eagle.head import EagleHead
 from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.eagle3.save import save_eagle3
+from speccompile.modes.hydra import HydraHeads, load_hydra
 from speccompile.modes.medusa import MedusaHeads, load_medusa
+from speccompile.modes.mlp_speculator import MlpSpeculator, load_mlp_speculator
 from speccompile.modes.mtp.checkpoints import load_mtp
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.save import save_mtp
@@ -19,13 +24,20 @@ __all__ = [
     "DFlashHead",
     "Eagle3Config",
     "Eagle3Head",
+    "EagleConfig",
+    "EagleHead",
+    "HydraHeads",
     "MedusaHeads",
+    "MlpSpeculator",
     "MtpHead",
     "MtpVariant",
     "default_taps",
     "load_dflash",
+    "load_eagle",
     "load_eagle3",
+    "load_hydra",
     "load_medusa",
+    "load_mlp_speculator",
     "load_mtp",
     "save_dflash",
     "save_eagle3",

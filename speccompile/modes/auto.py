@@ -16,8 +16,11 @@ from transformers import PreTrainedModel
 from speccompile.errors import InvalidHead, InvalidOption, SpecCompileError
 from speccompile.modes.dflash.config_files import is_dflash
 from speccompile.modes.dflash.head import DFlashHead
+from speccompile.modes.eagle.head import EagleHead
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.hydra import HydraHeads
 from speccompile.modes.medusa import MedusaHeads
+from speccompile.modes.mlp_speculator import MODEL_TYPE, MlpSpeculator
 from speccompile.modes.mtp.find_weights import mtp_modules
 from speccompile.modes.mtp.head import MtpHead
 from speccompile.modes.mtp.save import ARCHITECTURE
@@ -31,6 +34,9 @@ from speccompile.utils.mode_names import AUTO
 #: The largest number of slots for which suffix tries are chosen: the CPU reads them row by row, while n-grams are
 #: searched in all rows at once. TensorRT-LLM's heuristic has the same limit.
 SUFFIX_SLOTS = 4
+#: Classes of EAGLE-1 and EAGLE-2 heads in a config.json for SGLang and vLLM. SafeAILab's own configs are those of a
+#: language model, which ``mode="eagle"`` reads.
+EAGLE_CLASSES = (["LlamaForCausalLMEagle"], ["EagleLlamaForCausalLM"], ["Qwen2ForCausalLMEagle"])
 #: Keys in the config.json of EAGLE-3 heads that language models do not have.
 HEAD_KEYS = ("speculators_model_type", "draft_vocab_size", "eagle_config")
 
@@ -169,6 +175,12 @@ class Auto:
             return Choice(name, "the draft that was given has MTP modules", {"draft": draft})
         if isinstance(draft, Eagle3Head) or kind == "EAGLE-3":
             return Choice("eagle3_one_model", "the draft that was given is an EAGLE-3 head", {"draft": draft})
+        if isinstance(draft, EagleHead) or kind == "EAGLE":
+            return Choice("eagle", "the draft that was given is an EAGLE head", {"draft": draft})
+        if isinstance(draft, MlpSpeculator) or kind == MODEL_TYPE:
+            return Choice(MODEL_TYPE, "the draft that was given is an MLP speculator", {"draft": draft})
+        if isinstance(draft, HydraHeads) or kind == "Hydra":
+            return Choice("hydra", "the draft that was given has Hydra heads", {"draft": draft})
         if isinstance(draft, MedusaHeads) or kind == "Medusa":
             return Choice("medusa", "the draft that was given has Medusa heads", {"draft": draft})
         if isinstance(draft, DFlashHead) or kind == "DFlash":
@@ -228,16 +240,22 @@ def _in_line(error: Exception) -> str:
 def head_kind(source: str | Path) -> tuple[str | None, int]:
     """The kind of head in a folder or hub repository, by its config.json, and the number of its MTP modules.
 
-    The kind is ``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None. For a config that cannot be read the kind is
-    unknown, None: the loader reports the error later.
+    The kind is ``EAGLE``, ``EAGLE-3``, ``DFlash``, ``Medusa``, ``MTP`` or None. For a config that cannot be read the
+    kind is unknown, None: the loader reports the error later.
     """
     config = draft_config(str(source))
     if config.get("architectures") == [ARCHITECTURE]:
         return "MTP", int(config.get("num_nextn_predict_layers", 1))
+    if config.get("model_type") == MODEL_TYPE:
+        return MODEL_TYPE, 0
+    if "hydra_num_heads" in config:
+        return "Hydra", 0
     if is_medusa(config):
         return "Medusa", 0
     if is_dflash(config):
         return "DFlash", 0
+    if config.get("speculators_model_type") == "eagle" or config.get("architectures") in EAGLE_CLASSES:
+        return "EAGLE", 0
     return ("EAGLE-3" if any(key in config for key in HEAD_KEYS) else None), 0
 
 

@@ -10,10 +10,13 @@ AUTO = "auto"
 CLASSES = {
     "dflash": "speccompile.modes.dflash.mode:DFlash",
     "draft_target": "speccompile.modes.draft_target:DraftTarget",
+    "eagle": "speccompile.modes.eagle.mode:Eagle",
     "eagle3": "speccompile.modes.eagle3.mode:Eagle3",
     "eagle3_one_model": "speccompile.modes.eagle3.mode:Eagle3OneModel",
     "early_exit": "speccompile.modes.early_exit:EarlyExit",
+    "hydra": "speccompile.modes.hydra:Hydra",
     "medusa": "speccompile.modes.medusa:Medusa",
+    "mlp_speculator": "speccompile.modes.mlp_speculator:MlpSpeculatorMode",
     "mtp": "speccompile.modes.mtp.mode:Mtp",
     "mtp_eagle": "speccompile.modes.mtp.eagle_mode:MtpEagle",
     "mtp_eagle_one_model": "speccompile.modes.mtp.eagle_mode:MtpEagleOneModel",

@@ -19,7 +19,7 @@ from speccompile.errors import InvalidOption, PassError, UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
-from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
+from speccompile.heads import DFlashHead, Eagle3Head, EagleHead, HydraHeads, MedusaHeads, MlpSpeculator, MtpHead
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
@@ -178,6 +178,9 @@ def no_drafts(tokens: list[int], draft_len: int) -> None:
 def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_path: Path) -> None:
     head: dict[str, Any] = {"draft": Eagle3Head.random(model, taps=(0, 1, 1))}
     needed = {"draft_target": {"draft": model}, "user_provided": {"draft": no_drafts, "host": True}}
+    needed["hydra"] = {"draft": HydraHeads.random(model, max(SIZES["tiers"]))}
+    needed["mlp_speculator"] = {"draft": MlpSpeculator.random(model, max(SIZES["tiers"]))}
+    needed["eagle"] = {"draft": EagleHead.random(model)}
     needed |= {"eagle3": head, "eagle3_one_model": head}
     modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
     needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)

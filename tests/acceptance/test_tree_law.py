@@ -193,7 +193,7 @@ def test_more_siblings_accept_more(count: int) -> None:
     ("count", "in_turn", "shared_noise"), [(1, 0.474, 0.436), (2, 0.660, 0.669), (3, 0.775, 0.815)]
 )
 def test_the_figures_of_the_guide(count: int, in_turn: float, shared_noise: float) -> None:
-    """docs/guides/trees.md: the probability that a child is accepted by ``rejection``, and by ``exact`` where the drafter
+    """docs/guides/trees.md: how often a child is accepted by ``rejection``, and by ``exact`` where the drafter
     has the target's noise."""
     rates = []
     for seed in range(20):

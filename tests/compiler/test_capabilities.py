@@ -22,7 +22,7 @@ from speccompile.compiler.capabilities import (
 )
 from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
 from speccompile.errors import InvalidOption, InvalidTiers
-from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
+from speccompile.heads import DFlashHead, Eagle3Head, EagleHead, HydraHeads, MedusaHeads, MlpSpeculator, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
@@ -38,9 +38,12 @@ POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
 # Greedily, "rejection" and "block" run the very steps of "exact".
 HEADS = {
     "dflash": {"exact", "relaxed"},
+    "eagle": {"exact", "forced"},
     "eagle3": {"exact", "relaxed"},
     "eagle3_one_model": {"exact", "forced"},
+    "hydra": {"exact", "forced"},
     "medusa": {"exact", "typical"},
+    "mlp_speculator": {"exact", "relaxed"},
     "mtp": {"exact", "forced"},
     "mtp_eagle": {"exact", "relaxed"},
     "mtp_eagle_one_model": {"exact", "typical"},
@@ -54,7 +57,10 @@ def drafts(model: LlamaForCausalLM) -> dict[str, Any]:
     made: dict[str, Any] = {
         "dflash": DFlashHead.random(model, 3),
         "draft_target": random_drafter(),
+        "eagle": EagleHead.random(model),
+        "hydra": HydraHeads.random(model, 2),
         "medusa": MedusaHeads(2, 1, 64, model.config.vocab_size).eval(),
+        "mlp_speculator": MlpSpeculator.random(model, 2),
         "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
     }
     made |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))

@@ -19,40 +19,9 @@ from transformers import PreTrainedModel
 from speccompile.graph.layer_state import KVShape
 from speccompile.modes.eagle3.config import Eagle3Config, check_config
 from speccompile.modes.network.draft_head import DraftHead, RowAttention
-from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rotated
+from speccompile.modes.network.head_attention import HeadAttention
+from speccompile.modes.network.layers import MLP, RMSNorm, Rotary
 from speccompile.sampling.draft_vocab import target_ids
-
-
-class Attention(nn.Module):
-    """Attention of a head's layer. Its input can be twice as wide as its output."""
-
-    def __init__(self, config: Eagle3Config, inputs: int, layer: int) -> None:
-        super().__init__()
-        self.layer, self.head_dim, bias = layer, config.head_dim, config.attention_bias
-        queries = config.num_attention_heads * config.head_dim
-        keys = config.num_key_value_heads * config.head_dim
-        self.q_proj = nn.Linear(inputs, queries, bias=bias)
-        self.k_proj = nn.Linear(inputs, keys, bias=bias)
-        self.v_proj = nn.Linear(inputs, keys, bias=bias)
-        self.o_proj = nn.Linear(queries, config.hidden_size, bias=bias)
-        if config.qk_norm:
-            self.q_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-            self.k_norm = RMSNorm(config.head_dim, config.rms_norm_eps)
-        self.qk_norm = config.qk_norm
-
-    def forward(
-        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: RowAttention, window: int | None
-    ) -> torch.Tensor:
-        query, key, value = (self._heads(project(x)) for project in (self.q_proj, self.k_proj, self.v_proj))
-        if self.qk_norm:
-            query, key = self.q_norm(query), self.k_norm(key)
-        query, key = rotated(query, cos, sin), rotated(key, cos, sin)
-        attended = cache.attend(self.layer, query, key, value, self.head_dim**-0.5, window)
-        out: torch.Tensor = self.o_proj(attended.flatten(2))
-        return out
-
-    def _heads(self, x: torch.Tensor) -> torch.Tensor:
-        return x.unflatten(-1, (-1, self.head_dim))
 
 
 class Layer(nn.Module):
@@ -67,7 +36,8 @@ class Layer(nn.Module):
         self.input_layernorm = RMSNorm(size, eps)
         if self.first:
             self.hidden_norm = RMSNorm(size, eps)
-        self.self_attn = Attention(config, 2 * size if self.first else size, layer)
+        inputs = 2 * size if self.first else size
+        self.self_attn = HeadAttention(config, inputs, layer, bias=config.attention_bias, qk_norm=config.qk_norm)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(config, bias=config.mlp_bias)
 

@@ -18,9 +18,9 @@ from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import EMBEDDING
 from speccompile.modes.eagle3.config_files import check_target
 from speccompile.modes.eagle3.head import Eagle3Head
-from speccompile.modes.eagle3.network import Eagle3Network
 from speccompile.modes.eagle3.parallel import DraftByMaskedHead
 from speccompile.modes.network.head_mode import RecurrentHead
+from speccompile.modes.network.row_network import RowNetwork
 from speccompile.passes.base import Pass
 from speccompile.passes.step.tap_hidden import Tap, default_taps
 
@@ -63,10 +63,11 @@ class Eagle3(RecurrentHead):
             head = head.with_taps(taps)
         return replace(self, draft=head)
 
-    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> Eagle3Network:
+    def network(self, model: PreTrainedModel, info: ModelInfo, max_len: int) -> RowNetwork:
         most = self.draft_max_len or self.draft.config.max_position_embeddings
         longest = min(most, max_len)
-        return Eagle3Network(self.draft.for_texts(longest), info, longest, self.draft_form)
+        head = self.draft.for_texts(longest)
+        return RowNetwork(head, info, head.config.hidden_size, longest, self.draft_form)
 
     @property
     def one_forward(self) -> bool:  # type: ignore[override]

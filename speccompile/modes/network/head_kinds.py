@@ -35,8 +35,8 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
         return "a checkpoint of Medusa heads; use mode='medusa'"
     if config.get("speculators_model_type") in ("dflash", "dspark"):
         return "a DFlash or DSpark head; use mode='dflash'"
-    if config.get("speculators_model_type") == "eagle" or _is_eagle1(tensors):
-        return f"an EAGLE-1 or EAGLE-2 head, which reads only the target's last hidden state; {instead}"
+    if config.get("speculators_model_type") == "eagle" or is_eagle(tensors):
+        return "an EAGLE-1 or EAGLE-2 head, which reads only the target's last hidden state; use mode='eagle'"
     if eagle.get("use_aux_hidden_state") is False:
         return f"a head without auxiliary hidden states (eagle_config.use_aux_hidden_state=False); {instead}"
     if (steps := eagle.get("parallel_draft_step")) not in (None, 1):
@@ -44,7 +44,7 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     return None
 
 
-def _is_eagle1(tensors: Mapping[str, torch.Tensor]) -> bool:
+def is_eagle(tensors: Mapping[str, torch.Tensor]) -> bool:
     """Whether ``fc`` joins an embedding and one hidden state, and no layer has a norm for the hidden state."""
     fc = tensors.get("fc.weight")
     joins = fc is not None and fc.dim() == 2 and fc.shape[1] == 2 * fc.shape[0]

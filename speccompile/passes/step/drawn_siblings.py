@@ -1,6 +1,6 @@
 """Siblings of a drafted tree that are drawn without replacement, for acceptance rules that read their distribution.
 
-Adding Gumbel noise to log q and taking the greatest in turn draws without replacement (Kool et al., "Stochastic Beams
+Adding Gumbel noise to log q and choosing the greatest in turn draws without replacement (Kool et al., "Stochastic Beams
 and Where to Find Them", 2019). A rule is lossless only if the decision to keep a node does not depend on the node's own
 token: what is kept follows from the tokens of its ancestors and of the siblings before it.
 """
@@ -78,7 +78,7 @@ def shares_of(probs: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, 
 
 
 def own_places(tokens: torch.Tensor) -> torch.Tensor:
-    """The index of each of ``tokens`` ``[B, n]``, -1 where there is none."""
+    """The index of each of ``tokens`` ``[B, n]``, -1 where it is absent."""
     places = torch.arange(tokens.shape[1], device=tokens.device)
     return torch.where(tokens < 0, -1, places)
 

@@ -1,4 +1,4 @@
-"""An EAGLE-3 head as a drafter: its state in the arena."""
+"""A head that reads its own output as a drafter (EAGLE, EAGLE-3): its state in the arena."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import replace
 from speccompile.graph.layer_state import kv_state
 from speccompile.graph.state import Layout, N, StateSpec, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
-from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.network.draft_head import DraftHead
 from speccompile.modes.network.head_network import NEWEST_ROW, HeadNetwork
 from speccompile.utils.weight_forms import WeightForm
 
 
-class Eagle3Network(HeadNetwork):
-    """An EAGLE-3 head as a drafter.
+class RowNetwork(HeadNetwork):
+    """A head whose row i reads the target's hidden states at position i and the token at position i + 1.
 
     Args:
+        hidden_size: H, the size of the output of its layers.
         max_len: the largest number of tokens of a sequence that it drafts for.
         weights: the form of its linears' weights.
     """
 
-    head: Eagle3Head
-
-    def __init__(self, head: Eagle3Head, target: ModelInfo, max_len: int, weights: WeightForm = "same") -> None:
-        config = head.config
+    def __init__(
+        self, head: DraftHead, target: ModelInfo, hidden_size: int, max_len: int, weights: WeightForm = "same"
+    ) -> None:
         # The head reads tokens of the target's vocabulary.
-        info = replace(target, name="Eagle3Head", num_layers=len(head.layers), hidden_size=config.hidden_size)
+        info = replace(target, name=type(head).__name__, num_layers=len(head.layers), hidden_size=hidden_size)
         super().__init__(head, info, max_len, weights)
 
     @property
