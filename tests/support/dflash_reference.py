@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +15,7 @@ from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.candidate_generator import DFlashTokenCandidateGenerator
 from transformers.models.muse_glimmer_assistant.modeling_muse_glimmer_assistant import MuseGlimmerAssistantModel
 
-from speccompile.heads import DFlashHead, save_dflash
+from speccompile.heads import DFlashConfig, DFlashHead, save_dflash
 
 
 def assistant_of(head: DFlashHead, folder: Path) -> MuseGlimmerAssistantModel:
@@ -69,18 +69,25 @@ def recorded(found: dict[int, list[int]]) -> Iterator[None]:
 
 def plain_drafts(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> tuple[list[int], torch.Tensor]:
     """All drafts of a block after ``text``, and the logits ``[K, Vd]`` that they are chosen from."""
-    logits, drafts = plain_logits(target, head, text), list[int]()
-    for row in logits:
-        row += after_token(head, [*text, *drafts][-1])
+    outputs: list[torch.Tensor] = []
+    logits, drafts = plain_logits(target, head, text, outputs), list[int]()
+    for place, row in enumerate(logits):
+        before = [*text, *drafts][-1]
+        row += after_token(head, before)
+        if head.config.selector_rank:
+            row[:] = selected(head, before, outputs[0][place], row)
         drafts.append(int(draft_ids(head)[row.argmax()]))
     return drafts, logits
 
 
-def plain_logits(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> torch.Tensor:
+def plain_logits(
+    target: PreTrainedModel, head: DFlashHead, text: list[int], outputs: list[torch.Tensor] | None = None
+) -> torch.Tensor:
     """Logits ``[K, Vd]`` of a block after ``text``, without the bias by the token before: the head written down once
     more, over the whole context at once and without a cache, after ``DFlashDraftModel`` of z-lab's
     ``dflash/model.py``, and ``DSparkDraftModel`` of speculators."""
     config, weights = head.config, {name: value.double() for name, value in head.own_state().items()}
+    outputs = [] if outputs is None else outputs
     with torch.no_grad():
         states = target(torch.tensor([text[:-1]]), output_hidden_states=True).hidden_states
     tapped = torch.cat([states[tap + 1][0] for tap in config.taps], -1).double()
@@ -106,7 +113,9 @@ def plain_logits(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> 
             bias = weights.get(f"layers.{index}.{part}.bias", torch.zeros(()).double())
             return x @ weights[f"layers.{index}.{part}.weight"].T + bias
 
-        normed = norm(hidden, f"layers.{index}.input_layernorm")
+        normed, close = convolved(
+            weights, config, index, "attention_conv", norm(hidden, f"layers.{index}.input_layernorm")
+        )
         both = torch.cat([context, normed])
         q = norm(linear(normed, "self_attn.q_proj").unflatten(-1, (-1, size)), f"layers.{index}.self_attn.q_norm")
         k = norm(linear(both, "self_attn.k_proj").unflatten(-1, (-1, size)), f"layers.{index}.self_attn.k_norm")
@@ -121,14 +130,16 @@ def plain_logits(target: PreTrainedModel, head: DFlashHead, text: list[int]) -> 
         scores = torch.einsum("thd,shd->hts", q, k) * size**-0.5
         shares = scores.masked_fill(~visible, float("-inf")).softmax(-1)
         attended = torch.einsum("hts,shd->thd", shares, v.repeat_interleave(repeats, 1)).flatten(1)
-        hidden = hidden + linear(attended, "self_attn.o_proj")
-        normed = norm(hidden, f"layers.{index}.post_attention_layernorm")
-        hidden = hidden + linear(
-            F.silu(linear(normed, "mlp.gate_proj")) * linear(normed, "mlp.up_proj"), "mlp.down_proj"
+        hidden = hidden + close(linear(attended, "self_attn.o_proj"))
+        normed, close = convolved(
+            weights, config, index, "mlp_conv", norm(hidden, f"layers.{index}.post_attention_layernorm")
         )
+        gated = F.silu(linear(normed, "mlp.gate_proj")) * linear(normed, "mlp.up_proj")
+        hidden = hidden + close(linear(gated, "mlp.down_proj"))
     whole = target.get_output_embeddings().weight.detach().double()
     first = 0 if config.sample_from_anchor else 1
-    logits = norm(hidden, "norm")[first:] @ weights.get("lm_head.weight", whole).T * config.logit_scale
+    outputs.append(norm(hidden, "norm")[first:])
+    logits = outputs[-1] @ weights.get("lm_head.weight", whole).T * config.logit_scale
     if config.logit_softcap is not None:
         logits = (logits / config.logit_softcap).tanh() * config.logit_softcap
     return logits
@@ -141,6 +152,44 @@ def after_token(head: DFlashHead, token: int) -> torch.Tensor:
         return torch.zeros(len(draft_ids(head)), dtype=torch.float64)
     first, second = (weights[f"markov_head.markov_{name}.weight"].double() for name in ("w1", "w2"))
     return second @ first[token]
+
+
+Close = Callable[[torch.Tensor], torch.Tensor]
+
+
+def convolved(
+    weights: dict[str, torch.Tensor], config: DFlashConfig, layer: int, part: str, x: torch.Tensor
+) -> tuple[torch.Tensor, Close]:
+    """The input ``[T, M]`` of a part of a DFlash2 layer, and what becomes of its output: ``y_t = sum_s (b_s + d_ts)
+    x_(t-s)``, where d is projected from the input, by groups of channels."""
+    if not config.conv_kernel_size:
+        return x, lambda out: out
+    base = weights[f"layers.{layer}.{part}.base_kernel"]
+    shape = (2, config.conv_kernel_size, -1)
+    kernels = (x @ weights[f"layers.{layer}.{part}.kernel_projection.weight"].T).unflatten(-1, shape)
+
+    def run(values: torch.Tensor, side: int) -> torch.Tensor:
+        found = torch.zeros_like(values)
+        for at in range(len(values)):
+            for tap in range(min(config.conv_kernel_size, at + 1)):
+                own = kernels[at, side, tap].repeat_interleave(config.conv_group_size)
+                found[at] += (base[side, tap] + own) * values[at - tap]
+        return found
+
+    return run(x, 0), lambda out: run(out, 1)
+
+
+def selected(head: DFlashHead, before: int, output: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """Scores ``[V]`` of DFlash2's candidates after the token ``before``, -inf elsewhere."""
+    weights = {name: value.double() for name, value in head.own_state().items()}
+    first, second, projection = (
+        weights[f"candidate_selector.{name}"]
+        for name in ("predecessor_codebook", "successor_codebook", "hidden_projection.weight")
+    )
+    found = torch.full_like(logits, float("-inf"))
+    for token in logits.topk(head.config.selector_top_k).indices.tolist():
+        found[token] = logits[token] + (first[before] * (projection @ output) * second[token]).sum()
+    return found
 
 
 def draft_ids(head: DFlashHead) -> torch.Tensor:

@@ -44,6 +44,12 @@ class DFlashConfig:
             vocabulary and lm_head.
         markov_rank: the rank of the bias by the token before, see :class:`~speccompile.modes.dflash.markov.MarkovHead`;
             0 for none.
+        conv_kernel_size: taps of the convolutions over a block (DFlash2), see
+            :class:`~speccompile.modes.dflash.convolution.BlockConvolution`; 0 for none.
+        conv_group_size: channels that share a number of their kernels.
+        selector_rank: the rank of the choice among the likeliest tokens (DFlash2), see
+            :class:`~speccompile.modes.dflash.selector.CandidateSelector`; 0 for none.
+        selector_top_k: the number of these tokens.
     """
 
     hidden_size: int
@@ -68,6 +74,10 @@ class DFlashConfig:
     sample_from_anchor: bool = False
     draft_vocab_size: int | None = None
     markov_rank: int = 0
+    conv_kernel_size: int = 0
+    conv_group_size: int = 16
+    selector_rank: int = 0
+    selector_top_k: int = 16
 
     @property
     def most_drafts(self) -> int:
@@ -76,8 +86,15 @@ class DFlashConfig:
 
     @property
     def trainable(self) -> bool:
-        """Whether :mod:`speccompile.training` supports such a head: no windows, and logits without a scale or cap."""
-        return not any(self.windows) and (self.logit_scale, self.logit_softcap) == (1.0, None)
+        """Whether :mod:`speccompile.training` supports such a head: no windows, logits without a scale or cap, and none
+        of DFlash2's parts."""
+        plain = (self.logit_scale, self.logit_softcap, self.conv_kernel_size, self.selector_rank) == (1.0, None, 0, 0)
+        return plain and not any(self.windows)
+
+    @property
+    def follows_drafts(self) -> bool:
+        """Whether the logits of a draft depend on the draft before it."""
+        return bool(self.markov_rank or self.selector_rank)
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None for no window."""
@@ -148,6 +165,12 @@ def check_config(config: DFlashConfig, source: str) -> None:
         refuse(f"its block_size must be at least 2, got {config.block_size}")
     if config.markov_rank < 0:
         refuse(f"its markov_rank must be at least 0, got {config.markov_rank}")
+    if config.conv_kernel_size > config.block_size:
+        refuse(f"its conv_kernel_size {config.conv_kernel_size} is more than its block_size {config.block_size}")
+    if config.conv_kernel_size and config.hidden_size % config.conv_group_size:
+        refuse(f"its conv_group_size {config.conv_group_size} does not divide its hidden_size {config.hidden_size}")
+    if config.selector_rank and (config.sample_from_anchor or config.draft_vocab_size or config.markov_rank):
+        refuse("it has a candidate selector with a draft vocabulary, a markov_rank or sample_from_anchor")
     if not config.taps:
         refuse("it names no layers of the target to read (target_layer_ids)")
     if config.hidden_act not in ACT2FN:

@@ -1,4 +1,4 @@
-"""Reading of the config.json of published DFlash and DSpark heads, in four layouts."""
+"""Reading of the config.json of published DFlash, DFlash2 and DSpark heads, in four layouts."""
 
 from __future__ import annotations
 
@@ -21,8 +21,6 @@ OWN = "dflash_config"
 
 #: Variants that are not supported: the key that selects each, its description, and the supported value.
 REFUSED: Mapping[str, tuple[str, Any]] = {
-    "selector_rank": ("DFlash2's candidate selector", None),
-    "conv_kernel_size": ("DFlash2's convolutions", None),
     "attention_sink_bias": ("attention sinks", False),
     "add_swa_attention_sink_bias": ("attention sinks", False),
     "is_neox_style": ("rotary embeddings of pairs side by side", True),
@@ -101,6 +99,10 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
         sample_from_anchor=keys.flag("sample_from_anchor") or keys.get("projector_type") == "dspark",
         draft_vocab_size=None if (drafted := keys.size("draft_vocab_size", vocab)) == vocab else drafted,
         markov_rank=keys.size("markov_rank", 0, least=0),
+        conv_kernel_size=keys.size("conv_kernel_size", 0, least=0),
+        conv_group_size=keys.size("conv_group_size", 16),
+        selector_rank=keys.size("selector_rank", 0, least=0),
+        selector_top_k=keys.size("selector_top_k", 16),
     )
 
 

@@ -26,7 +26,9 @@ from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.graph_capture.shard_styles import embedded_rows, whole_rows
 from speccompile.modes.dflash.attention import BlockAttention, BlockCache
 from speccompile.modes.dflash.config import DFlashConfig, check_config, check_target
+from speccompile.modes.dflash.convolution import BlockConvolution
 from speccompile.modes.dflash.markov import MarkovHead
+from speccompile.modes.dflash.selector import CandidateSelector
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
 from speccompile.modes.network.layers import MLP, RMSNorm, Rotary, rms_norm, rotated
 from speccompile.sampling.draft_vocab import target_ids
@@ -83,13 +85,27 @@ class DFlashLayer(nn.Module):
         self.self_attn = DFlashAttention(config, layer)
         self.post_attention_layernorm = RMSNorm(size, eps)
         self.mlp = MLP(config)
+        self.convolves = config.conv_kernel_size > 0
+        if self.convolves:
+            sizes = (size, config.conv_kernel_size, config.conv_group_size)
+            self.attention_conv, self.mlp_conv = BlockConvolution(*sizes), BlockConvolution(*sizes)
 
     def forward(
         self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: BlockAttention
     ) -> torch.Tensor:
+        if self.convolves:
+            return self._convolved(hidden, cos, sin, cache)
         hidden = hidden + self.self_attn(self.input_layernorm(hidden), cos, sin, cache)
         out: torch.Tensor = hidden + self.mlp(self.post_attention_layernorm(hidden))
         return out
+
+    def _convolved(
+        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, cache: BlockAttention
+    ) -> torch.Tensor:
+        given, kernel = self.attention_conv.before(self.input_layernorm(hidden))
+        hidden = hidden + self.attention_conv.after(self.self_attn(given, cos, sin, cache), kernel)
+        given, kernel = self.mlp_conv.before(self.post_attention_layernorm(hidden))
+        return hidden + self.mlp_conv.after(self.mlp(given), kernel)
 
 
 class DFlashHead(DraftHead):
@@ -123,6 +139,8 @@ class DFlashHead(DraftHead):
             self.lm_head = nn.Linear(size, drafted, bias=False)
         if config.markov_rank:
             self.markov_head = MarkovHead(vocab, drafted or vocab, config.markov_rank)
+        if config.selector_rank:
+            self.candidate_selector = CandidateSelector(vocab, size, config.selector_rank, config.selector_top_k)
         for own in self.own:
             own.to(target.device, target.dtype).eval()
         self.embed_tokens = target.get_input_embeddings()
@@ -139,6 +157,8 @@ class DFlashHead(DraftHead):
             own.append(self.lm_head)
         if self.config.markov_rank:
             own.append(self.markov_head)
+        if self.config.selector_rank:
+            own.append(self.candidate_selector)
         return own
 
     def own_state(self) -> dict[str, torch.Tensor]:
@@ -156,6 +176,8 @@ class DFlashHead(DraftHead):
             for name, parameter in head.own_state().items():
                 if parameter.ndim == 2:
                     parameter.copy_(torch.randn(parameter.shape) * parameter.shape[1] ** -0.5)
+                elif name.endswith("base_kernel"):
+                    parameter.copy_(torch.randn(parameter.shape) * 0.5)
                 elif name.endswith("bias"):
                     parameter.copy_(torch.randn(parameter.shape) * 0.1)
             if head.d2t is not None:
@@ -210,7 +232,8 @@ class DFlashHead(DraftHead):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        return ("logits", "bias") if self.config.markov_rank else ("logits",)
+        names = ("bias",) * bool(self.config.markov_rank) + ("scores",) * bool(self.config.selector_rank)
+        return ("logits", *names)
 
     @property
     def places_per_row(self) -> int:
@@ -234,6 +257,8 @@ class DFlashHead(DraftHead):
             - ``normed`` ``[B, T, M]``: the input of the lm_head.
             - ``logits`` ``[B, T, Vd]`` of the block's tokens.
             - ``bias`` ``[B, T, Vd]`` of the tokens after ``input_ids``, for their logits.
+            - ``selected`` ``[B, T, V]``: the logits of the likeliest tokens after ``input_ids``, by these tokens, -inf
+              elsewhere; ``scores``: the same with 0 elsewhere.
             - ``target_ids`` ``[Vd]``: the target's ids of all draft tokens.
         """
         named: dict[str, torch.Tensor] = {}
@@ -250,6 +275,9 @@ class DFlashHead(DraftHead):
             named["target_ids"] = target_ids(self.d2t)
         if self.config.markov_rank:
             named["bias"] = self.markov_head(input_ids)
+        if self.config.selector_rank:
+            named["selected"] = self.candidate_selector(input_ids, named["normed"], named["logits"])
+            named["scores"] = named["selected"].nan_to_num(neginf=0.0)
         return named
 
     # --- parts of the forward ---------------------------------------------------------------------------------

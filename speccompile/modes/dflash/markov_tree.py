@@ -1,4 +1,4 @@
-"""Drafting of a tree from one forward of a block, where each node's token adds a bias to the logits after it."""
+"""Drafting of a tree from one forward of a block, where each node's token changes the logits after it."""
 
 from __future__ import annotations
 
@@ -53,4 +53,4 @@ class _BlockForward:
 
     def _after(self, token: fx.Node, place: int) -> fx.Node:
         logits = self._graph.insert(at_place, self._logits, before=self._graph.anchors.start, place=place)
-        return self._block.after_token(self._graph, logits, token)
+        return self._block.after_token(self._graph, logits, token, place)

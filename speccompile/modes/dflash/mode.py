@@ -80,11 +80,11 @@ class DFlash(HeadMode, SplitMode):
     def drafting(self, form: StepForm) -> list[Pass]:
         config, tree = self.draft.config, form.tree
         names = ("block_size", "mask_token_id", "sample_from_anchor", "markov_rank")
-        sizes = {name: getattr(config, name) for name in names}
+        sizes = {name: getattr(config, name) for name in names} | {"selects": config.selector_rank > 0}
         if tree is None:
             return [DraftBlock(*form.chain, **sizes)]
         block = DraftBlock(tree.depth, form.draws, form.probabilities, **sizes)
-        if config.markov_rank:
+        if config.follows_drafts:
             return [DraftMarkovTree(tree, form.draws, form.probabilities, block=block)]
         return [DraftTreeAtOnce(tree, block)]
 
@@ -110,4 +110,5 @@ class DFlash(HeadMode, SplitMode):
         config = self.draft.config
         layers = ", ".join(str(tap) for tap in config.taps)
         kind = "DFlash head with a Markov term" if config.markov_rank else "DFlash head"
+        kind = "DFlash2 head" if config.conv_kernel_size or config.selector_rank else kind
         return f"a {kind} over the outputs of layers {layers} drafts {config.most_drafts} tokens in one forward"

@@ -18,11 +18,14 @@ from torch import fx
 from speccompile.graph.paging import PAGES, page_and_place
 from speccompile.graph.splicing import PREFIX, splice_graph
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.network.draft_at_once import DraftAtOnce, with_masks
+from speccompile.modes.network.draft_at_once import DraftAtOnce, at_place, with_masks
 from speccompile.modes.network.head_passes import chooses_in_part, target_ids_of
 from speccompile.modes.network.passes import drafter_of
 from speccompile.ops.draft_rows import form_of, network_positions
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
+
+#: The name of the outputs at the places of drafts, ``[B, K, M]``, among a step's values.
+OUTPUTS = "block_outputs"
 
 
 @dataclass(frozen=True)
@@ -87,13 +90,14 @@ class DraftBlock(DraftAtOnce):
     ``draft_len`` mask tokens become drafts, or with ``sample_from_anchor`` those at the first ``draft_len`` tokens.
 
     The block always has its full size, since drafts depend on the size. With ``markov_rank`` above 0 the token before
-    each draft adds a bias to its logits.
+    each draft adds a bias to its logits. With ``selects`` that token and the output choose among the likeliest ones.
     """
 
     block_size: int = field(kw_only=True)
     mask_token_id: int = field(kw_only=True)
     sample_from_anchor: bool = field(default=False, kw_only=True)
     markov_rank: int = field(default=0, kw_only=True)
+    selects: bool = field(default=False, kw_only=True)
 
     name: ClassVar[str] = "draft_block"
     looks_for: ClassVar[str] = "the mode's head"
@@ -113,18 +117,26 @@ class DraftBlock(DraftAtOnce):
         first = 0 if self.sample_from_anchor else 1
         drafted = graph.insert(draft_places, normed, before=start, first=first, draft_len=self.draft_len)
         (logits,) = splice_graph(graph, head, {head.values["normed"]: drafted}, [head.values["logits"]], start)
+        if self.selects:
+            graph.values[OUTPUTS] = drafted
         return logits if self.follows_drafts else self._choosable(graph, logits)
 
     @property
     def follows_drafts(self) -> bool:
-        return self.markov_rank > 0
+        return self.markov_rank > 0 or self.selects
 
-    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node) -> fx.Node:
+    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node, place: int) -> fx.Node:
         if not self.follows_drafts:
             # :meth:`logits` has prepared those of all places together.
             return logits
         head, start = drafter_of(graph), graph.anchors.start
         inputs = {node.name: node for node in head.placeholders}
+        if self.selects:
+            normed = graph.insert(at_place, graph.values[OUTPUTS], before=start, place=place)
+            normed, logits = graph.insert(for_tokens, token, normed, logits, before=start)
+            given = {inputs["input_ids"]: token, head.values["normed"]: normed, head.values["logits"]: logits}
+            (selected,) = splice_graph(graph, head, given, [head.values["selected"]], start)
+            return selected
         (bias,) = splice_graph(graph, head, {inputs["input_ids"]: token}, [head.values["bias"]], start)
         return self._choosable(graph, graph.insert(add_bias, logits, bias, before=start))
 
@@ -143,6 +155,11 @@ class DraftBlock(DraftAtOnce):
 
     def what(self, graph: StepGraph) -> str:
         return f"{self.draft_len} of a block of {self.block_size} in one forward"
+
+
+def for_tokens(token: torch.Tensor, *of_place: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Values ``[B, 1, ...]`` of one place, for each of the tokens before it, ``token`` ``[B, T]``: ``[B, T, ...]``."""
+    return tuple(value.expand(-1, token.shape[1], -1).contiguous() for value in of_place)
 
 
 def masked_block(

@@ -1,4 +1,4 @@
-"""The layouts of speculators (``dflash`` and ``dspark``) and of DeepSpec (DSpark) for the config.json of a head.
+"""The layouts of speculators (``dflash``, ``dflash2``, ``dspark``) and of DeepSpec (DSpark) for a head's config.json.
 
 Source: ``config.py`` and ``core.py`` of speculators' ``models/dflash`` and ``models/dspark``; DeepSpec's
 ``modeling/dspark`` (``common.py``, ``qwen3/modeling.py``).
@@ -17,7 +17,9 @@ from speccompile.modes.dflash.config import DFlashConfig
 from speccompile.modes.network.config_keys import ConfigKeys
 
 #: The key of speculators' type of head, and the types that are blocks.
-TYPE, TYPES = "speculators_model_type", ("dflash", "dspark")
+TYPE, TYPES = "speculators_model_type", ("dflash", "dflash2", "dspark")
+#: speculators' class of each type.
+CLASSES = {"dflash": "DFlashDraftModel", "dflash2": "DFlash2DraftModel", "dspark": "DSparkDraftModel"}
 #: The class of DeepSpec's heads.
 DEEPSPEC = "Qwen3DSparkModel"
 #: The version of speculators whose fields and keys :func:`speculators_config` writes.
@@ -67,7 +69,8 @@ def flat_keys(keys: ConfigKeys) -> dict[str, Any]:
 
 def needs_speculators(config: DFlashConfig) -> bool:
     """Whether a head has variants of which transformers' layout has none."""
-    return bool(config.markov_rank or config.sample_from_anchor or config.draft_vocab_size)
+    dflash2 = config.conv_kernel_size or config.selector_rank
+    return bool(config.markov_rank or config.sample_from_anchor or config.draft_vocab_size or dflash2)
 
 
 def speculators_config(config: DFlashConfig, vocab_size: int, dtype: str) -> dict[str, Any]:
@@ -88,6 +91,11 @@ def speculators_config(config: DFlashConfig, vocab_size: int, dtype: str) -> dic
         reason = "speculators' layout has no scales, windows of two sizes, or causal layers without a window"
         raise InvalidHead(source="that was given", reason=reason)
     kind = "dspark" if config.markov_rank or config.sample_from_anchor else "dflash"
+    if config.conv_kernel_size or config.selector_rank:
+        if kind == "dspark" or not (config.conv_kernel_size and config.selector_rank):
+            reason = "speculators' layout has no convolutions without a candidate selector, and no DSpark head with one"
+            raise InvalidHead(source="that was given", reason=reason)
+        kind = "dflash2"
     greedy = {
         "accept_tolerance": 0.0,
         "proposal_type": "greedy",
@@ -95,7 +103,7 @@ def speculators_config(config: DFlashConfig, vocab_size: int, dtype: str) -> dic
         "verifier_accept_k": 1,
     }
     found: dict[str, Any] = {
-        "architectures": ["DSparkDraftModel" if kind == "dspark" else "DFlashDraftModel"],
+        "architectures": [CLASSES[kind]],
         "aux_hidden_state_layer_ids": [tap + 1 for tap in config.taps],
         "block_size": config.block_size,
         "draft_vocab_size": config.draft_vocab_size or vocab_size,
@@ -123,6 +131,9 @@ def speculators_config(config: DFlashConfig, vocab_size: int, dtype: str) -> dic
             "tie_word_embeddings": False,
         },
     }
+    if kind == "dflash2":
+        names = ("conv_kernel_size", "conv_group_size", "selector_rank", "selector_top_k")
+        found |= {name: getattr(config, name) for name in names}
     if kind == "dspark":
         # DSpark's confidence head is not written: policies choose the draft length.
         found |= {

@@ -42,9 +42,9 @@ class DraftAtOnce(DraftByNetwork):
         """Whether :meth:`after_token` changes logits."""
         return False
 
-    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node) -> fx.Node:
-        """The final logits ``[B, T, V]`` after the tokens ``token`` ``[B, T]``, from those of the forward, ``[B, 1,
-        V]``."""
+    def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node, place: int) -> fx.Node:
+        """The final logits ``[B, T, V]`` of the draft ``place``, from 0, after the tokens ``token`` ``[B, T]``, from
+        those of the forward, ``[B, 1, V]``."""
         return logits
 
     def run(self, graph: StepGraph) -> Changes:
@@ -67,7 +67,7 @@ class DraftAtOnce(DraftByNetwork):
             if place == 0:
                 of_all.append(self.logits(graph, token, position))
             logits: fx.Node = graph.insert(at_place, of_all[0], before=graph.anchors.start, place=place)
-            return self.after_token(graph, logits, token)
+            return self.after_token(graph, logits, token, place)
 
         return forward
 

@@ -33,7 +33,7 @@ def unread_kind(config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor]) 
     instead = "such heads are not supported; use an EAGLE-3 head of this target"
     if is_medusa(config) or any(_MEDUSA_TENSOR.fullmatch(key) for key in tensors):
         return "a checkpoint of Medusa heads; use mode='medusa'"
-    if config.get("speculators_model_type") in ("dflash", "dspark"):
+    if config.get("speculators_model_type") in ("dflash", "dflash2", "dspark"):
         return "a DFlash or DSpark head; use mode='dflash'"
     if config.get("speculators_model_type") == "eagle" or is_eagle(tensors):
         return "an EAGLE-1 or EAGLE-2 head, which reads only the target's last hidden state; use mode='eagle'"

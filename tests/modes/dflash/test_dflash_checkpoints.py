@@ -138,7 +138,9 @@ def test_the_layout_of_zlab(model: LlamaForCausalLM, tmp_path: Path, name: str) 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"dflash_config": {"selector_rank": 16}}, "DFlash2"),
+        ({"dflash_config": {"conv_kernel_size": 9}}, "conv_kernel_size 9 is more than its block_size"),
+        ({"dflash_config": {"conv_kernel_size": 2, "conv_group_size": 48}}, "48 does not divide its hidden_size 64"),
+        ({"dflash_config": {"selector_rank": 4, "markov_rank": 3}}, "a candidate selector with"),
         ({"dflash_config": {"attention_sink_bias": True}}, "attention sinks"),
         ({"is_neox_style": False}, "pairs side by side"),
         ({"vocab_size": 100}, "another target: its vocabulary has 100"),
