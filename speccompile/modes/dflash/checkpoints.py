@@ -33,8 +33,14 @@ from speccompile.modes.network.made_for import check_made_for, noted
 from speccompile.sampling.draft_vocab import target_ids
 from speccompile.utils.whole_files import write_whole
 
-#: Patterns of transformers' names for the tensors, and replacements, applied in this order.
-RENAMED = ((r"^model\.", ""), (r"^encoder\.fc\.", "fc."), (r"^encoder\.output_norm_enc\.", "hidden_norm."))
+#: Patterns of other names for the tensors, and replacements, applied in this order.
+RENAMED = (
+    (r"^model\.", ""),
+    (r"^encoder\.fc\.", "fc."),
+    (r"^encoder\.output_norm_enc\.", "hidden_norm."),
+    # SpecForge's Domino heads.
+    (r"^(prefix_gru|embed_proj)\.", r"domino_head.\1."),
+)
 
 #: Tensors that drafting does not need: DSpark's confidence head (policies choose the draft length), and what
 #: speculators' training compares with.

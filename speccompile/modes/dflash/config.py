@@ -50,6 +50,10 @@ class DFlashConfig:
         selector_rank: the rank of the choice among the likeliest tokens (DFlash2), see
             :class:`~speccompile.modes.dflash.selector.CandidateSelector`; 0 for none.
         selector_top_k: the number of these tokens.
+        gru_hidden_dim: the size of the state that follows the drafts of a block (Domino), see
+            :class:`~speccompile.modes.dflash.domino.DominoHead`; 0 for none.
+        emb_dim: the inner size of its projection.
+        pure_draft_prefix_len: drafts whose logits it does not correct.
     """
 
     hidden_size: int
@@ -78,23 +82,26 @@ class DFlashConfig:
     conv_group_size: int = 16
     selector_rank: int = 0
     selector_top_k: int = 16
+    gru_hidden_dim: int = 0
+    emb_dim: int = 256
+    pure_draft_prefix_len: int = 0
 
     @property
     def most_drafts(self) -> int:
-        """The number of draft tokens of a block."""
-        return self.block_size if self.sample_from_anchor else self.block_size - 1
+        """The number of draft tokens of a block. Engines draft one token less with Domino heads."""
+        return self.block_size if self.sample_from_anchor and not self.gru_hidden_dim else self.block_size - 1
 
     @property
     def trainable(self) -> bool:
         """Whether :mod:`speccompile.training` supports such a head: no windows, logits without a scale or cap, and none
-        of DFlash2's parts."""
-        plain = (self.logit_scale, self.logit_softcap, self.conv_kernel_size, self.selector_rank) == (1.0, None, 0, 0)
-        return plain and not any(self.windows)
+        of the parts of DFlash2 and Domino."""
+        plain = (self.logit_scale, self.logit_softcap) == (1.0, None)
+        return plain and not (any(self.windows) or self.conv_kernel_size or self.selector_rank or self.gru_hidden_dim)
 
     @property
     def follows_drafts(self) -> bool:
         """Whether the logits of a draft depend on the draft before it."""
-        return bool(self.markov_rank or self.selector_rank)
+        return bool(self.markov_rank or self.selector_rank or self.gru_hidden_dim)
 
     def window(self, layer: int) -> int | None:
         """The window of a layer; None for no window."""
@@ -171,6 +178,8 @@ def check_config(config: DFlashConfig, source: str) -> None:
         refuse(f"its conv_group_size {config.conv_group_size} does not divide its hidden_size {config.hidden_size}")
     if config.selector_rank and (config.sample_from_anchor or config.draft_vocab_size or config.markov_rank):
         refuse("it has a candidate selector with a draft vocabulary, a markov_rank or sample_from_anchor")
+    if config.gru_hidden_dim and (config.markov_rank or config.selector_rank):
+        refuse("it has Domino's correction with a markov_rank or a candidate selector")
     if not config.taps:
         refuse("it names no layers of the target to read (target_layer_ids)")
     if config.hidden_act not in ACT2FN:

@@ -27,6 +27,10 @@ REFUSED: Mapping[str, tuple[str, Any]] = {
 }
 
 
+#: Values of ``projector_type`` in SpecForge's files, the kinds of heads.
+PROJECTORS = ("dflash", "dspark", "domino")
+
+
 def is_dflash(config: Mapping[str, Any]) -> bool:
     """Whether a config.json is that of a DFlash head in a known layout."""
     return config.get("model_type") == ASSISTANT or OWN in config or is_speculators(config) or is_deepspec(config)
@@ -67,6 +71,10 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
     if keys.get("markov_rank") and kind != "vanilla":
         reason = f"its config has markov_head_type={kind!r}; only 'vanilla' is supported"
         raise InvalidHead(source=name, reason=reason)
+    if (projector := keys.get("projector_type", "dflash")) not in PROJECTORS:
+        reason = f"its config has projector_type={projector!r}; choose from {', '.join(PROJECTORS)}"
+        raise InvalidHead(source=name, reason=reason)
+    domino = projector == "domino"
     own = target.config.get_text_config(decoder=True).vocab_size
     if (vocab := keys.size("vocab_size", own)) != own:
         reason = f"it is for another target: its vocabulary has {vocab} tokens, the target's {own}"
@@ -95,14 +103,19 @@ def read_config(folder: Path, name: str, target: PreTrainedModel) -> DFlashConfi
         embedding_scale=keys.number("input_embedding_scale", scale),
         logit_scale=keys.number("output_multiplier", 1.0),
         logit_softcap=None if not softcap else keys.number("final_logit_softcapping", 1.0),
-        # SpecForge writes DSpark heads in z-lab's layout.
-        sample_from_anchor=keys.flag("sample_from_anchor") or keys.get("projector_type") == "dspark",
+        # SpecForge writes DSpark and Domino heads in z-lab's layout.
+        sample_from_anchor=keys.flag("sample_from_anchor")
+        or projector == "dspark"
+        or (domino and keys.flag("shift_label")),
         draft_vocab_size=None if (drafted := keys.size("draft_vocab_size", vocab)) == vocab else drafted,
         markov_rank=keys.size("markov_rank", 0, least=0),
         conv_kernel_size=keys.size("conv_kernel_size", 0, least=0),
         conv_group_size=keys.size("conv_group_size", 16),
         selector_rank=keys.size("selector_rank", 0, least=0),
         selector_top_k=keys.size("selector_top_k", 16),
+        gru_hidden_dim=keys.size("gru_hidden_dim") if domino else 0,
+        emb_dim=keys.size("emb_dim") if domino else 256,
+        pure_draft_prefix_len=keys.size("pure_draft_prefix_len", 0, least=0) if domino else 0,
     )
 
 

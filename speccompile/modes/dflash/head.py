@@ -27,6 +27,7 @@ from speccompile.graph_capture.shard_styles import embedded_rows, whole_rows
 from speccompile.modes.dflash.attention import BlockAttention, BlockCache
 from speccompile.modes.dflash.config import DFlashConfig, check_config, check_target
 from speccompile.modes.dflash.convolution import BlockConvolution
+from speccompile.modes.dflash.domino import DominoHead
 from speccompile.modes.dflash.markov import MarkovHead
 from speccompile.modes.dflash.selector import CandidateSelector
 from speccompile.modes.network.draft_head import DraftHead, HeadCache
@@ -141,6 +142,8 @@ class DFlashHead(DraftHead):
             self.markov_head = MarkovHead(vocab, drafted or vocab, config.markov_rank)
         if config.selector_rank:
             self.candidate_selector = CandidateSelector(vocab, size, config.selector_rank, config.selector_top_k)
+        if config.gru_hidden_dim:
+            self.domino_head = DominoHead(size, config.gru_hidden_dim, config.emb_dim, drafted or vocab)
         for own in self.own:
             own.to(target.device, target.dtype).eval()
         self.embed_tokens = target.get_input_embeddings()
@@ -159,6 +162,8 @@ class DFlashHead(DraftHead):
             own.append(self.markov_head)
         if self.config.selector_rank:
             own.append(self.candidate_selector)
+        if self.config.gru_hidden_dim:
+            own.append(self.domino_head)
         return own
 
     def own_state(self) -> dict[str, torch.Tensor]:
@@ -232,8 +237,9 @@ class DFlashHead(DraftHead):
 
     @property
     def compared(self) -> tuple[str, ...]:
-        names = ("bias",) * bool(self.config.markov_rank) + ("scores",) * bool(self.config.selector_rank)
-        return ("logits", *names)
+        config = self.config
+        parts = {"bias": config.markov_rank, "scores": config.selector_rank, "corrected": config.gru_hidden_dim}
+        return ("logits", *(name for name, size in parts.items() if size))
 
     @property
     def places_per_row(self) -> int:
@@ -259,6 +265,8 @@ class DFlashHead(DraftHead):
             - ``bias`` ``[B, T, Vd]`` of the tokens after ``input_ids``, for their logits.
             - ``selected`` ``[B, T, V]``: the logits of the likeliest tokens after ``input_ids``, by these tokens, -inf
               elsewhere; ``scores``: the same with 0 elsewhere.
+            - ``state_before``, ``state`` ``[B, T, gru_hidden_dim]``: Domino's state before and after ``input_ids``;
+              ``corrected`` ``[B, T, Vd]``: the logits of the tokens after them.
             - ``target_ids`` ``[Vd]``: the target's ids of all draft tokens.
         """
         named: dict[str, torch.Tensor] = {}
@@ -278,6 +286,12 @@ class DFlashHead(DraftHead):
         if self.config.selector_rank:
             named["selected"] = self.candidate_selector(input_ids, named["normed"], named["logits"])
             named["scores"] = named["selected"].nan_to_num(neginf=0.0)
+        if self.config.gru_hidden_dim:
+            domino, embedded = self.domino_head, self.embed(input_ids)
+            # Without a size of an input, which a copy of this part would need.
+            named["state_before"] = torch.zeros_like(embedded[..., :1]).expand(-1, -1, domino.size)
+            named["state"] = domino.prefix_gru(embedded, named["state_before"])
+            named["corrected"] = named["logits"] + domino.correction(named["normed"], named["state"])
         return named
 
     # --- parts of the forward ---------------------------------------------------------------------------------

@@ -8,9 +8,10 @@ from typing import ClassVar
 from torch import fx
 
 from speccompile.graph.step_graph import StepGraph
-from speccompile.modes.dflash.passes import DraftBlock
+from speccompile.modes.dflash.passes import STATE, DraftBlock
 from speccompile.modes.network.draft_at_once import at_place
 from speccompile.ops.draft_rows import form_of, newest_tokens
+from speccompile.ops.verify_tree import rows_on_path
 from speccompile.passes.step.draft_tree import DraftTree, ReadNodes, TreeForward
 
 
@@ -49,6 +50,10 @@ class _BlockForward:
         return self._after(self._token, 0)
 
     def after_nodes(self, nodes: ReadNodes) -> fx.Node:
+        graph = self._graph
+        if (state := graph.values.get(STATE)) is not None:
+            function = form_of(rows_on_path, graph.facts)
+            graph.values[STATE] = graph.insert(function, state, nodes.came_from, before=graph.anchors.start)
         return self._after(nodes.newest_tokens, nodes.levels[-1])
 
     def _after(self, token: fx.Node, place: int) -> fx.Node:

@@ -81,6 +81,7 @@ class DFlash(HeadMode, SplitMode):
         config, tree = self.draft.config, form.tree
         names = ("block_size", "mask_token_id", "sample_from_anchor", "markov_rank")
         sizes = {name: getattr(config, name) for name in names} | {"selects": config.selector_rank > 0}
+        sizes["corrects_from"] = config.pure_draft_prefix_len if config.gru_hidden_dim else None
         if tree is None:
             return [DraftBlock(*form.chain, **sizes)]
         block = DraftBlock(tree.depth, form.draws, form.probabilities, **sizes)
@@ -110,5 +111,6 @@ class DFlash(HeadMode, SplitMode):
         config = self.draft.config
         layers = ", ".join(str(tap) for tap in config.taps)
         kind = "DFlash head with a Markov term" if config.markov_rank else "DFlash head"
+        kind = "Domino head" if config.gru_hidden_dim else kind
         kind = "DFlash2 head" if config.conv_kernel_size or config.selector_rank else kind
         return f"a {kind} over the outputs of layers {layers} drafts {config.most_drafts} tokens in one forward"

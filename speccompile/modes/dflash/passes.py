@@ -26,6 +26,8 @@ from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 
 #: The name of the outputs at the places of drafts, ``[B, K, M]``, among a step's values.
 OUTPUTS = "block_outputs"
+#: The name of Domino's state after the newest token of each path, ``[B, n, size]``.
+STATE = "block_state"
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class DraftBlock(DraftAtOnce):
 
     The block always has its full size, since drafts depend on the size. With ``markov_rank`` above 0 the token before
     each draft adds a bias to its logits. With ``selects`` that token and the output choose among the likeliest ones.
+    With ``corrects_from`` a state that follows all drafts before corrects the logits from that draft on.
     """
 
     block_size: int = field(kw_only=True)
@@ -98,6 +101,7 @@ class DraftBlock(DraftAtOnce):
     sample_from_anchor: bool = field(default=False, kw_only=True)
     markov_rank: int = field(default=0, kw_only=True)
     selects: bool = field(default=False, kw_only=True)
+    corrects_from: int | None = field(default=None, kw_only=True)
 
     name: ClassVar[str] = "draft_block"
     looks_for: ClassVar[str] = "the mode's head"
@@ -117,13 +121,13 @@ class DraftBlock(DraftAtOnce):
         first = 0 if self.sample_from_anchor else 1
         drafted = graph.insert(draft_places, normed, before=start, first=first, draft_len=self.draft_len)
         (logits,) = splice_graph(graph, head, {head.values["normed"]: drafted}, [head.values["logits"]], start)
-        if self.selects:
+        if self.selects or self.corrects_from is not None:
             graph.values[OUTPUTS] = drafted
         return logits if self.follows_drafts else self._choosable(graph, logits)
 
     @property
     def follows_drafts(self) -> bool:
-        return self.markov_rank > 0 or self.selects
+        return self.markov_rank > 0 or self.selects or self.corrects_from is not None
 
     def after_token(self, graph: StepGraph, logits: fx.Node, token: fx.Node, place: int) -> fx.Node:
         if not self.follows_drafts:
@@ -131,12 +135,19 @@ class DraftBlock(DraftAtOnce):
             return logits
         head, start = drafter_of(graph), graph.anchors.start
         inputs = {node.name: node for node in head.placeholders}
-        if self.selects:
+        if self.selects or self.corrects_from is not None:
             normed = graph.insert(at_place, graph.values[OUTPUTS], before=start, place=place)
             normed, logits = graph.insert(for_tokens, token, normed, logits, before=start)
             given = {inputs["input_ids"]: token, head.values["normed"]: normed, head.values["logits"]: logits}
-            (selected,) = splice_graph(graph, head, given, [head.values["selected"]], start)
-            return selected
+            if self.corrects_from is None:
+                (selected,) = splice_graph(graph, head, given, [head.values["selected"]], start)
+                return selected
+            if place:
+                given[head.values["state_before"]] = graph.values[STATE]
+            names = [*["corrected"] * (place >= self.corrects_from), "state"]
+            *corrected, state = splice_graph(graph, head, given, [head.values[name] for name in names], start)
+            graph.values[STATE] = state
+            return self._choosable(graph, corrected[0] if corrected else logits)
         (bias,) = splice_graph(graph, head, {inputs["input_ids"]: token}, [head.values["bias"]], start)
         return self._choosable(graph, graph.insert(add_bias, logits, bias, before=start))
 

@@ -69,7 +69,7 @@ def flat_keys(keys: ConfigKeys) -> dict[str, Any]:
 
 def needs_speculators(config: DFlashConfig) -> bool:
     """Whether a head has variants of which transformers' layout has none."""
-    dflash2 = config.conv_kernel_size or config.selector_rank
+    dflash2 = config.conv_kernel_size or config.selector_rank or config.gru_hidden_dim
     return bool(config.markov_rank or config.sample_from_anchor or config.draft_vocab_size or dflash2)
 
 
@@ -83,6 +83,8 @@ def speculators_config(config: DFlashConfig, vocab_size: int, dtype: str) -> dic
     Raises:
         InvalidHead: the layout does not support the head's variant.
     """
+    if config.gru_hidden_dim:
+        raise InvalidHead(source="that was given", reason="no layout for Domino heads is written")
     scaled = (config.embedding_scale, config.logit_scale, config.logit_softcap) != (1.0, 1.0, None)
     windows = {window for window in config.windows if window is not None}
     sliding = [bool(config.window(layer)) for layer in range(config.num_hidden_layers)]
