@@ -29,6 +29,17 @@ class Mask:
         """Return the mask itself. MPT's forward converts the mask that it requests."""
         return self
 
+    def __getitem__(self, kept: tuple[slice, ...]) -> Mask:
+        """Return the mask itself if all queries and keys are kept. Gemma 4's forward keeps the queries of
+        ``logits_to_keep`` in layers that share KV; its default is all.
+
+        Raises:
+            IndexError: some are not kept.
+        """
+        if any((part.start or 0, part.stop, part.step) != (0, None, None) for part in kept):
+            raise IndexError(f"a mask over a part of the queries or keys: {kept}")
+        return self
+
     @property
     def reach(self) -> int:
         """The length from which the mask hides a key that a causal mask shows; 0 for never."""

@@ -10,6 +10,8 @@ from speccompile.modes.eagle3.checkpoints import load_eagle3
 from speccompile.modes.eagle3.config import Eagle3Config
 from speccompile.modes.eagle3.head import Eagle3Head
 from speccompile.modes.eagle3.save import save_eagle3
+from speccompile.modes.gemma4_assistant.checkpoints import load_gemma4_assistant
+from speccompile.modes.gemma4_assistant.head import Gemma4AssistantHead
 from speccompile.modes.hydra import HydraHeads, load_hydra
 from speccompile.modes.medusa import MedusaHeads, load_medusa
 from speccompile.modes.mlp_speculator import MlpSpeculator, load_mlp_speculator
@@ -26,6 +28,7 @@ __all__ = [
     "Eagle3Head",
     "EagleConfig",
     "EagleHead",
+    "Gemma4AssistantHead",
     "HydraHeads",
     "MedusaHeads",
     "MlpSpeculator",
@@ -35,6 +38,7 @@ __all__ = [
     "load_dflash",
     "load_eagle",
     "load_eagle3",
+    "load_gemma4_assistant",
     "load_hydra",
     "load_medusa",
     "load_mlp_speculator",

@@ -18,6 +18,8 @@ from speccompile.modes.dflash.config_files import is_dflash
 from speccompile.modes.dflash.head import DFlashHead
 from speccompile.modes.eagle.head import EagleHead
 from speccompile.modes.eagle3.head import Eagle3Head
+from speccompile.modes.gemma4_assistant.checkpoints import ASSISTANT_TYPE
+from speccompile.modes.gemma4_assistant.head import Gemma4AssistantHead
 from speccompile.modes.hydra import HydraHeads
 from speccompile.modes.medusa import MedusaHeads
 from speccompile.modes.mlp_speculator import MODEL_TYPE, MlpSpeculator
@@ -179,6 +181,8 @@ class Auto:
             return Choice("eagle", "the draft that was given is an EAGLE head", {"draft": draft})
         if isinstance(draft, MlpSpeculator) or kind == MODEL_TYPE:
             return Choice(MODEL_TYPE, "the draft that was given is an MLP speculator", {"draft": draft})
+        if isinstance(draft, Gemma4AssistantHead) or kind == ASSISTANT_TYPE:
+            return Choice(ASSISTANT_TYPE, "the draft that was given is a Gemma 4 assistant", {"draft": draft})
         if isinstance(draft, HydraHeads) or kind == "Hydra":
             return Choice("hydra", "the draft that was given has Hydra heads", {"draft": draft})
         if isinstance(draft, MedusaHeads) or kind == "Medusa":
@@ -246,8 +250,8 @@ def head_kind(source: str | Path) -> tuple[str | None, int]:
     config = draft_config(str(source))
     if config.get("architectures") == [ARCHITECTURE]:
         return "MTP", int(config.get("num_nextn_predict_layers", 1))
-    if config.get("model_type") == MODEL_TYPE:
-        return MODEL_TYPE, 0
+    if config.get("model_type") in (MODEL_TYPE, ASSISTANT_TYPE):
+        return config["model_type"], 0
     if "hydra_num_heads" in config:
         return "Hydra", 0
     if is_medusa(config):

@@ -14,6 +14,7 @@ CLASSES = {
     "eagle3": "speccompile.modes.eagle3.mode:Eagle3",
     "eagle3_one_model": "speccompile.modes.eagle3.mode:Eagle3OneModel",
     "early_exit": "speccompile.modes.early_exit:EarlyExit",
+    "gemma4_assistant": "speccompile.modes.gemma4_assistant.mode:Gemma4Assistant",
     "hydra": "speccompile.modes.hydra:Hydra",
     "medusa": "speccompile.modes.medusa:Medusa",
     "mlp_speculator": "speccompile.modes.mlp_speculator:MlpSpeculatorMode",

@@ -24,6 +24,7 @@ from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
+from support import gemma4
 from support.errors import raises
 from support.plans import step_graph
 
@@ -181,6 +182,7 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_p
     needed["hydra"] = {"draft": HydraHeads.random(model, max(SIZES["tiers"]))}
     needed["mlp_speculator"] = {"draft": MlpSpeculator.random(model, max(SIZES["tiers"]))}
     needed["eagle"] = {"draft": EagleHead.random(model)}
+    needed["gemma4_assistant"] = {"draft": gemma4.small_head()}
     needed |= {"eagle3": head, "eagle3_one_model": head}
     modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
     needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)
@@ -189,7 +191,8 @@ def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_p
     needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
         options = needed.get(name, {})
-        graph = step_graph(model, name, 2, "sampled", acceptance="rejection", **SIZES, **options)
+        target = gemma4.target() if name == "gemma4_assistant" else model
+        graph = step_graph(target, name, 2, "sampled", acceptance="rejection", **SIZES, **options)
         drafts = graph.values["drafts"].meta["val"].shape[1]
         says = modes.create(name, options).draft_probs
         assert says == (not drafts or "draft_probs" in graph.values)

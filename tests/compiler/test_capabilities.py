@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from speccompile import Tree, wrap
 from speccompile.acceptance import RULES, choose_rule
@@ -26,6 +26,7 @@ from speccompile.heads import DFlashHead, Eagle3Head, EagleHead, HydraHeads, Med
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
+from support import gemma4
 from support.drafters import random_drafter
 from support.errors import raises
 from support.families import model_of
@@ -41,6 +42,7 @@ HEADS = {
     "eagle": {"exact", "forced"},
     "eagle3": {"exact", "relaxed"},
     "eagle3_one_model": {"exact", "forced"},
+    "gemma4_assistant": {"exact", "typical"},
     "hydra": {"exact", "forced"},
     "medusa": {"exact", "typical"},
     "mlp_speculator": {"exact", "relaxed"},
@@ -58,6 +60,7 @@ def drafts(model: LlamaForCausalLM) -> dict[str, Any]:
         "dflash": DFlashHead.random(model, 3),
         "draft_target": random_drafter(),
         "eagle": EagleHead.random(model),
+        "gemma4_assistant": gemma4.small_head(),
         "hydra": HydraHeads.random(model, 2),
         "medusa": MedusaHeads(2, 1, 64, model.config.vocab_size).eval(),
         "mlp_speculator": MlpSpeculator.random(model, 2),
@@ -65,6 +68,11 @@ def drafts(model: LlamaForCausalLM) -> dict[str, Any]:
     }
     made |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
     return made | dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), MtpHead.random(model, 2))
+
+
+def target_of(name: str, model: PreTrainedModel) -> PreTrainedModel:
+    """``model``, or what the mode drafts for."""
+    return gemma4.target() if name == "gemma4_assistant" else model
 
 
 def options(name: str, drafts: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -87,9 +95,9 @@ def acceptances(mode: Any) -> dict[str, tuple[Any, str]]:
 
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
 def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
-    model: LlamaForCausalLM, drafts: dict[str, Any], mode: Any, tmp_path: Path
+    model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path
 ) -> None:
-    given = options(mode.name, drafts, tmp_path)
+    given, model = options(mode.name, drafts, tmp_path), target_of(mode.name, model)
     for name, (acceptance, reason) in acceptances(mode).items():
         asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
@@ -102,9 +110,10 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
 
 
 @pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
-def test_what_is_taken_decodes(model: LlamaForCausalLM, drafts: dict[str, Any], mode: Any, tmp_path: Path) -> None:
+def test_what_is_taken_decodes(model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path) -> None:
     """Every rule with the largest tier (heads: some), and the default one with every policy."""
     prompt, new = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), 8
+    model = target_of(mode.name, model)
     own = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False)
     for name, (acceptance, reason) in acceptances(mode).items():
         if reason or name not in HEADS.get(mode.name, RULES):
@@ -121,14 +130,14 @@ def test_what_is_taken_decodes(model: LlamaForCausalLM, drafts: dict[str, Any], 
 
 @pytest.mark.parametrize("mode", [mode for mode in BUILT_IN if mode.drafts_trees], ids=lambda mode: mode.name)
 def test_every_yes_of_the_trees_table_is_a_step(
-    model: LlamaForCausalLM, drafts: dict[str, Any], mode: Any, tmp_path: Path
+    model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path
 ) -> None:
     """The passes of a dynamic tree, for requests that sample, and of ``relaxed`` for greedy ones. Decoded are some of
     them in tests/acceptance/test_tree_rules_in_steps.py."""
     tree = Tree.dynamic(nodes=4, depth=2, branches=2)
     given: dict[str, Any] = {"tiers": (0, tree), "max_batch": 1, "max_len": 48, "backend": "eager"}
     given |= options(mode.name, drafts, tmp_path)
-    built = built_stages(model, mode.name, acceptance="rejection", **given)
+    built = built_stages(target_of(mode.name, model), mode.name, acceptance="rejection", **given)
     for name, (acceptance, _) in acceptances(mode).items():
         if name == "block":
             with raises(InvalidOption if rule_refusal(mode, RULES[name]) else InvalidTiers):

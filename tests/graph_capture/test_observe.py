@@ -29,6 +29,7 @@ from speccompile.graph_capture.observe import ModuleTracker, Observation, accept
 from speccompile.graph_capture.rope_positions import of_text
 from speccompile.tools.families import find_families, tiny_config
 from speccompile.utils.transformers_version import CACHE, FROM_5_23, FROM_5_24
+from support import gemma4
 from support.errors import raises
 from support.families import family
 from support.tiny import tiny_llama
@@ -140,6 +141,14 @@ def test_layers_that_keep_nothing_have_no_kv() -> None:
     own = total - shared.config.num_kv_shared_layers
     observed = seen(shared)
     assert list(observed.kv) == list(range(own)) and total >= own
+
+
+def test_gemma_4_slices_masks_in_layers_that_share_kv() -> None:
+    observed = seen(gemma4.target(), "attention")
+    assert list(observed.kv) == [0, 1] and observed.masks == (FULL, WINDOW)
+    assert WINDOW[:, :, slice(-0, None), :] == WINDOW
+    with pytest.raises(IndexError, match="a part of the queries"):
+        WINDOW[:, :, slice(-1, None), :]
 
 
 @pytest.mark.parametrize(

@@ -68,17 +68,45 @@ def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
     return weight * wide.to(x.dtype)
 
 
-class Rotary(nn.Module):
+class RotaryTable(nn.Module):
+    """Sines and cosines of positions.
+
+    Args:
+        inv_freq: ``[D / 2]``; scaling: a factor of the sines and cosines.
+    """
+
+    inv_freq: torch.Tensor
+
+    def __init__(self, inv_freq: torch.Tensor, scaling: float) -> None:
+        super().__init__()
+        self.scaling = float(scaling)
+        self.register_buffer("inv_freq", inv_freq.float().clone(), persistent=False)
+
+    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> RotaryTable:
+        # Frequencies stay exact: with frequencies in half precision, the angles of far positions are wrong.
+        exact = self.inv_freq
+        super()._apply(fn, recurse)
+        self.inv_freq = exact.to(self.inv_freq.device)
+        return self
+
+    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+        """Cosines and sines ``[B, T, D]`` of ``position_ids`` ``[B, T]``."""
+        angles = position_ids[..., None].float() * self.inv_freq.float()
+        angles = torch.cat([angles, angles], dim=-1)
+        cos, sin = angles.cos(), angles.sin()
+        if self.scaling != 1.0:
+            cos, sin = cos * self.scaling, sin * self.scaling
+        return cos.to(dtype), sin.to(dtype)
+
+
+class Rotary(RotaryTable):
     """Sines and cosines of positions, by one of transformers' rules that do not depend on the sequence's length.
 
     Raises:
         InvalidHead: the rule depends on the sequence's length, or its parameters are not valid.
     """
 
-    inv_freq: torch.Tensor
-
     def __init__(self, config: LayerSizes, source: str) -> None:
-        super().__init__()
         if config.rope.get("rope_type", "default") in CHANGING_ROPE:
             kind = config.rope["rope_type"]
             reason = f"its rotary table ({kind}) depends on the sequence's length, which is not supported"
@@ -97,24 +125,7 @@ class Rotary(nn.Module):
         except Exception as error:
             reason = f"transformers cannot create its rotary table from {dict(config.rope)}: {error_line(error)}"
             raise InvalidHead(source=source, reason=reason) from error
-        self.scaling = float(table.attention_scaling)
-        self.register_buffer("inv_freq", table.inv_freq.float().clone(), persistent=False)
-
-    def _apply(self, fn: Callable[[torch.Tensor], torch.Tensor], recurse: bool = True) -> Rotary:
-        # Frequencies stay exact: with frequencies in half precision, the angles of far positions are wrong.
-        exact = self.inv_freq
-        super()._apply(fn, recurse)
-        self.inv_freq = exact.to(self.inv_freq.device)
-        return self
-
-    def forward(self, position_ids: torch.Tensor, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-        """Cosines and sines ``[B, T, D]`` of ``position_ids`` ``[B, T]``."""
-        angles = position_ids[..., None].float() * self.inv_freq.float()
-        angles = torch.cat([angles, angles], dim=-1)
-        cos, sin = angles.cos(), angles.sin()
-        if self.scaling != 1.0:
-            cos, sin = cos * self.scaling, sin * self.scaling
-        return cos.to(dtype), sin.to(dtype)
+        super().__init__(table.inv_freq, table.attention_scaling)
 
 
 def rotated(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
