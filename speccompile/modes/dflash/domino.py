@@ -48,6 +48,6 @@ class DominoHead(nn.Module):
         )
 
     def correction(self, normed: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
-        """What is added to the logits, ``[B, T, Vd]``, by outputs ``[B, T, M]`` and states ``[B, T, size]``."""
+        """Changes of the logits, ``[B, T, Vd]``, by outputs ``[B, T, M]`` and states ``[B, T, size]``."""
         out: torch.Tensor = self.embed_proj(torch.cat([normed, state], dim=-1))
         return out

@@ -1,1 +1,1 @@
-"""Gemma 4's assistants: layers of queries alone, which attend to the target's own KV."""
+"""Gemma 4's assistants: layers of queries alone, which attend to the KV of the target."""

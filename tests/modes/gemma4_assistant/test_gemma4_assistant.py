@@ -101,8 +101,9 @@ def test_other_steps_draft_the_same(target: Gemma4ForCausalLM, folder: str, extr
     assert found[0] == found[1] and found[0][0] == greedy(target, PROMPTS[0], 24)
 
 
-def test_kv_may_be_rounded(target: Gemma4ForCausalLM, folder: str) -> None:
-    with wrap(target, "gemma4_assistant", draft=folder, kv="float16", policy="fixed:3", **OPTIONS) as spec:
+@pytest.mark.parametrize("kv", ["float16", "int8"])
+def test_kv_may_be_rounded(target: Gemma4ForCausalLM, folder: str, kv: str) -> None:
+    with wrap(target, "gemma4_assistant", draft=folder, kv=kv, policy="fixed:3", **OPTIONS) as spec:
         assert spec.check([PROMPTS[0]], max_new_tokens=12)
 
 
