@@ -1,1 +1,1 @@
-"""Gemma 4's assistants: layers of queries alone, which attend to the KV of the target."""
+"""Gemma 4's assistants: layers with only queries, which attend to the KV of the target."""
