@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 IMAGE_URL = "image_url"
 #: Largest number of pixels of an image. A small file can name any size.
 MOST_PIXELS = 2**25
+#: Formats of Pillow that are read. Others may run programs (EPS) or read other files.
+FORMATS = ("BMP", "GIF", "JPEG", "PNG", "WEBP")
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 
 
@@ -84,15 +86,20 @@ def opened(data: bytes, param: str) -> Image.Image:
         ApiError: it is damaged, of an unknown format, or too large.
     """
     # Processors of images need Pillow, the server's other parts do not.
-    from PIL import Image, UnidentifiedImageError
+    from PIL import Image, ImageOps, UnidentifiedImageError
 
+    # All formats are known then.
+    Image.init()
     try:
-        image = Image.open(io.BytesIO(data))
+        image = Image.open(io.BytesIO(data), formats=FORMATS)
         if image.width * image.height > MOST_PIXELS:
             message = f"{param}: an image has {image.width} times {image.height} pixels, at most {MOST_PIXELS} are read"
             raise ApiError(message, param=param)
-        return image.convert("RGB")
-    except (UnidentifiedImageError, OSError, SyntaxError, ValueError) as error:
+        # As transformers' load_image turns it.
+        return ImageOps.exif_transpose(image).convert("RGB")
+    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, SyntaxError, ValueError) as error:
         # PIL raises SyntaxError for a damaged PNG.
-        message = f"{param}: an image cannot be decoded ({type(error).__name__}); send a whole file, such as a PNG"
+        message = (
+            f"{param}: an image cannot be decoded ({type(error).__name__}); send a whole file: {', '.join(FORMATS)}"
+        )
         raise ApiError(message, param=param) from None

@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import itertools
+import struct
 import threading
+import zlib
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from types import SimpleNamespace
@@ -15,13 +17,14 @@ import pytest
 import torch
 from PIL import Image
 from transformers import LlavaProcessor, PreTrainedModel
+from transformers.image_utils import load_image
 
 import speccompile
 from speccompile import Speculator
 from speccompile.multimodal.encoder import FeatureEncoder
 from speccompile.serve import fetched_images
 from speccompile.serve.api_error import ApiError
-from speccompile.serve.image_parts import MOST_PIXELS
+from speccompile.serve.image_parts import MOST_PIXELS, opened
 from speccompile.serve.options import ServeOptions
 from speccompile.serve.service import Service
 from support import letters, serving
@@ -142,6 +145,40 @@ def test_urls_that_are_refused(client: Client, url: str | None, says: str) -> No
     error = client.refused(PATH, asking({"type": "image_url", "image_url": {"url": url}}, text_part("ab")))
     assert error["param"] == "messages[0].content" and says in error["message"], error
     assert len(error["message"]) < 400
+
+
+def header_of_png(side: int) -> bytes:
+    """The beginning of a PNG of ``side`` times ``side`` pixels, of which none follow."""
+
+    def chunk(kind: bytes, data: bytes) -> bytes:
+        return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+    size = struct.pack(">IIBBBBB", side, side, 1, 0, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", size) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        # Pillow reads it by Ghostscript.
+        (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\nshowpage\n", "cannot be decoded"),
+        # Pillow itself refuses so many pixels.
+        (header_of_png(20_000), "cannot be decoded"),
+    ],
+    ids=["a program", "a bomb"],
+)
+def test_files_that_are_refused(data: bytes, says: str) -> None:
+    with pytest.raises(ApiError, match=says):
+        opened(data, "messages")
+
+
+def test_an_image_is_turned_as_transformers_turns_it() -> None:
+    turned, file = Image.Exif(), io.BytesIO()
+    turned[0x0112] = 6
+    picture(1).resize((8, 16)).save(file, "jpeg", exif=turned)
+    expected = load_image("data:image/jpeg;base64," + base64.b64encode(file.getvalue()).decode())
+    assert expected.size == (16, 8)
+    assert opened(file.getvalue(), "messages").tobytes() == expected.tobytes()
 
 
 def test_only_users_have_images(client: Client) -> None:
