@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from speccompile.graph.state import N, StateSpec
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.graph_capture.rope_positions import PARTS, has_parts
+from speccompile.utils.transformers_version import CACHE_NAMES
 
 #: State: the embeddings ``[W, M]`` of the places of a prompt's chunk, and which places have one, ``[W]``.
 EMBEDDINGS, EMBEDDED = "prompt_embeddings", "prompt_embedded"
@@ -27,7 +28,7 @@ PLACEHOLDER = re.compile("(image|img|video|audio|speech|vision)(_context)?_token
 
 #: Parameters of a forward that are not inputs of a prompt.
 _NOT_INPUTS = frozenset(
-    {"input_ids", "attention_mask", "position_ids", "past_key_values", "inputs_embeds", "labels", "use_cache"}
+    {"input_ids", "attention_mask", "position_ids", "inputs_embeds", "labels", "use_cache", *CACHE_NAMES}
     | {"cache_position", "return_dict", "output_attentions", "output_hidden_states", "logits_to_keep"}
     | {"mm_encoder_outputs", "rope_deltas"}
 )

@@ -12,9 +12,10 @@ from torch import nn
 
 from speccompile.errors import UnusableInputs
 from speccompile.multimodal.model_inputs import ModelInputs
+from speccompile.utils.transformers_version import CACHE_NAMES
 
 #: Arguments of the text model that a step has, or that only concern the forward itself.
-_KNOWN = frozenset({"input_ids", "inputs_embeds", "position_ids", "attention_mask", "past_key_values"})
+_KNOWN = frozenset({"input_ids", "inputs_embeds", "position_ids", "attention_mask", *CACHE_NAMES})
 #: Arguments by which Qwen3-VL adds features after its first layers (DeepStack).
 _MASK, _ADDED = "visual_pos_masks", "deepstack_visual_embeds"
 

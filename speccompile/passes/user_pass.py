@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import inspect
 import keyword
 import math
 import os
@@ -154,7 +155,7 @@ def passes_by_value() -> dict[str, list[str]]:
     none. The capture names ``logits``."""
     found: dict[str, list[str]] = {}
     for item in _derived(Pass):
-        for value in item.named_values:
+        for value in () if inspect.isabstract(item) else item.named_values:
             found.setdefault(value, []).append(item.name)
     return found
 
