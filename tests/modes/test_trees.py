@@ -378,7 +378,6 @@ def test_the_default_policy_takes_trees(model: LlamaForCausalLM, monkeypatch: py
     ("mode", "options", "reason"),
     [
         ("early_exit", {}, "drafts of mode 'early_exit' are chains"),
-        ("suffix", {"acceptance": "typical"}, "the acceptance rule 'typical' judges chains"),
         ("suffix", {"deterministic": True}, "kernels whose results do not depend on the number of nodes"),
     ],
 )
