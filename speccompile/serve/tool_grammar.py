@@ -11,6 +11,7 @@ from typing import Any
 
 from speccompile.errors import InvalidGuide
 from speccompile.guides.json_schema import followed_schema, schema_text
+from speccompile.serve.closed_arguments import close_arguments
 from speccompile.serve.guide_source import lark_of
 
 #: Index of :attr:`ToolGrammar.answer` in errors. Tools have their own indices.
@@ -133,11 +134,11 @@ class ToolGrammar:
         if tool.strict and given is not None and given.get("type", "object") != "object":
             raise InvalidGuide(what=index, reason="the type of arguments must be object")
         head = f'{{"name": {json.dumps(tool.name, ensure_ascii=False)}, "{self.syntax.arguments}": '
-        schema: dict[str, Any] = {**({"maxProperties": 0} if given is None else given), "type": "object"}
-        if not self.syntax.opening and self.answer is not None:
-            # The lexer would read ``head`` as one lexeme where an answer that begins like it has several.
-            schema, head = self._whole_call(tool.name, schema), ""
         try:
+            schema = {**({"maxProperties": 0} if given is None else close_arguments(given)), "type": "object"}
+            if not self.syntax.opening and self.answer is not None:
+                # The lexer would read ``head`` as one lexeme where an answer that begins like it has several.
+                schema, head = self._whole_call(tool.name, schema), ""
             followed, left_out = followed_schema(schema_text(schema), strict=tool.strict)
         except InvalidGuide as error:
             raise InvalidGuide(what=index, reason=error.fields["reason"]) from error

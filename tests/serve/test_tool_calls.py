@@ -9,13 +9,11 @@ from typing import Any
 import pytest
 
 from benchmarks.tool_schemas import is_valid, random_schema
-from speccompile.guides import Guide
 from speccompile.serve.fields import ChatBody
-from speccompile.serve.guide_process import compile_guide
-from speccompile.serve.guide_source import GuideSource
 from speccompile.serve.tool_grammar import CallSyntax, GrammarTool, ToolGrammar, syntax_of
 from speccompile.serve.tool_reader import CallReader
 from speccompile.serve.tools import Calls, ParsedCall, grammar_of
+from support.guides_of_tools import allows, call_text, guide_of
 from support.serving import Client, tokenizer
 
 CHAT = "/v1/chat/completions"
@@ -30,18 +28,6 @@ CITY = {
 
 
 WEATHER, NO_ARGUMENTS = GrammarTool("weather", CITY), GrammarTool("now", None)
-
-
-def call_text(syntax: CallSyntax, name: str = "weather", arguments: str = '{"city": "Oslo"}') -> str:
-    return f'{syntax.opening}\n{{"name": "{name}", "{syntax.arguments}": {arguments}}}\n{syntax.closing}'.strip()
-
-
-def guide_of(grammar: ToolGrammar) -> Guide:
-    return compile_guide(GuideSource("tools", grammar.as_text()), tokenizer())
-
-
-def allows(grammar: ToolGrammar, text: str) -> bool:
-    return guide_of(grammar).matches(tokenizer()(text, add_special_tokens=False)["input_ids"])
 
 
 def test_the_syntax_follows_the_template() -> None:
