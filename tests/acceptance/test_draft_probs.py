@@ -19,13 +19,12 @@ from speccompile.errors import InvalidOption, PassError, UndeclaredDraftProbs
 from speccompile.graph.state import K, N, StateSpec
 from speccompile.graph.step_form import StepForm
 from speccompile.graph.step_graph import StepGraph
-from speccompile.heads import DFlashHead, Eagle3Head, EagleHead, HydraHeads, MedusaHeads, MlpSpeculator, MtpHead
 from speccompile.modes import registry
 from speccompile.modes.base import Mode
 from speccompile.passes.base import Changes, Pass, facts
 from speccompile.passes.step.drafts import set_drafts, useful_lens
-from support import gemma4
 from support.errors import raises
+from support.mode_drafts import drafts_of_modes, options_of, target_of
 from support.plans import step_graph
 
 SIZES: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 48, "backend": "eager", "sampling": True}
@@ -177,22 +176,10 @@ def no_drafts(tokens: list[int], draft_len: int) -> None:
 
 
 def test_the_modes_of_this_package_tell_the_truth(model: LlamaForCausalLM, tmp_path: Path) -> None:
-    head: dict[str, Any] = {"draft": Eagle3Head.random(model, taps=(0, 1, 1))}
-    needed = {"draft_target": {"draft": model}, "user_provided": {"draft": no_drafts, "host": True}}
-    needed["hydra"] = {"draft": HydraHeads.random(model, max(SIZES["tiers"]))}
-    needed["mlp_speculator"] = {"draft": MlpSpeculator.random(model, max(SIZES["tiers"]))}
-    needed["eagle"] = {"draft": EagleHead.random(model)}
-    needed["gemma4_assistant"] = {"draft": gemma4.small_head()}
-    needed |= {"eagle3": head, "eagle3_one_model": head}
-    modules = {"draft": MtpHead.random(model, max(SIZES["tiers"]))}
-    needed |= dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), modules)
-    needed["medusa"] = {"draft": MedusaHeads(max(SIZES["tiers"]), 1, 64, model.config.vocab_size).eval()}
-    needed["dflash"] = {"draft": DFlashHead.random(model, 3, taps=(0, 1))}
-    needed["save_hidden_states"] = {"output_directory": tmp_path, "eagle3_layers_to_capture": [0]}
+    drafts = drafts_of_modes(model, max(SIZES["tiers"]))
     for name in [name for name, mode in registry._modes.items() if mode.__module__.startswith("speccompile.")]:
-        options = needed.get(name, {})
-        target = gemma4.target() if name == "gemma4_assistant" else model
-        graph = step_graph(target, name, 2, "sampled", acceptance="rejection", **SIZES, **options)
-        drafts = graph.values["drafts"].meta["val"].shape[1]
+        options = options_of(name, drafts, tmp_path)
+        graph = step_graph(target_of(name, model), name, 2, "sampled", acceptance="rejection", **SIZES, **options)
+        count = graph.values["drafts"].meta["val"].shape[1]
         says = modes.create(name, options).draft_probs
-        assert says == (not drafts or "draft_probs" in graph.values)
+        assert says == (not count or "draft_probs" in graph.values)

@@ -22,14 +22,12 @@ from speccompile.compiler.capabilities import (
 )
 from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
 from speccompile.errors import InvalidOption, InvalidTiers
-from speccompile.heads import DFlashHead, Eagle3Head, EagleHead, HydraHeads, MedusaHeads, MlpSpeculator, MtpHead
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies.parse import LEARNING, parse_policy
-from support import gemma4
-from support.drafters import random_drafter
 from support.errors import raises
 from support.families import model_of
+from support.mode_drafts import drafts_of_modes, options_of, target_of
 from support.plans import built_stages, planned, step_graph
 
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
@@ -55,30 +53,7 @@ HEADS = {
 
 @pytest.fixture(scope="module")
 def drafts(model: LlamaForCausalLM) -> dict[str, Any]:
-    """By mode, what drafts in it."""
-    made: dict[str, Any] = {
-        "dflash": DFlashHead.random(model, 3),
-        "draft_target": random_drafter(),
-        "eagle": EagleHead.random(model),
-        "gemma4_assistant": gemma4.small_head(),
-        "hydra": HydraHeads.random(model, 2),
-        "medusa": MedusaHeads(2, 1, 64, model.config.vocab_size).eval(),
-        "mlp_speculator": MlpSpeculator.random(model, 2),
-        "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
-    }
-    made |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model, taps=(0, 1, 1)))
-    return made | dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), MtpHead.random(model, 2))
-
-
-def target_of(name: str, model: PreTrainedModel) -> PreTrainedModel:
-    """``model``, or what the mode drafts for."""
-    return gemma4.target() if name == "gemma4_assistant" else model
-
-
-def options(name: str, drafts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    if name == "save_hidden_states":
-        return {"output_directory": folder, "eagle3_layers_to_capture": (0,)}
-    return {"draft": drafts[name]} if name in drafts else {}
+    return drafts_of_modes(model, 2)
 
 
 def test_the_docs_table_is_what_the_code_says() -> None:
@@ -97,7 +72,7 @@ def acceptances(mode: Any) -> dict[str, tuple[Any, str]]:
 def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
     model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path
 ) -> None:
-    given, model = options(mode.name, drafts, tmp_path), target_of(mode.name, model)
+    given, model = options_of(mode.name, drafts, tmp_path), target_of(mode.name, model)
     for name, (acceptance, reason) in acceptances(mode).items():
         asked: dict[str, Any] = {"tiers": (0, 2), "acceptance": acceptance, "backend": "eager", **given}
         if reason:
@@ -119,7 +94,7 @@ def test_what_is_taken_decodes(model: PreTrainedModel, drafts: dict[str, Any], m
         if reason or name not in HEADS.get(mode.name, RULES):
             continue
         sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 20, "backend": "eager"}
-        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options(mode.name, drafts, tmp_path)) as spec:
+        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options_of(mode.name, drafts, tmp_path)) as spec:
             for policy in POLICIES if name == "exact" else POLICIES[:1]:
                 spec.engine.policy = parse_policy(policy, (0, 2))
                 text = spec.generate(prompt, max_new_tokens=new, eos_token_id=[])
@@ -136,7 +111,7 @@ def test_every_yes_of_the_trees_table_is_a_step(
     them in tests/acceptance/test_tree_rules_in_steps.py."""
     tree = Tree.dynamic(nodes=4, depth=2, branches=2)
     given: dict[str, Any] = {"tiers": (0, tree), "max_batch": 1, "max_len": 48, "backend": "eager"}
-    given |= options(mode.name, drafts, tmp_path)
+    given |= options_of(mode.name, drafts, tmp_path)
     built = built_stages(target_of(mode.name, model), mode.name, acceptance="rejection", **given)
     for name, (acceptance, _) in acceptances(mode).items():
         if name == "block":

@@ -9,15 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from transformers import LlamaForCausalLM
+from transformers import LlamaForCausalLM, PreTrainedModel
 
 from speccompile import Speculator, Tree, wrap
 from speccompile.guides import Guide, grammar_guide, json_schema_guide, regex_guide
-from speccompile.heads import DFlashHead, Eagle3Head, MedusaHeads, MtpHead
 from speccompile.modes.registry import BUILT_IN
 from speccompile.policies import Fixed
-from support.drafters import random_drafter
 from support.guide_tokenizers import EOS, byte_level, common
+from support.mode_drafts import drafts_of_modes, options_of, target_of
 from support.tiny import tiny_llama
 
 pytestmark = pytest.mark.deep
@@ -46,15 +45,7 @@ def guides() -> list[Guide | None]:
 
 @cache
 def drafts() -> dict[str, Any]:
-    """By mode, what drafts in it."""
-    made: dict[str, Any] = {
-        "dflash": DFlashHead.random(model(), 4),
-        "draft_target": random_drafter(vocab=VOCAB),
-        "medusa": MedusaHeads(3, 1, 64, VOCAB).eval(),
-        "user_provided": lambda tokens, length, draft_len: (tokens[:, :draft_len], length.clamp(max=draft_len)),
-    }
-    made |= dict.fromkeys(("eagle3", "eagle3_one_model"), Eagle3Head.random(model(), taps=(0, 1, 1)))
-    return made | dict.fromkeys(("mtp", "mtp_eagle", "mtp_eagle_one_model"), MtpHead.random(model(), 3))
+    return drafts_of_modes(model(), CHAIN)
 
 
 def requests(law: str) -> list[dict[str, Any]]:
@@ -75,11 +66,16 @@ def texts(spec: Speculator, asked: list[dict[str, Any]]) -> list[list[int]]:
     return [request.result().token_ids for request in submitted]
 
 
-@pytest.fixture(scope="module")
-def alone() -> dict[str, list[list[int]]]:
+@cache
+def alone(target: PreTrainedModel) -> dict[str, list[list[int]]]:
     """Each text by itself and without drafts."""
-    with wrap(model(), "none", **SIZES) as spec:
+    with wrap(target, "none", **SIZES) as spec:
         return {law: [texts(spec, [one])[0] for one in requests(law)] for law in ("greedy", "drawn", "mixed")}
+
+
+@cache
+def target(mode: str) -> PreTrainedModel:
+    return target_of(mode, model())
 
 
 def cases() -> list[Any]:
@@ -97,15 +93,12 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("mode", "options", "shape"), cases())
 def test_texts_are_those_of_a_row_alone_without_drafts(
-    alone: dict[str, list[list[int]]], mode: str, options: dict[str, Any], shape: int | Tree, tmp_path: Path
+    mode: str, options: dict[str, Any], shape: int | Tree, tmp_path: Path
 ) -> None:
-    own = dict(options)
-    if mode == "save_hidden_states":
-        own |= {"output_directory": tmp_path, "eagle3_layers_to_capture": (0,)}
-    elif mode == "early_exit":
+    own = options | options_of(mode, drafts(), tmp_path)
+    if mode == "early_exit":
         own["exit_layer"] = 1
-    elif mode in drafts():
-        own["draft"] = drafts()[mode]
-    with wrap(model(), mode, tiers=tuple({0, shape}), policy=Fixed(shape), **SIZES, **own) as spec:
-        for law, expected in alone.items():
-            assert texts(spec, requests(law)) == expected, law
+    expected = alone(target(mode))
+    with wrap(target(mode), mode, tiers=tuple({0, shape}), policy=Fixed(shape), **SIZES, **own) as spec:
+        for law, of_law in expected.items():
+            assert texts(spec, requests(law)) == of_law, law

@@ -102,11 +102,11 @@ def weights_of(model: Gemma4AssistantForCausalLM) -> Weights:
     return {key: value.clone() for key, value in model.state_dict().items() if key != "lm_head.weight"}
 
 
-def small_head() -> Gemma4AssistantHead:
-    """An assistant for :func:`target`, with weights as torch makes them."""
+def small_head(**fields: Any) -> Gemma4AssistantHead:
+    """An assistant for :func:`target`, with weights as torch makes them. ``fields`` are its config's."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(4)
-        return Gemma4AssistantHead(Gemma4AssistantConfig.from_dict(ASSISTANT)).eval()
+        return Gemma4AssistantHead(Gemma4AssistantConfig.from_dict(assistant_config(**fields))).eval()
 
 
 class TheirDrafts:
