@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from speccompile.graph_capture.model_info import decoder_layers
 from speccompile.graph_capture.observe import accepts
 from speccompile.graph_capture.rope_positions import PARTS
 from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.image_keys import ImagePlace, image_places
 from speccompile.multimodal.model_inputs import ModelInputs, is_per_token
 from speccompile.multimodal.recorded_forward import FirstLayerReached, RecordedForward
 from speccompile.ops.cpu.free_originals import originals_freed
@@ -75,8 +76,11 @@ class FeatureEncoder:
             raise UnusableInputs(reason=f"{reason}; build the prompt with the model's processor")
         with self._copy() as model:
             read = self._run(model, input_ids, kept, given)
+        images = image_places(given, embedded)
         return [
-            self._features(read, row, kept[row].cpu(), embedded[row]) if embedded[row].any() else None
+            self._features(read, row, kept[row].cpu(), embedded[row], None if images is None else images[row])
+            if embedded[row].any()
+            else None
             for row in range(len(input_ids))
         ]
 
@@ -127,7 +131,14 @@ class FeatureEncoder:
             raise UnusableInputs(reason=f"the model's own code refuses them: {error_line(error)}") from error
         raise UnusableInputs(reason="the model's forward does not run its first decoder layer")
 
-    def _features(self, read: RecordedForward, row: int, kept: torch.Tensor, embedded: torch.Tensor) -> PromptFeatures:
+    def _features(
+        self,
+        read: RecordedForward,
+        row: int,
+        kept: torch.Tensor,
+        embedded: torch.Tensor,
+        images: Sequence[ImagePlace] | None,
+    ) -> PromptFeatures:
         places = embedded[kept].nonzero()[:, 0]
         own = embedded.nonzero()[:, 0].to(read.hidden.device)
         read.check(row, kept, self._inputs)
@@ -142,7 +153,7 @@ class FeatureEncoder:
             if (positions := read.positions) is not None and positions.ndim > 2:
                 offsets = positions[-PARTS:, row].cpu()[:, kept] - torch.arange(length)
                 delta = int((offsets + torch.arange(length)).max()) + 1 - length
-        return PromptFeatures(places, read.hidden[row, own].clone(), read.added(row, own), offsets, delta)
+        return PromptFeatures(places, read.hidden[row, own].clone(), read.added(row, own), offsets, delta, images)
 
 
 class _NoText(nn.Module):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 
 import torch
 
 from speccompile.graph_capture.rope_positions import PARTS
+from speccompile.multimodal.image_keys import ImagePlace
 
 
 @dataclass(frozen=True)
@@ -21,6 +22,7 @@ class PromptFeatures:
         layers: ``[D, E, M]``, what is added there after the first D decoder layers.
         offsets: int64 ``[PARTS, P]``, rotary positions of the P tokens less their places; None without parts.
         delta: rotary positions of later tokens less their places.
+        images: the image in each of the E places; None where it is not known.
     """
 
     places: torch.Tensor
@@ -28,19 +30,26 @@ class PromptFeatures:
     layers: torch.Tensor
     offsets: torch.Tensor | None = None
     delta: int = 0
+    images: Sequence[ImagePlace] | None = None
 
     def identities(self, prompt: Sequence[int]) -> list[int]:
-        """A number for each token of ``prompt``: its id; where it has an embedding, a negative hash of that and of its
-        rotary positions. Prompts with equal numbers have equal KV."""
-        rows = [self.embeddings[:, None], self.layers.movedim(0, 1)]
-        values = torch.cat(rows, dim=1).flatten(1).contiguous().cpu().view(torch.uint8)
+        """A number for each token of ``prompt``: its id; where it has an embedding, a negative hash of its rotary
+        positions and of the image, or of the embedding where the image is not known. Prompts with equal numbers have
+        equal KV, but for last bits of an image that was embedded beside others."""
         offsets = torch.zeros((PARTS, len(prompt)), dtype=torch.int64) if self.offsets is None else self.offsets
         found = list(prompt)
-        for place, row in zip(self.places.tolist(), values, strict=True):
-            digest = blake2b(row.numpy().tobytes(), digest_size=8)
+        for place, content in zip(self.places.tolist(), self._contents(), strict=True):
+            digest = blake2b(content, digest_size=8)
             digest.update(offsets[:, place].contiguous().numpy().tobytes())
             found[place] = -1 - int.from_bytes(digest.digest(), "big")
         return found
+
+    def _contents(self) -> Iterator[bytes]:
+        if self.images is not None:
+            return (key + place.to_bytes(8, "big") for key, place in self.images)
+        rows = [self.embeddings[:, None], self.layers.movedim(0, 1)]
+        values = torch.cat(rows, dim=1).flatten(1).contiguous().cpu().view(torch.uint8)
+        return (row.numpy().tobytes() for row in values)
 
     @property
     def decodes_last(self) -> bool:

@@ -18,6 +18,7 @@ from speccompile.errors import PlaceholderToken, UnusableInputs
 from speccompile.graph_capture.model_info import inspect_model
 from speccompile.multimodal.encoder import FeatureEncoder
 from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.image_keys import image_places
 from speccompile.multimodal.model_inputs import ModelInputs
 from speccompile.multimodal.recorded_forward import RecordedForward
 from speccompile.ops.cpu.free_originals import originals_freed
@@ -247,3 +248,43 @@ def test_masks_that_chunks_do_not_have(changed: Callable[[torch.Tensor], object]
         recorded = RecordedForward(first=torch.zeros(1, 9, 4), mask=given)
         with raises(UnusableInputs, reason=re.compile(says)) if says else contextlib.nullcontext():
             recorded.check(0, kept, inputs)
+
+
+def test_an_image_beside_another_has_the_identity_that_it_has_alone() -> None:
+    """Also if it is embedded in a batch with it, by other kernels."""
+    alone, runs = torch.tensor([[False, True, True, False]]), torch.tensor([[True, True, False, True, True]])
+    pixels = torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    (first,) = image_places({"pixel_values": pixels[:1]}, alone) or []
+    (both,) = image_places({"pixel_values": pixels}, runs) or []
+    assert both[:2] == first and {key for key, _ in both[2:]} != {first[0][0]}
+    assert [place for _, place in both] == [0, 1, 0, 1]
+    swapped, *_ = image_places({"pixel_values": pixels.flip(0)}, runs) or []
+    assert swapped == both[2:] + both[:2]
+    by_row = image_places({"pixel_values": pixels}, torch.tensor([[True, True, False], [False, True, True]]))
+    assert by_row == [both[:2], both[2:]]
+
+
+@pytest.mark.parametrize(
+    ("inputs", "lengths"),
+    [
+        ({"pixel_values": torch.zeros(2, 3)}, [3]),
+        ({"pixel_values": torch.zeros(2, 3)}, [2, 4]),
+        ({"pixel_values": torch.zeros(2, 3), "image_sizes": torch.zeros(1, 2)}, [2, 2]),
+        ({"pixel_values": torch.zeros(12, 3), "image_grid_thw": torch.tensor([[1, 2, 2], [1, 2, 4]])}, [4, 1]),
+        ({"pixel_values": torch.zeros(11, 3), "image_grid_thw": torch.tensor([[1, 2, 2], [1, 2, 4]])}, [1, 2]),
+        ({"pixel_values": [torch.zeros(3)]}, [3]),
+    ],
+)
+def test_images_that_are_not_known(inputs: dict[str, Any], lengths: list[int]) -> None:
+    """Two in one run of places, one in several, and inputs that are not by image."""
+    row = [place for length in lengths for place in [True] * length + [False]]
+    assert image_places(inputs, torch.tensor([row])) is None
+
+
+def test_patches_belong_to_the_images_of_the_grid() -> None:
+    grid, pixels = torch.tensor([[1, 2, 2], [1, 2, 4]]), torch.arange(12.0)[:, None]
+    given = {"pixel_values": pixels, "image_grid_thw": grid}
+    runs = torch.tensor([[True, False, True, True]])
+    (found,) = image_places(given, runs) or []
+    (changed,) = image_places(given | {"pixel_values": pixels + (pixels == 11)}, runs) or []
+    assert found[0] == changed[0] and found[1:] != changed[1:]
