@@ -15,6 +15,7 @@ from speccompile.acceptance import Rule
 from speccompile.adapters.options import Adapters
 from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.build import build
+from speccompile.compiler.default_pool import replacing_pool
 from speccompile.compiler.memory import memory_named
 from speccompile.compiler.options import DEFAULT_MODE, WrapOptions
 from speccompile.compiler.package import check_fits, read_package, read_wrap_options
@@ -92,8 +93,8 @@ def wrap(
             ``set_tier(tree)``, or with ``policy=Fixed(tree)``.
         max_batch: Number of slots: most requests that run at a time. Further requests wait. Steps run over the
             smallest of 1, 2, 4, ... rows that holds the live requests.
-        max_len: Most tokens of a sequence, prompt included; by default 2048, or the model's positions if fewer.
-            ``explain()`` reports which.
+        max_len: Most tokens of a sequence, prompt included. By default the model's positions, but no more than 2048;
+            with several slots, no more than the default pool of ``kv_memory`` holds. ``explain()`` reports which.
         backend: What compiles the steps. ``auto``, ``eager``, ``inductor``, or, on CUDA, ``cudagraph``; or the name of
             a backend that was registered.
         policy: What chooses the draft length of each step. ``"fixed:K"``, ``"schedule:1=7,4=3"`` (from so many live
@@ -130,10 +131,12 @@ def wrap(
             arena needs half the bytes of float32, and steps without drafts at long contexts are faster. ``int8`` needs
             little more than a quarter: 32 features share a scale. That is another model; ``spec.check`` compares with
             it. A drafter's network keeps its own dtype.
-        kv_memory: The size of a pool of pages of KV that all slots share, in tokens or as ``4GiB``. A request
-            holds pages for the tokens that it has, and shares the whole pages of a beginning that another sequence has.
-            While there are too few, requests wait, or stop and are read again later. None gives each slot a piece for
-            ``max_len`` tokens.
+        kv_memory: The size of a pool of pages of KV that all slots share, in tokens or as ``4GiB``. If it and
+            ``max_len`` are left out, several slots on a CPU have 2048 tokens for each. A request holds pages for the
+            tokens that it has, and shares the whole pages of a beginning that another sequence has. While there are too
+            few, requests wait, or stop and are read again later. Without a pool each slot has a piece for ``max_len``
+            tokens: if only ``max_len`` is given, with one slot, on CUDA, and for a model that keeps a recurrent state
+            or gathers its keys and values.
         max_waiting: Most requests of ``spec.engine`` that wait for a slot.
         prefill_budget: Most prompt tokens that ``spec.engine`` processes between two decode steps. On a CPU None
             processes them in the steps, or in chunks between steps, and keeps a step with its prompts within the time
@@ -321,7 +324,7 @@ def _built(
     try:
         CacheFolder().drop_unread()
         with freeing_originals(model, plan.options.free_originals) as freed:
-            with replacing(plan.config.choice), memory_named(model, plan.info):
+            with replacing(plan.config.choice), replacing_pool(plan.config), memory_named(model, plan.info):
                 built = build(model, plan.info, plan.config, storage, freed)
             warn_of_positions(model, plan.info, plan.config.max_len)
             parts = (model, built, plan.policy, plan.options, writer)

@@ -11,6 +11,7 @@ from transformers import PreTrainedModel
 
 from speccompile.compiler.capabilities import target_refusal
 from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.default_pool import check_pool_suits
 from speccompile.compiler.drafter import Drafter, attach, make_drafter
 from speccompile.compiler.executables import steps_of_kind
 from speccompile.compiler.layout import plan_layout
@@ -146,6 +147,7 @@ def build_stages(
 
 
 def _allocated(model: PreTrainedModel, info: ModelInfo, config: BuildConfig, observed: Observation) -> Arena:
+    check_pool_suits(config, observed)
     layout = plan_layout(info, config, observed)
     check_device_memory(model, info, config, layout)
     arena = Arena(layout, info.device)

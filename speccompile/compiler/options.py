@@ -35,7 +35,7 @@ DEFAULT_MODE = "ngram"
 DEFAULT_TIERS = (0, 1, 3, 7)
 #: Names that options had, and their names now.
 OLDER_NAMES = {"consume": "free_originals"}
-#: The default of ``max_len`` for a model with as many positions.
+#: The default of ``max_len`` for a model with as many positions. A default pool of pages has so many tokens a slot.
 DEFAULT_MAX_LEN = 2048
 
 
@@ -118,8 +118,8 @@ class WrapOptions(Options):
     max_len: int | None = field(
         default=None,
         metadata=option(
-            f"Most tokens of a sequence, prompt included; by default {DEFAULT_MAX_LEN}, or the model's positions if "
-            "fewer.",
+            f"Most tokens of a sequence, prompt included. By default the model's positions, but no more than "
+            f"{DEFAULT_MAX_LEN}; with several slots, no more than the default pool of `kv_memory` holds.",
             WholeNumber(2, or_none=True),
         ),
     )
@@ -145,7 +145,9 @@ class WrapOptions(Options):
     kv_memory: int | str | None = field(
         default=None,
         metadata=option(
-            "The size of a pool of pages of KV that all slots share, in tokens or as `4GiB`.", read_kv_memory
+            "The size of a pool of pages of KV that all slots share, in tokens or as `4GiB`. If it and `max_len` are "
+            f"left out, several slots on a CPU have {DEFAULT_MAX_LEN} tokens for each.",
+            read_kv_memory,
         ),
     )
     max_waiting: int = field(

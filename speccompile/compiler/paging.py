@@ -13,7 +13,7 @@ def plan_paging(layout: Layout, memory: KVMemory, ahead: int) -> Paging:
     :class:`~speccompile.graph.paging.Paging`.
 
     Raises:
-        InvalidOption: the pool cannot hold one sequence of ``max_len`` tokens.
+        InvalidOption: the pool that the caller gave cannot hold one sequence of ``max_len`` tokens.
     """
     kept = [tensor for tensor in layout.tensors.values() if tensor.in_pages]
     of_page = memory.page * sum(tensor.nbytes // (tensor.shape[0] * tensor.shape[1]) for tensor in kept)
@@ -23,7 +23,9 @@ def plan_paging(layout: Layout, memory: KVMemory, ahead: int) -> Paging:
     else:
         assert memory.tokens is not None
         count = -(-memory.tokens // memory.page)
-    if count < per_slot:
+    if memory.given is None:
+        count = max(count, per_slot)
+    elif count < per_slot:
         needed = f"{per_slot * memory.page} tokens, {per_slot * of_page / 2**20:.0f} MiB"
         reason = f"one sequence of max_len={layout.max_len} tokens needs {needed}; give more, or a smaller max_len"
         raise InvalidOption(where="wrap", name="kv_memory", value=memory.given, reason=reason)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from speccompile.acceptance.forced import FillDrafts
 from speccompile.acceptance.forced_tree import FillTree
 from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.default_pool import gathers
 from speccompile.graph.keys import ChunkKind
 from speccompile.graph.step_form import StepForm
 from speccompile.hidden_states.options import SavedRows
@@ -97,7 +98,7 @@ def model_pipeline(config: BuildConfig, packs: WeightPacks, joined: JoinedWeight
         BoundPositions(),
         attention,
         *[FuseRotaryAttention()] * (native and config.attends and config.route == "attention"),
-        *([] if config.paging is None else [PageKV(config.paging)]),
+        *([] if config.paging is None else [PageKV(config.paging, gathers=gathers(config))]),
         *[ChooseRecurrence(native)] * config.recurrent,
         *[ChooseExperts(native, packs)] * config.experts,
         *([] if config.adapters is None else [AddAdapters(config.adapters, native)]),

@@ -14,6 +14,7 @@ from speccompile.acceptance import Rule, choose_rule
 from speccompile.adapters.buffers import AdapterBuffers
 from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.config import BuildConfig
+from speccompile.compiler.default_pool import choose_sizes, positions_of
 from speccompile.compiler.option_checks import (
     check_adapters,
     check_backend,
@@ -27,7 +28,7 @@ from speccompile.compiler.option_checks import (
     check_unsharded,
     check_weights,
 )
-from speccompile.compiler.options import DEFAULT_MAX_LEN, WrapOptions
+from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.user_passes import check_anchors
 from speccompile.errors import InvalidOption
 from speccompile.graph_capture.model_info import ModelInfo, inspect_model
@@ -46,7 +47,6 @@ from speccompile.runtime.arguments import GENERATE_ONLY, Settings
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
-from speccompile.utils.kv_memory import KVMemory
 from speccompile.utils.warn import warn_caller
 from speccompile.utils.weight_forms import WeightForm, WeightForms
 
@@ -82,12 +82,13 @@ def make_plan(
     requested = modes.create(options.mode, dict(options.mode_options), others=options.parameters())
     policy = _choose_policy(options, draft_lens, rule)
     info = inspect_model(model)
-    max_len, max_len_reason = _choose_max_len(model, options.max_len)
+    backend = choose_backend(options.backend, info.device)
+    kernels = ask(backend, "choose kernels", lambda: backend.choose_kernels(info), Kernels)
+    failed = passed_over or {}
+    max_len, max_len_reason, kv_memory = choose_sizes(model, options, kernels, failed)
     check_checkpoints(options, max_len)
     check_rotary(model, max_len)
     rule.check(info)
-    backend = choose_backend(options.backend, info.device)
-    kernels = ask(backend, "choose kernels", lambda: backend.choose_kernels(info), Kernels)
     mode, choice = _choose_mode(requested, model, options, kernels, passed_over)
     with replacing(choice):
         mode.check(info)
@@ -128,7 +129,7 @@ def make_plan(
         state_checkpoints=options.state_checkpoints,
         ranks=ranks,
         kv=None if options.kv == "same" else getattr(torch, options.kv),
-        kv_memory=None if options.kv_memory is None else KVMemory.of(options.kv_memory),
+        kv_memory=kv_memory,
         # Ranks repeat the steps of the first one, not what it embeds.
         inputs=None if ranks is not None else ModelInputs.of(model, info),
     )
@@ -207,22 +208,6 @@ def _decide_draft_weights(mode: Mode, kernels: Kernels, options: WrapOptions, ru
     return mode.with_draft_weights(form) if kernels.native else same, kernels
 
 
-def _positions(model: PreTrainedModel) -> int | None:
-    """The number of positions in the model's config; None if the config has none."""
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
-    return positions if isinstance(positions, int) and positions > 1 else None
-
-
-def _choose_max_len(model: PreTrainedModel, given: int | None) -> tuple[int, str]:
-    """``max_len``, and why it has this value."""
-    if given is not None:
-        return given, ""
-    positions = _positions(model)
-    if positions is not None and positions < DEFAULT_MAX_LEN:
-        return positions, f"max_len is the {positions} positions of the model"
-    return DEFAULT_MAX_LEN, f"max_len is the default, {DEFAULT_MAX_LEN}"
-
-
 def _choose_policy(options: WrapOptions, tiers: tuple[int, ...], rule: Rule) -> AnyPolicy:
     if options.policy is not None:
         return parse_policy(options.policy, tiers)
@@ -258,7 +243,7 @@ def warn_of_positions(model: PreTrainedModel, info: ModelInfo, max_len: int) -> 
 
     Call it after a build, which refuses a model with a table of too few positions.
     """
-    positions = _positions(model)
+    positions = positions_of(model)
     if positions is not None and max_len > positions:
         warn_caller(
             f"max_len={max_len} exceeds the {positions} positions that {info.name} was trained for; "

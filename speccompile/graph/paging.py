@@ -15,6 +15,10 @@ PAGES = "pages"
 UNUSED = 0
 
 
+class GathersKV(Exception):
+    """A step would copy KV of a row from all of its pages, and may not."""
+
+
 @dataclass(frozen=True)
 class Paging:
     """The pool of pages that the KV of all slots is in.

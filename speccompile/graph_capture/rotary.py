@@ -27,20 +27,27 @@ def _changing(model: nn.Module) -> Iterator[tuple[str, Any, str | None, str]]:
                 yield path, module, layer_type, kind
 
 
-def check_rotary(model: PreTrainedModel, max_len: int) -> None:
-    """Check that no sequence of at most ``max_len`` tokens changes a rotary table.
-
-    Raises:
-        UnsupportedModel: a longer sequence would.
-    """
+def rotary_border(model: PreTrainedModel) -> tuple[int, str, str] | None:
+    """Tokens of the longest sequence that changes no rotary table, with path and type of the table that a longer one
+    changes; None if no table changes."""
     borders: list[tuple[int, str, str]] = []
     for path, module, layer_type, kind in _changing(model):
         parameters = module.config.rope_parameters
         parameters = parameters if layer_type is None else parameters[layer_type]
         border = parameters["original_max_position_embeddings"] if kind == "longrope" else module.original_max_seq_len
         borders.append((border, path, kind))
-    limit, path, kind = min(borders, default=(max_len, "", ""))
-    if max_len > limit:
+    return min(borders, default=None)
+
+
+def check_rotary(model: PreTrainedModel, max_len: int) -> None:
+    """Check that no sequence of at most ``max_len`` tokens changes a rotary table.
+
+    Raises:
+        UnsupportedModel: a longer sequence would.
+    """
+    border = rotary_border(model)
+    if border is not None and max_len > border[0]:
+        limit, path, kind = border
         raise UnsupportedModel(
             model=type(model).__name__,
             reason=f"the rotary table of {path} ({kind}) changes when a sequence becomes longer than {limit} tokens; "

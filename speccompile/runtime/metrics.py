@@ -22,7 +22,8 @@ TOTALS = {
     "prompt_tokens": "Tokens of the prompts that have received a slot.",
     "prefill_tokens": "Prompt tokens that were processed.",
     "reused_tokens": "Prompt tokens whose KV was reused.",
-    "reread_tokens": "Prompt tokens that were processed again, since no recurrent state was known at their end.",
+    "reread_tokens": "Tokens that were processed again: without a recurrent state at their end, or after a preemption.",
+    "preemptions": "Requests that gave their pages of KV to another one, to be read again later.",
     "ended_requests": "Requests that have ended.",
 }
 

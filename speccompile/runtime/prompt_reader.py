@@ -177,6 +177,7 @@ class PromptReader:
             self._unread.end(request)
         self._batch.remove(request)
         self._slots.stop(request)
+        self._stats.preemptions += 1
         self._batch.bind()
         self._waiting.put_back(request)
         if request.finished:

@@ -117,6 +117,8 @@ class Stats(Counters):
     ``prompt_tokens`` counts the tokens of all prompts that have received a slot. ``prefill_tokens`` counts those that
     were processed, in ``prefill_passes`` and along with decode steps. ``reused_tokens`` and ``reread_tokens`` are sums
     over all requests. A last token that a request's own first decode step processes is only in ``prompt_tokens``.
+    ``preemptions`` counts requests that gave their pages of KV to another one, to be read again later; their tokens are
+    then in ``reread_tokens``.
 
     ``request_shares[j]`` counts the ended requests that had a draft at position j, by the share of these drafts that
     was accepted: the number in each range that ends at one of :data:`SHARES`. ``request_share_sums[j]`` is the sum of
@@ -135,6 +137,7 @@ class Stats(Counters):
     prefill_tokens: int = 0
     reused_tokens: int = 0
     reread_tokens: int = 0
+    preemptions: int = 0
     tier_steps: dict[int, int] = field(default_factory=dict)
     rows_steps: dict[int, int] = field(default_factory=dict)
     tier_seconds: dict[int, float] = field(default_factory=dict)

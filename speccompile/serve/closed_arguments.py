@@ -12,7 +12,7 @@ from typing import Any
 
 from speccompile.errors import InvalidGuide
 
-# With one of these, a further property may be what makes a value valid.
+# With one of these, a value may need a further property.
 _MAY_NEED_MORE = frozenset(
     {
         *("allOf", "oneOf", "not", "if", "patternProperties", "propertyNames", "minProperties", "$dynamicRef"),

@@ -21,9 +21,8 @@ _NEVER = {
     "corrupted_requests": "Requests that continued with NaN in their logits: none, since they end.",
     "external_prefix_cache_hits": "Prompt tokens with KV from elsewhere: none.",
     "external_prefix_cache_queries": "Prompt tokens whose KV was requested elsewhere: none.",
-    "mm_cache_hits": "Images and the like that were known: none, since the model reads text only.",
-    "mm_cache_queries": "Images and the like: none, since the model reads text only.",
-    "num_preemptions": "Requests that lost their slot: none.",
+    "mm_cache_hits": "Images that a cache of images had: none, since a known beginning of a prompt has them.",
+    "mm_cache_queries": "Images that were looked up in a cache of images: none.",
 }
 
 
@@ -65,6 +64,7 @@ class _VllmNames(Collector):
             yield self._adapters()
         for name, what in _NEVER.items():
             yield self._counter(name, what, 0)
+        yield self._counter("num_preemptions", "Requests that gave their pages to another one.", stats.preemptions)
         yield self._counter("prompt_tokens", "Prompt tokens, those with known KV included.", stats.prompt_tokens)
         yield self._counter("prompt_tokens_cached", "Prompt tokens whose KV was there already.", reused)
         yield self._counter("prompt_tokens_recomputed", "Prompt tokens that were read again.", stats.reread_tokens)

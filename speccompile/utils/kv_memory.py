@@ -21,11 +21,11 @@ class KVMemory:
     """The size of the pool, in tokens or in bytes.
 
     Args:
-        given: the value of the option.
+        given: the value of the option; None for the default, which holds a sequence of ``max_len`` whatever its size.
         page: positions of a page.
     """
 
-    given: int | str
+    given: int | str | None
     tokens: int | None = None
     nbytes: int | None = None
     page: int = PAGE

@@ -10,7 +10,7 @@ import torch
 from torch import fx
 
 from speccompile.errors import PassError
-from speccompile.graph.paging import PAGES, Paging, page_and_place, paged
+from speccompile.graph.paging import PAGES, GathersKV, Paging, page_and_place, paged
 from speccompile.graph.step_graph import StepGraph
 from speccompile.passes.base import Changes, Facts, Pass, PassRegion, facts
 from speccompile.utils.torch_private import argument_index
@@ -25,10 +25,17 @@ class PageKV(Pass):
     ``pages[n, p // C]`` of a pool ``[P, C, ...]``.
 
     Attention ops receive ``pages``. Where a model gathers the KV of its rows, it receives 0 after their last position:
-    pages that no request owns may hold anything.
+    pages that no request owns may hold anything. That copies as many positions as a sequence may have, in each step.
+
+    Args:
+        gathers: whether it may.
+
+    Raises:
+        GathersKV: it would, and may not.
     """
 
     paging: Paging
+    gathers: bool = True
 
     name: ClassVar[str] = "page_kv"
     looks_for: ClassVar[str] = "keys and values"
@@ -78,6 +85,8 @@ class PageKV(Pass):
             page, place = self._insert(graph, page_and_place, pages, *where, before=user, size=self.paging.size)
             user.args = (cache, [page, place], *user.args[2:])
             return
+        if not self.gathers:
+            raise GathersKV(f"the model gathers {cache.name}, as no attention op of this package does")
         positions = next(node for node in graph.placeholders if node.name == "position_ids")
         gathered = self._insert(graph, _gathered, cache, pages, *where, positions, before=user, capacity=shape[1])
         graph.replace(user, gathered)
