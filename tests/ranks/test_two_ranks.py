@@ -172,6 +172,7 @@ def test_two_ranks_write_the_text_of_one(folder: Path, plain: dict[str, Any], mo
     # Rank 1 has followed to the end, and was equal after each run.
     assert of(folder, mode, 1) is None
     assert "2 (tensor parallel), this is 0" in found["explain"]
+    assert (found["preempted"] > 0) is (mode == "pages")
 
 
 @pytest.mark.parametrize("name", FAMILIES)

@@ -32,6 +32,7 @@ from speccompile.modes.dflash.checkpoints import load_dflash
 from speccompile.passes.base import Changes, Facts, Pass, facts
 from speccompile.policies import Fixed
 from speccompile.runtime import check
+from speccompile.utils.kv_memory import KVMemory
 from support.dice import Dice
 from support.guide_tokenizers import EOS, common
 from support.our_kernels import our_kernels
@@ -73,6 +74,8 @@ MODES: dict[str, dict[str, Any]] = {
     "tree": {"mode": "eagle3_one_model", "draft": "eagle3", "tiers": (0, TREE), "policy": Fixed(TREE), "max_batch": 1},
     "mtp": {"mode": ["prediction", "mtp"], "draft": "mtp", "tiers": (0, 2)},
     "dflash": {"draft": "dflash"},
+    # Of little more than one sequence: a request stops for another one, and is read again.
+    "pages": {"mode": "eagle3_one_model", "draft": "eagle3", "kv_memory": KVMemory(80, tokens=80, page=16)},
     "user_provided": {"draft": repeated, "host": True},
 }
 #: Each mode whose requests with a temperature alone are tried in steps of their own; elsewhere they would differ in
@@ -131,7 +134,13 @@ def mode(name: str) -> Case:
     def case(model: PreTrainedModel, rank: int, folder: Path) -> Any:
         # Fewer steps to build: that of one mode, and of the case ``engine``, read prompts along with the rows.
         spec = wrapped(model, folder, **({"mode": name, "prefill_budget": 16} | MODES[name]))
-        return together(spec, lambda: all_texts(spec, alone=name in DRAWS_ALONE) | {"explain": spec.explain()})
+        return together(
+            spec,
+            lambda: (
+                all_texts(spec, alone=name in DRAWS_ALONE)
+                | {"explain": spec.explain(), "preempted": spec.stats.preemptions}
+            ),
+        )
 
     return case
 
