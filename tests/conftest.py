@@ -58,6 +58,7 @@ DEEP = (
     "tests/docs/test_examples.py::test_custom_draft_model",
     "tests/docs/test_examples.py::test_custom_pass",
     "tests/docs/test_examples.py::test_quickstart",
+    "tests/docs/test_publishing.py",
     "tests/docs/test_examples.py::test_serving",
     "tests/docs/test_pages.py::test_every_block_of_a_page_runs",
     "tests/end_to_end/recurrent/test_recurrent_heads.py",

@@ -29,11 +29,13 @@ from support.tiny import tiny_llama
 CONTINUED = ("README.md", "docs/guides/index.md")
 #: Pages whose example continues that of another page.
 CONTINUES = {"docs/guides/online_learning.md": "docs/guides/training.md"}
+#: tests/docs/test_publishing.py runs it, by processes.
+BY_PROCESSES = "docs/guides/publishing.md"
 SERVER, DEFAULT_ADDRESS = "docs/server.md", "http://127.0.0.1:8000"
 OTHERS = [
     (*filter(None, [CONTINUES.get(page)]), page)
     for page in pages()
-    if page not in (*CONTINUED, SERVER, *CONTINUES.values()) and blocks(page)
+    if page not in (*CONTINUED, SERVER, BY_PROCESSES, *CONTINUES.values()) and blocks(page)
 ]
 TEMPLATE = "{% for message in messages %}<{{ message['content'] }}>{% endfor %}"
 
