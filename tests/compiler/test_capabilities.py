@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from transformers import LlamaForCausalLM, PreTrainedModel
 
-from speccompile import Tree, wrap
+from speccompile import Tree
 from speccompile.acceptance import RULES, choose_rule
 from speccompile.compiler.capabilities import (
     TARGETS,
@@ -24,7 +23,7 @@ from speccompile.compiler.pipelines import drafter_pipeline, step_pipeline
 from speccompile.errors import InvalidOption, InvalidTiers
 from speccompile.lowering.backends import BACKENDS
 from speccompile.modes.registry import BUILT_IN
-from speccompile.policies.parse import LEARNING, parse_policy
+from speccompile.policies.parse import LEARNING
 from support.errors import raises
 from support.families import model_of
 from support.mode_drafts import drafts_of_modes, options_of, target_of
@@ -33,21 +32,20 @@ from support.plans import built_stages, planned, step_graph
 DOCS = Path(__file__).parents[2] / "docs" / "modes.md"
 POLICIES = ("fixed:2", "schedule:1=2", *LEARNING)
 
-# A head is captured at each wrap, which takes most of the time: those that differ in who runs them share the rules.
-# Greedily, "rejection" and "block" run the very steps of "exact".
-HEADS = {
-    "dflash": {"exact", "relaxed"},
-    "eagle": {"exact", "forced"},
-    "eagle3": {"exact", "relaxed"},
-    "eagle3_one_model": {"exact", "forced"},
-    "gemma4_assistant": {"exact", "typical"},
-    "hydra": {"exact", "forced"},
-    "medusa": {"exact", "typical"},
-    "mlp_speculator": {"exact", "relaxed"},
-    "mtp": {"exact", "forced"},
-    "mtp_eagle": {"exact", "relaxed"},
-    "mtp_eagle_one_model": {"exact", "typical"},
-    "draft_target": {"exact", "typical", "forced"},
+#: Plans of their networks are slow: of the rules only the default one is planned with every policy.
+NETWORKS = {
+    "dflash",
+    "draft_target",
+    "eagle",
+    "eagle3",
+    "eagle3_one_model",
+    "gemma4_assistant",
+    "hydra",
+    "medusa",
+    "mlp_speculator",
+    "mtp",
+    "mtp_eagle",
+    "mtp_eagle_one_model",
 }
 
 
@@ -79,36 +77,16 @@ def test_wrap_takes_what_the_table_says_and_refuses_the_rest(
             with raises(InvalidOption, where="wrap", name="acceptance", reason=reason):
                 planned(model, mode.name, **asked)
         else:
-            # Plans of networks take long: of the rules there, only the default one is planned with every policy.
-            for policy in POLICIES if name == "exact" or mode.name not in HEADS else POLICIES[:1]:
+            for policy in POLICIES if name == "exact" or mode.name not in NETWORKS else POLICIES[:1]:
                 planned(model, mode.name, policy=policy, **asked)
-
-
-@pytest.mark.parametrize("mode", BUILT_IN, ids=lambda mode: mode.name)
-def test_what_is_taken_decodes(model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path) -> None:
-    """Every rule with the largest tier (heads: some), and the default one with every policy."""
-    prompt, new = torch.tensor([[5, 6, 7, 5, 6, 7, 5, 6]]), 8
-    model = target_of(mode.name, model)
-    own = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=new, do_sample=False)
-    for name, (acceptance, reason) in acceptances(mode).items():
-        if reason or name not in HEADS.get(mode.name, RULES):
-            continue
-        sizes: dict[str, Any] = {"tiers": (0, 2), "max_batch": 1, "max_len": 20, "backend": "eager"}
-        with wrap(model, mode.name, acceptance=acceptance, **sizes, **options_of(mode.name, drafts, tmp_path)) as spec:
-            for policy in POLICIES if name == "exact" else POLICIES[:1]:
-                spec.engine.policy = parse_policy(policy, (0, 2))
-                text = spec.generate(prompt, max_new_tokens=new, eos_token_id=[])
-                assert text.shape == own.shape
-                if RULES[name].lossless:
-                    assert torch.equal(text, own), (name, policy)
 
 
 @pytest.mark.parametrize("mode", [mode for mode in BUILT_IN if mode.drafts_trees], ids=lambda mode: mode.name)
 def test_every_yes_of_the_trees_table_is_a_step(
     model: PreTrainedModel, drafts: dict[str, Any], mode: Any, tmp_path: Path
 ) -> None:
-    """The passes of a dynamic tree, for requests that sample, and of ``relaxed`` for greedy ones. Decoded are some of
-    them in tests/acceptance/test_tree_rules_in_steps.py."""
+    """The passes of a dynamic tree, for requests that sample, and of ``relaxed`` for greedy ones. test_table_cells.py
+    decodes with them."""
     tree = Tree.dynamic(nodes=4, depth=2, branches=2)
     given: dict[str, Any] = {"tiers": (0, tree), "max_batch": 1, "max_len": 48, "backend": "eager"}
     given |= options_of(mode.name, drafts, tmp_path)

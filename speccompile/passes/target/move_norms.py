@@ -48,7 +48,9 @@ class MoveNorms(Pass):
     def run(self, graph: StepGraph) -> Changes:
         layers = graph.anchors.layers
         found = {index: _norm(graph, index) for index in range(len(layers))}
-        if len(set(layers)) < 2 or not all(found.values()):
+        # MTP modules are layers that all read the embedding.
+        follows = all(layer_input(graph, index) is layers[index - 1] for index in range(1, len(layers)))
+        if len(set(layers)) < 2 or not follows or not all(found.values()):
             return Changes(0, "layers stay whole")
         for index, nodes in found.items():
             inside = set(nodes)

@@ -10,6 +10,7 @@ import torch
 
 import speccompile
 from speccompile import Tree
+from speccompile.heads import MtpHead
 from speccompile.passes.step.tap_hidden import Tap, _place
 from speccompile.passes.target.outline import call_of
 from speccompile.speculator.speculator import Speculator
@@ -75,6 +76,13 @@ def test_taps_are_hidden_states_of_layers_by_index_and_path() -> None:
         if index:
             assert _place(graph, Tap(index, before=True)) is graph.anchors.layers[index - 1]
     assert _place(graph, Tap(0, before=True)).target is torch.ops.aten.embedding.default
+
+
+def test_modules_that_do_not_follow_one_another_stay_whole() -> None:
+    """Each MTP module begins with a norm of the embedding, and passes copy each without the others."""
+    model = tiny_llama(num_hidden_layers=LAYERS)
+    with wrapped(model, "mtp", (0, 2), draft=MtpHead.random(model, 2)) as spec:
+        assert_texts(spec, model, PROMPTS)
 
 
 def test_a_model_of_one_layer_stays_whole() -> None:
