@@ -45,6 +45,7 @@ LONGEST = (
 #: More combinations of what other tests have, minutes of processes, or run by ``make test-versions``, too: marked
 #: ``deep``, which ``make test-deep`` runs. On a slow machine CI leaves them out.
 DEEP = (
+    "tests/adapters/test_adapter_heads.py::test_drafts_are_those_of_a_wrap_with_that_head",
     "tests/adapters/test_adapter_texts.py::test_sixteen_adapters_in_eight_places_that_come_and_go",
     "tests/benchmarks/",
     "tests/cli/test_cli_start.py::test_help_and_version_import_no_torch",

@@ -55,6 +55,7 @@ class AdaptedLinear:
         name: its path in the layer, as part of a name of a state tensor.
         number: its index among the adapted linears of the layer.
         depth, features: numbers of inputs K and of outputs F.
+        scope: the beginning of the names of state tensors that are not the target's.
     """
 
     path: str
@@ -63,27 +64,48 @@ class AdaptedLinear:
     number: int
     depth: int
     features: int
+    scope: str = ""
 
     @property
     def a(self) -> str:
         """The name of the state tensor ``[P, K, R]`` of the first matrices."""
-        return f"{PREFIX}{self.layer}_{self.name}_a"
+        return f"{PREFIX}{self.scope}{self.layer}_{self.name}_a"
 
     @property
     def b(self) -> str:
         """The name of the state tensor ``[P, ceil(F / 32), R, 32]`` of the second matrices."""
-        return f"{PREFIX}{self.layer}_{self.name}_b"
+        return f"{PREFIX}{self.scope}{self.layer}_{self.name}_b"
+
+    @property
+    def ranks(self) -> str:
+        """The name of the state tensor, int64 ``[P, L]``, with each adapter's rank in each linear of its layer; 0 for a
+        linear that the adapter leaves out."""
+        return f"{PREFIX}{self.scope}{self.layer}_ranks"
+
+    @property
+    def scales(self) -> str:
+        """The name of the state tensor, float32 ``[P, L]``, with each adapter's scale in each linear of its layer."""
+        return f"{PREFIX}{self.scope}{self.layer}_scales"
 
 
-def ranks_of(layer: int) -> str:
-    """The name of the state tensor, int64 ``[P, L]``, with each adapter's rank in each linear of a layer; 0 for a
-    linear that the adapter leaves out."""
-    return f"{PREFIX}{layer}_ranks"
+@dataclass(frozen=True)
+class AdaptedVector:
+    """A vector ``[F]`` of a draft head that adapters may replace: the weight of a norm, or the bias of a linear.
 
+    Args:
+        path: of the parameter in the head.
+        size: F.
+        linear: the path of the linear of which it is the bias; empty for the weight of a norm.
+    """
 
-def scales_of(layer: int) -> str:
-    """The name of the state tensor, float32 ``[P, L]``, with each adapter's scale in each linear of a layer."""
-    return f"{PREFIX}{layer}_scales"
+    path: str
+    size: int
+    linear: str = ""
+
+    @property
+    def state(self) -> str:
+        """The name of the state tensor ``[P, F]``: weights of norms, or what is added to the shared bias."""
+        return f"{PREFIX}head_{self.path.replace('.', '_')}"
 
 
 @dataclass(frozen=True)
@@ -94,12 +116,14 @@ class AdapterBuffers:
         max_rank: the largest rank of an adapter.
         linears: the linears that can be adapted, layer by layer.
         dtype: of the matrices.
+        vectors: the vectors that can be adapted.
     """
 
     count: int
     max_rank: int
     linears: tuple[AdaptedLinear, ...]
     dtype: torch.dtype
+    vectors: tuple[AdaptedVector, ...] = ()
 
     @staticmethod
     def of(model: PreTrainedModel, info: ModelInfo, options: Adapters) -> AdapterBuffers:
@@ -133,52 +157,57 @@ class AdapterBuffers:
         return -(-self.max_rank // RANKS) * RANKS
 
     def state(self) -> list[StateSpec]:
-        """All state tensors."""
+        """The state tensors of the matrices and vectors."""
         i64, f32 = torch.int64, torch.float32
-        specs = [StateSpec(OF_SLOT, (N,), i64, fill=NONE, low=NONE, high=self.count)]
-        of_layer: dict[int, int] = {}
+        specs = []
+        of_layer: dict[tuple[str, str], int] = {}
         for linear in self.linears:
-            of_layer[linear.layer] = linear.number + 1
+            of_layer[linear.ranks, linear.scales] = linear.number + 1
             blocks = -(-linear.features // COLUMNS)
             specs += [
                 StateSpec(linear.a, (self.count, linear.depth, self.rank), self.dtype),
                 StateSpec(linear.b, (self.count, blocks, self.rank, COLUMNS), self.dtype),
             ]
-        for layer, count in of_layer.items():
+        for (ranks, scales), count in of_layer.items():
             specs += [
-                StateSpec(ranks_of(layer), (self.count, count), i64, high=self.max_rank + 1),
-                StateSpec(scales_of(layer), (self.count, count), f32),
+                StateSpec(ranks, (self.count, count), i64, high=self.max_rank + 1),
+                StateSpec(scales, (self.count, count), f32),
             ]
-        return specs
+        return [*specs, *(StateSpec(vector.state, (self.count, vector.size), self.dtype) for vector in self.vectors)]
 
     def packed(self, pairs: LoraPairs) -> dict[str, torch.Tensor]:
-        """The values of an adapter for the state tensors, by name. A linear that the adapter leaves out has rank 0 and
-        no matrices."""
+        """The values of an adapter for the state tensors of the linears, by name. A linear that the adapter leaves out
+        has rank 0 and no matrices."""
         found: dict[str, torch.Tensor] = {}
         for linear in self.linears:
             if linear.number == 0:
                 count = sum(other.layer == linear.layer for other in self.linears)
-                found[ranks_of(linear.layer)] = torch.zeros(count, dtype=torch.int64)
-                found[scales_of(linear.layer)] = torch.zeros(count)
+                found[linear.ranks] = torch.zeros(count, dtype=torch.int64)
+                found[linear.scales] = torch.zeros(count)
             if (pair := pairs.get(linear.path)) is None:
                 continue
             found[linear.a] = pack_down(pair.a.detach().to(self.dtype), self.rank)
             found[linear.b] = pack_up(pair.b.detach().to(self.dtype), self.rank)
-            found[ranks_of(linear.layer)][linear.number].fill_(pair.a.shape[0])
-            found[scales_of(linear.layer)][linear.number].fill_(pair.scale)
+            found[linear.ranks][linear.number].fill_(pair.a.shape[0])
+            found[linear.scales][linear.number].fill_(pair.scale)
         return found
 
     def pairs_at(self, arena: Arena, position: int) -> dict[str, LoraPair]:
         """The adapter at ``position`` of the buffers. The matrices ``a`` are views of the buffers."""
         found = {}
         for linear in self.linears:
-            rank = int(arena[ranks_of(linear.layer)][position, linear.number])
+            rank = int(arena[linear.ranks][position, linear.number])
             if rank:
                 up = arena[linear.b][position].transpose(1, 2).flatten(0, 1)
-                scale = float(arena[scales_of(linear.layer)][position, linear.number])
+                scale = float(arena[linear.scales][position, linear.number])
                 down = arena[linear.a][position, :, :rank].t()
                 found[linear.path] = LoraPair(down, up[: linear.features, :rank], scale)
         return found
+
+
+def slot_state(count: int) -> list[StateSpec]:
+    """The state tensor with the adapter of each slot, one of ``count``."""
+    return [StateSpec(OF_SLOT, (N,), torch.int64, fill=NONE, low=NONE, high=count)]
 
 
 def write_adapter(arena: Arena, position: int, packed: Mapping[str, torch.Tensor]) -> None:

@@ -11,6 +11,8 @@ from speccompile.utils.options import OneOf, WholeNumber
 
 #: PEFT's name for all linears but the lm_head.
 ALL_LINEAR = "all-linear"
+#: The rank of any difference of two heads.
+FULL = "full"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -28,6 +30,9 @@ class Adapters:
             PEFT's ``target_modules``: ``("q_proj", "v_proj")``. ``"all-linear"`` is all of them.
         dtype: the dtype of the adapters' matrices, ``"float32"``, ``"bfloat16"`` or ``"float16"``; None is the model's
             dtype. Sums are always float32.
+        head_rank: memory for a draft head of each adapter, ``add_adapter(name, source, head=...)``: the largest rank of
+            its difference from the shared head in a linear. ``"full"`` fits every head of the same sizes. None allocates
+            none: all adapters use the shared head.
 
     Raises:
         InvalidOption: a value is not valid.
@@ -37,6 +42,7 @@ class Adapters:
     max_rank: int = 16
     modules: str | Sequence[str] = ALL_LINEAR
     dtype: str | None = None
+    head_rank: int | str | None = None
 
     def __post_init__(self) -> None:
         where = "Adapters"
@@ -44,6 +50,12 @@ class Adapters:
         object.__setattr__(self, "max_rank", WholeNumber(1)(where, "max_rank", self.max_rank))
         if self.dtype is not None:
             OneOf(DTYPES)(where, "dtype", self.dtype)
+        if self.head_rank is not None and self.head_rank != FULL:
+            if isinstance(self.head_rank, str):
+                raise InvalidOption(
+                    where=where, name="head_rank", value=self.head_rank, reason=f"give an int >= 1, or {FULL!r}"
+                )
+            object.__setattr__(self, "head_rank", WholeNumber(1)(where, "head_rank", self.head_rank))
         if self.modules == ALL_LINEAR:
             return
         names = [self.modules] if isinstance(self.modules, str) else self.modules

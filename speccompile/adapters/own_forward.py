@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from speccompile.adapters.buffers import OF_SLOT, AdapterBuffers, LoraPair, LoraPairs, ranks_of, write_adapter
+from speccompile.adapters.buffers import OF_SLOT, AdapterBuffers, LoraPair, LoraPairs, write_adapter
 from speccompile.graph.arena import Arena
 from speccompile.graph_capture.altering import altering
 from speccompile.ops.cpu.quantized import values_of
@@ -60,5 +60,5 @@ def trial_adapter(buffers: AdapterBuffers, arena: Arena, model: nn.Module) -> It
     finally:
         arena[OF_SLOT].fill_(NONE)
         for linear in buffers.linears:
-            for name in (linear.a, linear.b, ranks_of(linear.layer)):
+            for name in (linear.a, linear.b, linear.ranks):
                 arena[name][0].zero_()

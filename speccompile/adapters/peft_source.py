@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 from pickle import UnpicklingError
@@ -50,6 +51,15 @@ _WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 #: Builds the error for a reason.
 Refuse = Callable[[str], InvalidAdapter]
+
+
+def is_peft(source: Any) -> bool:
+    """Whether ``source`` is a ``PeftModel``, or a folder that PEFT wrote."""
+    if isinstance(source, str | os.PathLike):
+        return os.path.isfile(os.path.join(source, ADAPTER_CONFIG))
+    # The classes of peft exist only after an import of peft.
+    peft = sys.modules.get("peft")
+    return peft is not None and isinstance(source, peft.PeftModel)
 
 
 def read_adapter(name: str, source: Any, buffers: AdapterBuffers, model: nn.Module) -> dict[str, LoraPair]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 import speccompile
-from speccompile.adapters.options import Adapters
+from speccompile.adapters.options import FULL, Adapters
 from speccompile.cli.arguments import (
     KV,
     PROMPT_LINES,
@@ -38,7 +38,14 @@ from speccompile.cli.arguments import (
 )
 from speccompile.cli.bench_commands import bench
 from speccompile.cli.files import check_output_file
-from speccompile.cli.session import announce_start, one_line_errors, parse_adapters, parse_options, parse_tiers
+from speccompile.cli.session import (
+    announce_start,
+    one_line_errors,
+    parse_adapters,
+    parse_heads,
+    parse_options,
+    parse_tiers,
+)
 from speccompile.cli.tool_commands import tools
 from speccompile.cli.training_commands import training
 from speccompile.cli.weight_commands import weights
@@ -216,6 +223,9 @@ def serve(
     lora_modules: Annotated[
         list[str] | None, typer.Option(help="A LoRA adapter as NAME=FOLDER; requests name it as their model.")
     ] = None,
+    lora_heads: Annotated[
+        list[str] | None, typer.Option(help="The draft head of such an adapter as NAME=FOLDER, for its requests.")
+    ] = None,
     max_lora_rank: Annotated[int, typer.Option(min=1, help="The largest rank of an adapter.")] = Adapters.max_rank,
     memory: Annotated[Path | None, option_of(ServeOptions, "memory")] = ServeOptions.memory,
     learn: Annotated[Path | None, option_of(ServeOptions, "learn")] = ServeOptions.learn,
@@ -224,6 +234,7 @@ def serve(
     """Serve a model by the OpenAI API, with a page to chat with it at /."""
     with one_line_errors():
         adapters = parse_adapters(lora_modules or [])
+        heads = parse_heads(lora_heads or [], adapters)
         options = WrapOptions(
             mode=parse_mode(mode),
             tiers=None if tiers is None else parse_tiers(tiers),
@@ -237,7 +248,9 @@ def serve(
             kv=kv,  # type: ignore[arg-type]
             kv_memory=kv_memory,
             backend=backend,
-            adapters=Adapters(len(adapters), max_rank=max_lora_rank) if adapters else None,
+            adapters=(
+                Adapters(len(adapters), max_rank=max_lora_rank, head_rank=FULL if heads else None) if adapters else None
+            ),
             mode_options=parse_options(option or []),
         )
         serving = ServeOptions(
@@ -273,6 +286,7 @@ def serve(
         name=served_model_name,
         warm=warm,
         adapters=adapters,
+        heads=heads,
         stored=weights == STORED,
     )
 

@@ -34,11 +34,13 @@ def run(
     name: str | None,
     warm: bool,
     adapters: Mapping[str, str],
+    heads: Mapping[str, str],
     stored: bool,
 ) -> None:
     """See ``speccompile serve --help``.
 
     Args:
+        heads: draft heads of adapters, by name.
         stored: use the integers of a quantised checkpoint.
 
     Raises:
@@ -78,7 +80,7 @@ def run(
                 return
             for adapter, source in adapters.items():
                 with task(f"load the adapter {adapter}"):
-                    spec.add_adapter(adapter, source)
+                    spec.add_adapter(adapter, source, head=heads.get(adapter))
             processor = _processor(model) if "image" in spec.input_modalities else None
             service = Service(spec, tokenizer, model if name is None else name, serving, processor)
             if warm:

@@ -6,7 +6,7 @@ import ast
 import contextlib
 import threading
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import typer
@@ -128,8 +128,8 @@ def parse_layers(text: str) -> tuple[int, ...]:
         raise InvalidOption(where="the command line", name="--layers", value=text, reason=reason) from None
 
 
-def parse_adapters(items: Sequence[str]) -> dict[str, str]:
-    """Parse ``["legal=adapters/legal"]`` to sources by name.
+def parse_adapters(items: Sequence[str], option: str = "--lora-modules") -> dict[str, str]:
+    """Parse ``["legal=adapters/legal"]``, the values of ``option``, to sources by name.
 
     Raises:
         InvalidOption: an item is not ``name=source``, or a name occurs twice.
@@ -139,9 +139,23 @@ def parse_adapters(items: Sequence[str]) -> dict[str, str]:
         name, _, source = item.partition("=")
         if not name or not source or name in adapters:
             reason = "write each as name=folder, with its own name"
-            raise InvalidOption(where="the command line", name="--lora-modules", value=item, reason=reason)
+            raise InvalidOption(where="the command line", name=option, value=item, reason=reason)
         adapters[name] = source
     return adapters
+
+
+def parse_heads(items: Sequence[str], adapters: Mapping[str, str]) -> dict[str, str]:
+    """Parse ``["legal=heads/legal"]`` to the draft heads of ``adapters``, by name.
+
+    Raises:
+        InvalidOption: an item is not ``name=source`` with the name of an adapter, or a name occurs twice.
+    """
+    heads = parse_adapters(items, "--lora-heads")
+    for name in heads:
+        if name not in adapters:
+            reason = f"no adapter is named {name!r}; add --lora-modules {name}=FOLDER"
+            raise InvalidOption(where="the command line", name="--lora-heads", value=name, reason=reason)
+    return heads
 
 
 def parse_options(items: Sequence[str]) -> dict[str, Any]:

@@ -81,6 +81,7 @@ class BuildConfig:
     attends: bool = True
     experts: bool = False
     adapters: AdapterBuffers | None = None
+    head_adapters: AdapterBuffers | None = None
     ranks: Ranks | None = None
     quantized: QuantizedPacks | None = None
     kv: torch.dtype | None = None

@@ -9,6 +9,7 @@ from typing import cast
 import torch
 from torch import fx
 
+from speccompile.adapters.buffers import slot_state
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.pipelines import model_pipeline
 from speccompile.errors import InvalidTiers
@@ -88,7 +89,11 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
     with task("capture the drafter"):
         captured, from_store = network.capture(layout, storage)
     named = captured.copy()
-    prefix_names(named, PREFIX, prefixed(layout))
+    names = prefixed(layout)
+    if (buffers := config.head_adapters) is not None:
+        shared = [*slot_state(buffers.count), *buffers.state()]
+        names = replace(names, tensors={**names.tensors, **{spec.name: target.tensors[spec.name] for spec in shared}})
+    prefix_names(named, PREFIX, names)
     _hold_target_ids(named)
     weights = WeightForms(network.weights)
     packs = WeightPacks(weights, quantized=config.quantized)
@@ -104,7 +109,8 @@ def make_drafter(network: DraftNetwork, config: BuildConfig, target: Layout, sto
         deterministic=None,
         network=None,
         passes=(),
-        adapters=None,
+        adapters=config.head_adapters,
+        head_adapters=None,
     )
     first = Stage("capture", "the captured drafter", named.copy(), 0.0)
     outlined, stages = model_pipeline(own, packs).run(named, first)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Set
 from dataclasses import replace
 
+from speccompile.adapters.buffers import slot_state
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.paging import plan_paging
 from speccompile.compiler.pipelines import step_pipelines
@@ -51,7 +52,8 @@ def state_specs(config: BuildConfig, vocab_size: int) -> list[StateSpec]:
         *config.rule.state(),
         *(spec for item in config.passes for spec in state_specs_of(item)),
         *([] if config.saved is None else config.saved.state()),
-        *([] if config.adapters is None else config.adapters.state()),
+        *([] if config.adapters is None else [*slot_state(config.adapters.count), *config.adapters.state()]),
+        *([] if config.head_adapters is None else config.head_adapters.state()),
         *([] if config.inputs is None else config.inputs.state(prefill_widths(config.max_len)[-1])),
     ]
 

@@ -164,10 +164,31 @@ def check_learning(options: WrapOptions, config: BuildConfig, mode: Mode) -> Non
 def check_adapters(options: WrapOptions, saves: SaveHiddenStates | None, info: ModelInfo) -> None:
     """Check that no hidden states are saved, and that the device has kernels for ``max_rank``."""
     assert options.adapters is not None
-    reason = ""
     if saves is not None:
         reason = "hidden states are saved of the model's own text, which adapters change; leave one of the two out"
-    elif traits_of(info.device).triton_ops and options.adapters.max_rank > MOST_ON_CUDA:
-        reason = f"max_rank must be at most {MOST_ON_CUDA} on {info.device.type}"
-    if reason:
         raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)
+    check_rank(options.adapters.max_rank, "max_rank", options, info)
+
+
+def check_rank(rank: int, name: str, options: WrapOptions, info: ModelInfo) -> None:
+    """Check that the device has kernels for adapters of ``rank``, the field ``name`` of the option."""
+    if traits_of(info.device).triton_ops and rank > MOST_ON_CUDA:
+        reason = f"{name} must be at most {MOST_ON_CUDA} on {info.device.type}"
+        raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)
+
+
+def adaptable_head(options: WrapOptions, mode: Mode, network: DraftNetwork | None) -> nn.Module:
+    """The head that adapters may have with other weights.
+
+    Raises:
+        InvalidOption: the drafter has another form, or it learns.
+    """
+    head = None if network is None else mode.adaptable_head
+    reason = ""
+    if head is None:
+        reason = f"the drafter of mode {mode.label!r} is not a head that reads its own output; leave head_rank out"
+    elif options.learn is not None:
+        reason = "heads of adapters are differences from the shared head, which learns; leave head_rank or learn out"
+    if reason or head is None:
+        raise InvalidOption(where="wrap", name="adapters", value=options.adapters, reason=reason)
+    return head

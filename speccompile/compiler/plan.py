@@ -12,10 +12,12 @@ from transformers import PreTrainedModel
 from speccompile import modes
 from speccompile.acceptance import Rule, choose_rule
 from speccompile.adapters.buffers import AdapterBuffers
+from speccompile.adapters.head import head_buffers
 from speccompile.calibration.calibration import Calibration
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.default_pool import choose_sizes, positions_of
 from speccompile.compiler.option_checks import (
+    adaptable_head,
     check_adapters,
     check_backend,
     check_calibrated,
@@ -23,6 +25,7 @@ from speccompile.compiler.option_checks import (
     check_learning,
     check_most_drafts,
     check_network,
+    check_rank,
     check_rule,
     check_trees,
     check_unsharded,
@@ -171,6 +174,11 @@ def make_plan(
     if options.adapters is not None:
         check_adapters(options, saves, info)
         config = replace(config, adapters=AdapterBuffers.of(model, info, options.adapters))
+        if options.adapters.head_rank is not None:
+            head = adaptable_head(options, mode, network)
+            buffers = head_buffers(head, model, options.adapters)
+            config = replace(config, head_adapters=buffers)
+            check_rank(buffers.max_rank, "head_rank", options, info)
     config = replace(config, mode=mode, logits_processors=processors, network=network, saved=saved)
     check_anchors(config, info.vocab_size)
     return Plan(info, config, policy, options, saves)

@@ -8,6 +8,7 @@ from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.errors import InvalidOption
@@ -135,6 +136,16 @@ class Mode(ABC):
     def with_draft_weights(self, form: WeightForm) -> Mode:
         """The mode with ``form`` in place of ``draft_weights="auto"``; the mode itself if it has no such option."""
         return self
+
+    @property
+    def adaptable_head(self) -> nn.Module | None:
+        """The head that an adapter can have with other weights, after :meth:`loaded`; None if the mode has no such
+        head."""
+        return None
+
+    def with_head(self, head: Any) -> Mode:
+        """The mode with ``head`` in place of its :attr:`adaptable_head`, before :meth:`loaded`."""
+        raise NotImplementedError
 
     @property
     def most_drafts(self) -> int | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
+from torch import nn
 from transformers import PreTrainedModel
 
 from speccompile.graph.state import DrafterMemory, StateSpec
@@ -80,6 +81,13 @@ class LookupFirst(Mode):
     @property
     def learns_from(self) -> tuple[int, ...] | None:
         return self.network_mode.learns_from
+
+    @property
+    def adaptable_head(self) -> nn.Module | None:
+        return self.network_mode.adaptable_head
+
+    def with_head(self, head: Any) -> Mode:
+        return self.network_mode.with_head(head)
 
     def check(self, info: ModelInfo) -> None:
         self.lookups.check(info)

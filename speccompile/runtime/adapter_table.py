@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
+
+import torch
 
 from speccompile.adapters.buffers import AdapterBuffers, LoraPair, LoraPairs, write_adapter
 from speccompile.adapters.loaded import Adapter
@@ -77,8 +79,11 @@ class AdapterTable:
             raise InvalidAdapter(name=name, source="loaded", reason=reason)
         return self.buffers
 
-    def add(self, name: str, pairs: LoraPairs) -> None:
+    def add(self, name: str, pairs: LoraPairs, head: Mapping[str, torch.Tensor] | None = None) -> None:
         """Load an adapter into a free position. Slow work is done before the engine's lock is acquired.
+
+        Args:
+            head: the values of its draft head for the state tensors, by name; None without buffers for heads.
 
         Raises:
             InvalidOption: the model was wrapped without adapters.
@@ -87,7 +92,7 @@ class AdapterTable:
             InsideStep: the caller is a callback of a step.
         """
         self._loop.refuse_callback("add_adapter()")
-        packed = self.check_name(name).packed(pairs)
+        packed = self.check_name(name).packed(pairs) | dict(head or {})
         with self._loop.exclusive():
             # Another thread may have added an adapter meanwhile.
             position = self._free_position(name, self.check_name(name).count)

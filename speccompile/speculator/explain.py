@@ -189,8 +189,12 @@ def _adapters(build: Build, engine: Engine) -> dict[str, str]:
     tensors = build.arena.layout.tensors.values()
     size = sum(tensor.nbytes for tensor in tensors if tensor.name.startswith(PREFIX)) / 2**20
     names = ", ".join(f"{item.name} (rank {item.rank}, {item.linears} linears)" for item in engine.adapters.loaded)
+    heads = build.config.head_adapters
+    on = f"{len(buffers.linears)} linears"
+    if heads is not None:
+        on += f", and for their heads of rank {heads.max_rank} on {len(heads.linears)} linears"
     return {
-        "adapters": f"buffers for {buffers.count} of rank {buffers.max_rank} on {len(buffers.linears)} linears, "
+        "adapters": f"buffers for {buffers.count} of rank {buffers.max_rank} on {on}, "
         f"{size:.1f} MiB in {buffers.dtype}; loaded: {names or 'none'}"
     }
 

@@ -10,9 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
+from torch import nn
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from speccompile.adapters.peft_source import read_adapter
+from speccompile.compiler.adapter_heads import head_values
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.compiler.save_weights import save_weights
@@ -77,24 +79,37 @@ class Speculator(Generation, Inspection, ModelInterface):
         found = engine.adapters.find("check", adapter)
         return check_texts(engine, target, token_ids, max_new_tokens, eos, reference, self._answer, found)
 
-    def add_adapter(self, name: str, source: str | os.PathLike[str] | PeftModel) -> None:
+    def add_adapter(
+        self,
+        name: str,
+        source: str | os.PathLike[str] | PeftModel,
+        head: str | os.PathLike[str] | nn.Module | None = None,
+    ) -> None:
         """Load a LoRA adapter between two steps. Nothing is compiled and no buffer moves. Requests can then name it.
 
         Args:
             name: any name that no loaded adapter has.
             source: a folder that PEFT's ``save_pretrained`` wrote, the name of such a repository, or a ``PeftModel``
                 with one active adapter, over another copy of the base model.
+            head: the draft head of requests with this adapter, of the sizes of the one that ``wrap`` received: a head
+                or its checkpoint, as ``draft=`` accepts it; or a LoRA adapter of that head, as ``source``. None is the
+                shared head.
 
         Raises:
-            InvalidOption: the model was wrapped without ``adapters=``.
+            InvalidOption: the model was wrapped without ``adapters=``, or a head is given without
+                ``Adapters(head_rank=...)``.
             InvalidAdapter: the adapter cannot be read, is not plain LoRA, exceeds the buffers, or has the name of a
-                loaded adapter.
+                loaded adapter; or the head is not the shared one with other weights.
+            InvalidHead: the checkpoint of the head cannot be read.
             AdaptersFull: no position for an adapter is free.
             InsideStep: the caller is a callback of a step.
         """
         engine, target = self._open()
         engine.loop.refuse_callback("add_adapter()")
-        engine.adapters.add(name, read_adapter(name, source, engine.adapters.check_name(name), target.model))
+        build = self._build
+        assert build is not None
+        pairs = read_adapter(name, source, engine.adapters.check_name(name), target.model)
+        engine.adapters.add(name, pairs, head_values(name, head, build.config, build.info, target.model))
 
     def remove_adapter(self, name: str) -> None:
         """Remove an adapter, so no further request can name it. Requests that wait or run keep it until they end; then

@@ -11,7 +11,7 @@ from peft import PeftModel
 from transformers import LlamaForCausalLM
 
 from speccompile import Adapters
-from speccompile.cli.session import parse_adapters
+from speccompile.cli.session import parse_adapters, parse_heads
 from speccompile.errors import InvalidOption
 from support import serving
 from support.errors import raises
@@ -74,3 +74,12 @@ def test_the_command_line_reads_names_and_folders() -> None:
     for wrong in (["legal"], ["=a"], ["legal="], ["legal=a", "legal=b"]):
         with raises(InvalidOption, name="--lora-modules", reason=re.compile("name=folder")):
             parse_adapters(wrong)
+
+
+def test_heads_are_those_of_adapters_by_name() -> None:
+    adapters = {"legal": "a", "medical": "b"}
+    assert parse_heads(["medical=c"], adapters) == {"medical": "c"}
+    with raises(InvalidOption, name="--lora-heads", reason=re.compile("no adapter is named 'other'; add")):
+        parse_heads(["other=c"], adapters)
+    with raises(InvalidOption, name="--lora-heads", reason=re.compile("name=folder")):
+        parse_heads(["legal"], adapters)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Self
+
+from torch import nn
 
 from speccompile.graph.state import StateSpec
 from speccompile.graph.step_form import StepForm
@@ -70,6 +72,14 @@ class RecurrentHead(HeadMode, SplitMode):
         if self.split and self.confidence:
             return "with confidence=True its drafter drafts in segments, unless fused=True"
         return "its drafter drafts all tokens at once" if self.one_forward else ""
+
+    @property
+    def adaptable_head(self) -> nn.Module | None:
+        # Mask tokens are read in rows that belong to no sequence.
+        return self.draft if isinstance(self.draft, DraftHead) and not self.one_forward else None
+
+    def with_head(self, head: Any) -> Self:
+        return replace(self, draft=head)
 
     @property
     def drafts_in_segments(self) -> bool:
