@@ -31,8 +31,8 @@ class Adapters:
         dtype: the dtype of the adapters' matrices, ``"float32"``, ``"bfloat16"`` or ``"float16"``; None is the model's
             dtype. Sums are always float32.
         head_rank: memory for a draft head of each adapter, ``add_adapter(name, source, head=...)``: the largest rank of
-            its difference from the shared head in a linear. ``"full"`` fits every head of the same sizes. None allocates
-            none: all adapters use the shared head.
+            its difference from the shared head in a linear. ``"full"`` fits every head of the same sizes. None
+            allocates none: all adapters use the shared head.
 
     Raises:
         InvalidOption: a value is not valid.
