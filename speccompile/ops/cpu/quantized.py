@@ -247,7 +247,11 @@ class QuantizedPacks(QuantizedForms):
             form, tensors = pack_grouped(weight)
         else:
             form, tensors = FORMS[weight.form], weight.tensors
-        element = torch.full((1, 1), torch.nan, dtype=taken.parameter.dtype).expand(weight.shape)
+        # The element that stood for it on the meta device, which a draft head may share by now.
+        old = taken.parameter.detach()
+        known = isinstance(taken.before, nn.Parameter)
+        element = old if known else torch.full((1, 1), torch.nan, dtype=old.dtype)
+        element = element.as_strided(weight.shape, [0] * len(weight.shape))
         pack = Pack(
             form,
             tensors,
