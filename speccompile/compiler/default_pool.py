@@ -52,7 +52,9 @@ def choose_sizes(
 
 def positions_of(model: PreTrainedModel) -> int | None:
     """The number of positions in the model's config; None if the config has none."""
-    positions = getattr(model.config.get_text_config(decoder=True), "max_position_embeddings", None)
+    config = model.config.get_text_config(decoder=True)
+    fields = ("max_target_positions", "max_position_embeddings")
+    positions = next((getattr(config, name) for name in fields if hasattr(config, name)), None)
     return positions if isinstance(positions, int) and positions > 1 else None
 
 

@@ -10,7 +10,7 @@ from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.paging import plan_paging
 from speccompile.compiler.pipelines import step_pipelines
 from speccompile.errors import InvalidOption
-from speccompile.graph.layer_state import checkpoint_state, index_state, kv_state, recurrent_state
+from speccompile.graph.layer_state import checkpoint_state, cross_state, index_state, kv_state, recurrent_state
 from speccompile.graph.paging import paged
 from speccompile.graph.state import Layout, StateSpec, core_state, recorded_state, resolve_layout
 from speccompile.graph_capture.model_info import ModelInfo
@@ -76,6 +76,7 @@ def plan_layout(info: ModelInfo, config: BuildConfig, observed: Observation) -> 
     kept = [
         *kv_state(observed.kv),
         *index_state(observed.index),
+        *cross_state(observed.cross, info.source_positions or 0),
         *recurrent_state(observed.recurrent),
         *checkpoint_state(observed.recurrent, config.checkpoints),
     ]

@@ -7,6 +7,7 @@ Each function raises a ``UserError``. :class:`~speccompile.compiler.options.Wrap
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedModel
@@ -16,7 +17,7 @@ from speccompile.compiler.capabilities import backend_refusal, rule_refusal, tre
 from speccompile.compiler.config import BuildConfig
 from speccompile.compiler.options import WrapOptions
 from speccompile.compiler.sharding import NO_DIGEST
-from speccompile.errors import FreeOriginalsUnavailable, InvalidOption, InvalidTiers
+from speccompile.errors import FreeOriginalsUnavailable, InvalidOption, InvalidTiers, UnsupportedSharded
 from speccompile.graph.tree import Tree, depth_of
 from speccompile.graph_capture.model_info import ModelInfo
 from speccompile.hidden_states.options import SaveHiddenStates
@@ -76,6 +77,45 @@ def check_unsharded(mode: Mode, ranks: Ranks | None) -> None:
     """Check that the model is not sharded, for a wrap that saves hidden states."""
     if ranks is not None:
         raise InvalidOption(where="wrap", name="mode", value=mode.name, reason=f"the model is sharded, and {NO_DIGEST}")
+
+
+def check_encoder_decoder(options: WrapOptions, mode: Mode, ranks: Ranks | None, info: ModelInfo) -> None:
+    """Refuse options that the decoder of an encoder-decoder does not have.
+
+    Raises:
+        InvalidOption: an option changes KV or weights in a form that the encoder's output does not have, or the drafter
+            reads more than the decoder's text.
+    """
+    if info.source_positions is None:
+        return
+    trees = [tier for tier in options.tiers or () if not isinstance(tier, int)]
+    refused: dict[str, tuple[Any, bool, str]] = {
+        "mode": (
+            mode.name,
+            not mode.ready or mode.drafts_from_hidden,
+            "its drafter reads more than the decoder's text",
+        ),
+        "kv": (options.kv, options.kv != "same", "the encoder's keys and values have no rounded form"),
+        "kv_memory": (options.kv_memory, options.kv_memory is not None, "the encoder's keys and values have no pages"),
+        "adapters": (options.adapters, options.adapters is not None, "adapters of encoders are not supported"),
+        "tiers": (options.tiers, bool(trees), "a tree's nodes do not attend to an encoder's output"),
+        "free_originals": (options.free_originals, options.free_originals, "the encoder reads the model's own weights"),
+        "save_hidden_states": (
+            options.save_hidden_states,
+            options.save_hidden_states is not None,
+            "records have no inputs of an encoder",
+        ),
+        "weights": (options.weights, isinstance(options.weights, QuantizedPacks), "the encoder reads its own weights"),
+    }
+    for name, (value, refuse, reason) in refused.items():
+        if refuse and not (name == "mode" and mode.name == "none"):
+            raise InvalidOption(
+                where="wrap", name=name, value=value, reason=f"{info.name} is an encoder-decoder, and {reason}"
+            )
+    if ranks is not None:
+        raise UnsupportedSharded(
+            what="wrap()", reason=f"{info.name} is an encoder-decoder, whose encoder runs on one rank"
+        )
 
 
 def check_backend(mode: Mode, backend: str) -> None:

@@ -22,6 +22,7 @@ from speccompile.compiler.option_checks import (
     check_backend,
     check_calibrated,
     check_checkpoints,
+    check_encoder_decoder,
     check_learning,
     check_most_drafts,
     check_network,
@@ -95,6 +96,7 @@ def make_plan(
     mode, choice = _choose_mode(requested, model, options, kernels, passed_over)
     with replacing(choice):
         mode.check(info)
+        check_encoder_decoder(options, mode, ranks, info)
         check_rule(rule, mode, draft_lens)
         check_trees(options, mode, rule, info)
     saves = _choose_saves(options.save_hidden_states, mode)

@@ -3,7 +3,7 @@ state."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +32,33 @@ def kv_state(observed: Mapping[int, KVShape]) -> list[StateSpec]:
     for layer, shape in observed.items():
         specs.append(StateSpec(f"k_{layer}", (N, S, *shape.key), shape.dtype, reset=False, in_pages=True))
         specs.append(StateSpec(f"v_{layer}", (N, S, *shape.value), shape.dtype, reset=False, in_pages=True))
+    return specs
+
+
+#: State ``[N]`` of an encoder-decoder: the positions of the encoder's output for each slot's request.
+SOURCE_LENGTH = "source_length"
+
+
+def cross_names(layers: Iterable[int]) -> tuple[list[str], list[str]]:
+    """The names of the state tensors with the keys, and of those with the values, that layers attend to in the
+    encoder's output."""
+    known = list(layers)
+    return [f"cross_k_{layer}" for layer in known], [f"cross_v_{layer}" for layer in known]
+
+
+def cross_state(observed: Mapping[int, KVShape], positions: int) -> list[StateSpec]:
+    """Keys ``[N, P, G, D]`` and values ``[N, P, G, Dv]`` of the encoder's output for each observed layer, and the
+    output's length.
+
+    Args:
+        positions: P.
+    """
+    if not observed:
+        return []
+    specs = [StateSpec(SOURCE_LENGTH, (N,), torch.int64, high=positions + 1, of_inputs=True)]
+    for key, value, shape in zip(*cross_names(observed), observed.values(), strict=True):
+        specs.append(StateSpec(key, (N, positions, *shape.key), shape.dtype, of_inputs=True))
+        specs.append(StateSpec(value, (N, positions, *shape.value), shape.dtype, of_inputs=True))
     return specs
 
 

@@ -53,6 +53,8 @@ class StateSpec:
         checkpoint_of: the name of the recurrent tensor ``[N, ...]`` of which this tensor has copies, ``[N - 1, C,
             ...]``. No step reads it.
         columns: the meaning of each column of a tensor of two dimensions.
+        of_inputs: the tensor holds the inputs of requests beside their tokens, for each slot. The host writes it when a
+            request receives the slot. No step changes it, and it is not reset.
         in_pages: for a tensor that follows the sequence: in a wrap with a pool of pages it is a part of the pool. Only
             the captured model reads and writes it.
     """
@@ -71,6 +73,7 @@ class StateSpec:
     checkpoint_of: str = ""
     columns: tuple[str, ...] = ()
     in_pages: bool = False
+    of_inputs: bool = False
 
     @property
     def per_slot(self) -> bool:
@@ -90,7 +93,7 @@ class StateSpec:
             self.fill,
             self.low,
             high,
-            self.per_slot and self.reset and not self.recurrent,
+            self.per_slot and self.reset and not self.recurrent and not self.of_inputs,
             self.per_slot and not self.reset,
             self.distinct,
             self.initial,
@@ -99,6 +102,7 @@ class StateSpec:
             self.checkpoint_of,
             self.columns,
             self.in_pages,
+            self.of_inputs,
         )
 
 
@@ -135,11 +139,12 @@ class StateTensor:
     checkpoint_of: str = ""
     columns: tuple[str, ...] = ()
     in_pages: bool = False
+    of_inputs: bool = False
 
     @property
     def per_slot(self) -> bool:
         """Whether its first dimension is the slots."""
-        return self.reset or self.follows_text or self.recurrent
+        return self.reset or self.follows_text or self.recurrent or self.of_inputs
 
     @property
     def nbytes(self) -> int:

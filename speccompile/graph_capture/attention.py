@@ -20,11 +20,16 @@ from typing import Any
 
 import torch
 from transformers import AttentionInterface, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, AttentionMaskInterface
+from transformers.masking_utils import (
+    ALL_MASK_ATTENTION_FUNCTIONS,
+    AttentionMaskInterface,
+    bidirectional_mask_function,
+)
 
 import speccompile.ops  # noqa: F401  registers torch.ops.speccompile
 from speccompile.graph.step_graph import Route
 from speccompile.graph_capture.cache import RecordingCache, SlotCache, StepCache
+from speccompile.graph_capture.cross_cache import CrossCache, SlotCross
 from speccompile.graph_capture.experts import experts_chosen
 from speccompile.graph_capture.latent import expands_latents, expansion
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
@@ -41,14 +46,17 @@ OWN = ("eager", "sdpa")
 class Running:
     """One forward under capture.
 
-    ``attended`` counts calls of the attention op. ``reach`` is the longest window or chunk of a mask computed from
-    state. ``causal`` has an entry for each such mask: whether it hides all later tokens.
+    ``cross`` has the keys and values of an encoder's output. ``attended`` counts calls of the attention op.
+    ``masks_cross`` is whether the model requests a mask for that output. ``reach`` is the longest window or chunk of a
+    mask computed from state. ``causal`` has an entry for each such mask: whether it hides all later tokens.
     """
 
     cache: StepCache
     positions: torch.Tensor
     masks: MaskLog
+    cross: CrossCache | None = None
     attended: int = 0
+    masks_cross: bool = False
     reach: int = 0
     causal: list[bool] = field(default_factory=list)
 
@@ -81,6 +89,10 @@ def captured_attention(
     **options: Any,
 ) -> tuple[torch.Tensor, None]:
     run = _running.stack[-1]
+    crosses = run.cross is not None and run.cross.has(key, value)
+    if crosses:
+        # Each query attends to all positions of the encoder's output.
+        attention_mask = Mask()
     if isinstance(attention_mask, ForeignMask):
         raise UnsupportedByRoute(
             f"attends by a mask that is neither causal, sliding nor chunked ({attention_mask.name})"
@@ -90,7 +102,9 @@ def captured_attention(
     for name, option in options.items():
         if isinstance(option, torch.Tensor) and name != "position_ids":
             raise UnsupportedByRoute(f"calls attention with {name}, which the attention op does not accept")
-    latent = not any(key is known_key and value is known_value for known_key, known_value in run.cache.returned)
+    latent = not crosses and not any(
+        key is known_key and value is known_value for known_key, known_value in run.cache.returned
+    )
     if latent and not (traits_of(key.device).replaces_attention and expands_latents(module)):
         raise UnsupportedByRoute("attends to other keys and values than it put into the cache")
     run.attended += 1
@@ -106,14 +120,15 @@ def captured_attention(
             assert isinstance(run.cache, RecordingCache)
             run.cache.keep_latents()
         # A recording does not attend, but its output must depend on all inputs.
-        seen = query.mean(-1, keepdim=True) + (key.mean((1, 3)) + value.mean((1, 3)))[:, :, None, None]
+        read = (1, 2, 3) if crosses else (1, 3)
+        seen = query.mean(-1, keepdim=True) + (key.mean(read) + value.mean(read)).view(len(query), -1, 1, 1)
         return seen.expand(*query.shape[:3], value.shape[-1]).contiguous(), None
     out = torch.ops.speccompile.attention(
         query,
         key,
         value,
         run.cache.slots,
-        run.cache.positions,
+        run.cross.ends if crosses and isinstance(run.cross, SlotCross) else run.cache.positions,
         scale,
         attention_mask.window,
         attention_mask.chunk,
@@ -149,6 +164,12 @@ def _mask_from_state(
     if use_vmap:
         raise UnsupportedByRoute("combines its attention mask with another one")
     positions = run.positions
+    if run.cross is not None and mask_function is bidirectional_mask_function:
+        run.masks_cross = True
+        seen = torch.arange(kv_length, device=positions.device) < run.cross.lengths[:, None, None, None]
+        hidden = torch.full((), torch.finfo(dtype).min, dtype=dtype, device=positions.device)
+        every = torch.where(seen, torch.zeros_like(hidden), hidden)
+        return every.expand(positions.shape[0], 1, positions.shape[1], -1)
     rows = torch.arange(positions.shape[0], device=positions.device)[:, None, None, None]
     query = positions[:, None, :, None]
     key = torch.arange(kv_length, device=positions.device)[None, None, None, :]

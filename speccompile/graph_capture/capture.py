@@ -13,9 +13,9 @@ from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode, f
 from transformers import PreTrainedModel
 
 from speccompile.errors import SpecCompileError, UnsupportedModel, error_line
-from speccompile.graph.layer_state import index_name, recurrent_names
+from speccompile.graph.layer_state import SOURCE_LENGTH, cross_names, index_name, recurrent_names
 from speccompile.graph.stage import CAPTURE
-from speccompile.graph.state import Layout, primes_clear_of
+from speccompile.graph.state import Layout, StateTensor, primes_clear_of
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.alibi import alibi_captured
 from speccompile.graph_capture.altering import altering
@@ -24,13 +24,16 @@ from speccompile.graph_capture.attention import Running, captured_by, running
 from speccompile.graph_capture.cache import Recurrent, SlotCache
 from speccompile.graph_capture.clean import clean_graph
 from speccompile.graph_capture.counted_positions import own_positions
+from speccompile.graph_capture.cross_cache import SlotCross, with_cross
+from speccompile.graph_capture.decoder_positions import decoder_positions_captured, share_biases
+from speccompile.graph_capture.encoder_decoder import EncoderOutput, accepts, decode
 from speccompile.graph_capture.experts import experts_captured
 from speccompile.graph_capture.export import exported
 from speccompile.graph_capture.key_index import share_choices, symbolic_counts
 from speccompile.graph_capture.lightning import lightning_captured
 from speccompile.graph_capture.masks import MaskLog
 from speccompile.graph_capture.model_info import ModelInfo, is_quantised
-from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, uses_cache
+from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, uses_cache
 from speccompile.graph_capture.ports import input_ports, kv_names, name_ports
 from speccompile.graph_capture.recurrence import recurrences_captured
 from speccompile.graph_capture.rope_positions import has_parts, of_text
@@ -62,6 +65,9 @@ class Step(nn.Module):
         row_settled: torch.Tensor,
         row_prompt: torch.Tensor,
         rope_positions: torch.Tensor,
+        cross_keys: list[torch.Tensor],
+        cross_values: list[torch.Tensor],
+        source_length: list[torch.Tensor],
     ) -> torch.Tensor:
         """Run the model on input_ids and position_ids ``[B, T]``, and row_slots, row_absorbed, row_settled and
         row_prompt ``[B]``, and rope_positions ``[PARTS, B, T]``. Returns logits ``[B, T, V]``."""
@@ -71,6 +77,8 @@ class Step(nn.Module):
             share_sizes((input_ids, rope_positions[0]), (0, 1))
         if keys:
             share_sizes((*keys, *values, *index), (0, 1))
+        if cross_keys:
+            share_sizes((keys[0], *cross_keys, *cross_values, *source_length), (0,))
         route, layers = self.observed.route, self.observed.kv
         by_layer = dict(zip(layers, keys, strict=True)), dict(zip(layers, values, strict=True))
         by_name = dict(zip(recurrent_names(self.observed.recurrent), recurrent, strict=True))
@@ -80,9 +88,17 @@ class Step(nn.Module):
         cache = SlotCache(*by_layer, row_slots, position_ids, gather=gather, recurrent=own, index=of_index)
         cache_len = None if by_name else keys[0].shape[1]
         extra: dict[str, Any] = extra_inputs(self.model, route, position_ids, cache_len, rope_positions)
-        with running(Running(cache, position_ids, MaskLog(self.observed.masks))):
-            extra |= {cache_argument(self.model): cache}
-            result = self.model(input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
+        cross, source = None, None
+        if cross_keys:
+            lengths, crossing = source_length[0][row_slots], self.observed.cross
+            by_key, by_value = (dict(zip(crossing, each, strict=True)) for each in (cross_keys, cross_values))
+            cross = SlotCross(by_key, by_value, lengths, row_slots, position_ids, gather)
+            # Only its sizes are read: keys and values are in the cache.
+            states = keys[0].new_zeros((input_ids.shape[0], cross_keys[0].shape[1], 1))
+            source = EncoderOutput(states, lengths)
+        with running(Running(cache, position_ids, MaskLog(self.observed.masks), cross)):
+            extra |= {cache_argument(self.model): with_cross(cache, cross)}
+            result = decode(self.model, source, input_ids=input_ids, use_cache=uses_cache(self.model), **extra)
         logits: torch.Tensor = result.logits
         if logits.shape[-1] < self.vocab_size:
             # Token ids of prompts, options and drafts index the logits, also ids that the lm_head cannot choose.
@@ -121,9 +137,14 @@ def capture(model: PreTrainedModel, info: ModelInfo, observed: Observation, layo
     states = kv_names(list(observed.kv))
     states |= {f"index_{number}": index_name(layer) for number, layer in enumerate(observed.index)}
     states |= {f"recurrent_{number}": name for number, name in enumerate(recurrent_names(observed.recurrent))}
+    for kind, names in zip(("keys", "values"), cross_names(observed.cross), strict=True):
+        states |= {f"cross_{kind}_{number}": name for number, name in enumerate(names)}
+    states[f"{SOURCE_LENGTH}_0"] = SOURCE_LENGTH
     ports = name_ports(graph, program, model, info, states, layout, inputs, changing_tables(model))
     if observed.index:
         share_choices(graph, paths)
+    if observed.cross:
+        share_biases(graph, paths)
     anchors = find_anchors(graph, paths, info.num_layers)
     step = StepGraph(
         graph=graph,
@@ -160,6 +181,11 @@ def _export(
         return torch.empty((slots, cache_len, *size), dtype=dtype, device=device)
 
     kept = [layout.tensors[name] for name in recurrent_names(observed.recurrent)]
+    crossing = [[layout.tensors[name] for name in names] for names in cross_names(observed.cross)]
+
+    def of_slots(tensors: Sequence[StateTensor]) -> list[torch.Tensor]:
+        return [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in tensors]
+
     positions = torch.arange(width, device=device).repeat(rows, 1)
     inputs = (
         torch.zeros((rows, width), dtype=torch.int64, device=device),
@@ -168,15 +194,21 @@ def _export(
         [example(shape.key, shape.dtype) for shape in observed.kv.values()],
         [example(shape.value, shape.dtype) for shape in observed.kv.values()],
         [example((shape.size,), shape.dtype) for shape in observed.index.values()],
-        [torch.empty((slots, *tensor.shape[1:]), dtype=tensor.dtype, device=device) for tensor in kept],
+        of_slots(kept),
         *(torch.zeros(rows, dtype=torch.int64, device=device) for _ in range(3)),
         of_text(positions).contiguous(),
+        *map(of_slots, crossing),
+        of_slots([layout.tensors[SOURCE_LENGTH]] if observed.cross else []),
     )
     dynamic = torch.export.Dim.DYNAMIC
     both, first = {0: dynamic, 1: dynamic}, {0: dynamic}
     layers = [both] * len(observed.kv)
     recurrent, parts = [first] * len(kept), {1: dynamic, 2: dynamic}
-    shapes = (both, both, first, layers, layers, [both] * len(observed.index), recurrent, first, first, first, parts)
+    crosses = [first] * len(observed.cross)
+    shapes = (
+        *(both, both, first, layers, layers, [both] * len(observed.index), recurrent, first, first, first, parts),
+        *(crosses, crosses, [first] if crosses else []),
+    )
     tracker = ModuleTracker(model)
     with (
         altering(model),
@@ -187,6 +219,7 @@ def _export(
         experts_captured(model),
         symbolic_counts(model) if observed.index else contextlib.nullcontext(),
         fixed_rotary(model),
+        decoder_positions_captured(model) if observed.cross else contextlib.nullcontext(),
         tracker.followed(),
     ):
         try:

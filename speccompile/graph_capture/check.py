@@ -15,8 +15,9 @@ from speccompile.errors import CaptureMismatch, InvalidOption, LoweringError, Un
 from speccompile.graph.arena import Arena
 from speccompile.graph.step_graph import StepGraph
 from speccompile.graph_capture.altering import altering
+from speccompile.graph_capture.encoder_decoder import EncoderOutput, accepts, decode, random_source
+from speccompile.graph_capture.fill_cross import fill_cross
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers, special_tokens
-from speccompile.graph_capture.observe import accepts
 from speccompile.graph_capture.rope_positions import ROPE_POSITIONS, of_text
 from speccompile.graph_capture.rounded_kv import rounding_kv
 from speccompile.ops.kv_rows import spacing
@@ -68,6 +69,9 @@ def check_capture(
         UnsupportedModel: the model's own forward fails.
     """
     probe = probe or Probe.of(model, info, arena, reach, kv=kv)
+    if probe.source is not None:
+        for row, slot in enumerate(probe.slots):
+            fill_cross(model, arena, slot, probe.source.row(row))
     allowed = probe.tolerance * float(probe.expected.abs().max())
     difference, where = _largest_difference(graph, probe, lowered)
     if difference <= allowed:
@@ -113,13 +117,19 @@ class ProbePiece:
 @dataclass(frozen=True)
 class Probe:
     """Token ids ``[2, length]`` and the model's own logits for the last ``COMPARED`` tokens, with keys and values
-    rounded to ``kv``."""
+    rounded to ``kv``, over the output ``source`` of an encoder, if the model has one."""
 
     text: torch.Tensor
     expected: torch.Tensor
     arena: Arena
     precision: torch.dtype
     kv: torch.dtype | None = None
+    source: EncoderOutput | None = None
+
+    @property
+    def slots(self) -> tuple[int, int]:
+        """The slots of the rows. The second one is the dummy slot, which no request owns."""
+        return 0, self.arena.layout.dummy_slot
 
     @property
     def tolerance(self) -> float:
@@ -154,13 +164,18 @@ class Probe:
         ordinary = torch.tensor(sorted(set(range(info.vocab_size)) - special_tokens(model)))
         text = ordinary[torch.randint(len(ordinary), (2, length), generator=generator)].to(info.device)
         compared = min(COMPARED, length)
+        source = None if info.source_positions is None else random_source(model, info.source_positions, len(text))
         # All logits of a long sequence would need more memory than the model.
         only = {"logits_to_keep": compared} if "logits_to_keep" in inspect.signature(model.forward).parameters else {}
         try:
             with torch.no_grad(), rounding_kv(kv):
                 cached = {"use_cache": kv is not None, **only}
-                rows = [model(input_ids=row[None], **cached).logits[:, -compared:] for row in text]
-                own = _decoded(model, text[:1], only)
+                sources = [None if source is None else source.row(index) for index in range(len(text))]
+                rows = [
+                    decode(model, of_row, input_ids=row[None], **cached).logits[:, -compared:]
+                    for row, of_row in zip(text, sources, strict=True)
+                ]
+                own = _decoded(model, sources[0], text[:1], only)
         except Exception as error:
             raise UnsupportedModel(model=info.name, reason=f"its own forward fails: {error_line(error)}") from error
         expected = torch.cat(rows)
@@ -169,7 +184,7 @@ class Probe:
             reason = f"logits over keys and values in {form} are not finite; use bfloat16, whose range is float32's"
             raise InvalidOption(where="wrap", name="kv", value=form, reason=reason)
         difference = min(_differences(own, expected[0, -own.shape[0] :]))
-        probe = Probe(text, expected, arena, info.dtype, kv)
+        probe = Probe(text, expected, arena, info.dtype, kv, source)
         if difference > probe.tolerance * float(expected.abs().max()):
             raise UnsupportedModel(
                 model=info.name,
@@ -220,8 +235,7 @@ class Probe:
         """Return the values of the graph's ports for one piece, in their order."""
         device = self.text.device
         positions = torch.stack([torch.arange(start, start + piece.width) for start in piece.starts]).to(device)
-        # The second row uses the dummy slot, which no request owns.
-        slots = torch.tensor([0, self.arena.layout.dummy_slot], device=device)
+        slots = torch.tensor(self.slots, device=device)
         values = {
             "input_ids": self.text[piece.rows].gather(1, positions),
             "position_ids": positions,
@@ -235,18 +249,20 @@ class Probe:
         return [values[n.name] if n.name in values else _bound(graph, n.name, self.arena) for n in graph.placeholders]
 
 
-def _decoded(model: PreTrainedModel, text: torch.Tensor, only: dict[str, int]) -> torch.Tensor:
+def _decoded(
+    model: PreTrainedModel, source: EncoderOutput | None, text: torch.Tensor, only: dict[str, int]
+) -> torch.Tensor:
     """Return logits ``[DECODED, V]`` of the end of ``text`` ``[1, length]``, decoded by token as in ``generate``."""
     steps = min(DECODED, text.shape[1] - 1)
     name = cache_argument(model)
-    past = getattr(model(input_ids=text[:, :-steps], use_cache=True, **only), name)
+    past = getattr(decode(model, source, input_ids=text[:, :-steps], use_cache=True, **only), name)
     logits = []
     for position in range(text.shape[1] - steps, text.shape[1]):
         inputs = {"input_ids": text[:, position : position + 1], name: past}
         if accepts(model, "position_ids"):
             # Not every forward counts positions from the cache's length on.
             inputs["position_ids"] = torch.tensor([[position]], device=text.device)
-        result = model(**inputs, use_cache=True)
+        result = decode(model, source, **inputs, use_cache=True)
         logits.append(result.logits[0, -1])
         past = getattr(result, name)
     return torch.stack(logits)
@@ -314,7 +330,8 @@ def _first_wrong_layer(
         ]
         try:
             with torch.no_grad():
-                model(input_ids=probe.text[:1], use_cache=probe.kv is not None)
+                source = None if probe.source is None else probe.source.row(0)
+                decode(model, source, input_ids=probe.text[:1], use_cache=probe.kv is not None)
         finally:
             for handle in handles:
                 handle.remove()

@@ -47,7 +47,7 @@ def share_choices(graph: fx.Graph, paths: ModulePaths) -> None:
         if layer is not None:
             layers.setdefault(layer, []).append(node)
     for layer, nodes in layers.items():
-        shared = _needed_for({node for node in nodes if _is_choice(node) and _is_read_after(node, layer, paths)})
+        shared = needed_for({node for node in nodes if _is_choice(node) and _is_read_after(node, layer, paths)})
         first = next(node for node in nodes if node not in shared)
         for node in nodes:
             if node in shared:
@@ -64,7 +64,7 @@ def _is_read_after(node: fx.Node, layer: int, paths: ModulePaths) -> bool:
     return any(layer_of(user, paths) not in (layer, None) for user in node.users)
 
 
-def _needed_for(nodes: set[fx.Node]) -> set[fx.Node]:
+def needed_for(nodes: set[fx.Node]) -> set[fx.Node]:
     """Return ``nodes``, and all nodes that they are computed from. This includes writes to state, and the other results
     of ops that have several."""
     found, left = set[fx.Node](), list(nodes)

@@ -16,6 +16,7 @@ from speccompile.errors import (
     UnsupportedDtype,
     UnsupportedModel,
 )
+from speccompile.graph_capture.encoder_decoder import source_positions
 from speccompile.ops.cpu.free_originals import originals_freed
 from speccompile.ops.cpu.quantized import is_quantized
 from speccompile.utils.declared_quantization import rounds_only_kv
@@ -30,6 +31,7 @@ class ModelInfo:
     """Facts about the target model for modes and messages: L, V, M, device and dtype.
 
     ``num_logits`` is the number of tokens that the lm_head can choose, None if its module does not report it.
+    ``source_positions`` is the number of positions that the output of its encoder has at most, None without an encoder.
     ``dequantised_from`` is the format of the checkpoint if its integers became floating-point weights, else empty.
     """
 
@@ -41,6 +43,7 @@ class ModelInfo:
     device: torch.device
     dequantised_from: str = ""
     num_logits: int | None = None
+    source_positions: int | None = None
 
 
 def inspect_model(model: PreTrainedModel) -> ModelInfo:
@@ -57,8 +60,6 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         )
     name = type(model).__name__
     config = model.config.get_text_config(decoder=True)
-    if model.config.is_encoder_decoder:
-        raise UnsupportedModel(model=name, reason="it is an encoder-decoder; a decoder-only model is needed")
     head = model.get_output_embeddings()
     if head is None:
         raise UnsupportedModel(
@@ -91,6 +92,7 @@ def inspect_model(model: PreTrainedModel) -> ModelInfo:
         device=tensors[0].device,
         dequantised_from=dequantised_from(model),
         num_logits=head.out_features if isinstance(head, nn.Linear) else None,
+        source_positions=source_positions(model),
     )
 
 
@@ -164,8 +166,8 @@ def _dtype(model: PreTrainedModel, name: str, device: str) -> torch.dtype:
 
 def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     """Return module path and list of the decoder layers. Among the outermost lists of the text model, it is the one
-    with as many modules as the config states, else the longest. Lists of a vision tower, which may be as long, do not
-    count.
+    with as many modules as the config states, else the longest. Lists of an encoder or a vision tower, which may be as
+    long, do not count.
 
     Raises:
         UnsupportedModel: the model has no such list.
@@ -174,7 +176,10 @@ def decoder_layers(model: PreTrainedModel) -> tuple[str, nn.ModuleList]:
     count = getattr(config, "num_hidden_layers", None)
     of_text: dict[str, bool] = {}
     lists: list[tuple[str, nn.ModuleList]] = []
-    for path, module in model.named_modules():
+    of_decoder = model.get_decoder() if model.config.is_encoder_decoder else model
+    start = module_path(model, of_decoder)
+    for name, module in of_decoder.named_modules():
+        path = f"{start}.{name}".strip(".")
         of_text[path] = of_text.get(path.rpartition(".")[0], True)
         if isinstance(module, PreTrainedModel):
             of_text[path] = type(module.config.get_text_config(decoder=True)) is type(config)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -18,6 +17,9 @@ from speccompile.graph_capture.alibi import alibi_captured
 from speccompile.graph_capture.altering import altering
 from speccompile.graph_capture.attention import ROUTES, Running, captured_by, running
 from speccompile.graph_capture.cache import RECURRENT, RecordingCache
+from speccompile.graph_capture.cross_cache import RecordingCross, with_cross
+from speccompile.graph_capture.decoder_positions import decoder_positions_captured
+from speccompile.graph_capture.encoder_decoder import EncoderOutput, accepts, decode, random_source
 from speccompile.graph_capture.lightning import lightning_captured, lightning_layers
 from speccompile.graph_capture.masks import ForeignMask, Mask, MaskLog, UnsupportedByRoute
 from speccompile.graph_capture.model_info import ModelInfo, decoder_layers
@@ -28,6 +30,8 @@ from speccompile.utils.devices import traits_of
 from speccompile.utils.transformers_version import cache_argument
 
 ROWS, WIDTH = 2, 5
+# Positions of the encoder's output.
+SOURCE = 3
 # Lengths that a cache reports in a probe: one inside every table, one after the end of most tables. XGLM's forward
 # builds a table with that many rows.
 PROBE_LENGTHS = (7, 2**17)
@@ -64,6 +68,7 @@ class Observation:
         masks: masks that the model requests in one forward, in order.
         reach: the longest window or chunk. The capture check uses a longer sequence.
         recurrent: shapes of the state of each recurrence, by its name in the arena.
+        cross: shapes of the keys and values that each layer computes from an encoder's output, by layer.
         index: shapes of the keys that layers keep of each token for an index, by layer.
         counts: whether logits depend on the length that the cache reports, in addition to positions. One graph cannot
             have each row's length, so the capture check uses a sequence of the maximal length.
@@ -77,6 +82,7 @@ class Observation:
     reason: str = ""
     recurrent: dict[str, RecurrentShape] = field(default_factory=dict)
     index: dict[int, IndexShape] = field(default_factory=dict)
+    cross: dict[int, KVShape] = field(default_factory=dict)
 
     def with_kv(self, dtype: torch.dtype | None) -> Observation:
         """Return the observation with keys and values in ``dtype``; None changes nothing."""
@@ -105,11 +111,6 @@ def observe(model: PreTrainedModel, info: ModelInfo, routes: Sequence[Route] = R
     raise UnsupportedModel(model=info.name, reason=reasons[-1])
 
 
-def accepts(model: PreTrainedModel, name: str) -> bool:
-    """Whether the model's forward has an argument of that name."""
-    return name in inspect.signature(model.forward).parameters
-
-
 def uses_cache(model: PreTrainedModel) -> bool:
     """Return ``use_cache`` for a forward over the package's cache. With True, MiniMax's forward refuses a cache of
     another class than its own. With False it uses that cache."""
@@ -119,7 +120,8 @@ def uses_cache(model: PreTrainedModel) -> bool:
 def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str) -> Observation:
     positions = torch.arange(WIDTH, device=info.device).repeat(ROWS, 1)
     cache = RecordingCache()
-    run = Running(cache, positions, MaskLog())
+    cross = None if info.source_positions is None else RecordingCross(torch.zeros(ROWS, dtype=torch.int64))
+    run = Running(cache, positions, MaskLog(), cross)
     where = ModuleTracker(model)
     with altering(model), where.followed():
         try:
@@ -146,22 +148,29 @@ def _forward(model: PreTrainedModel, info: ModelInfo, route: Route, reason: str)
             f"{_first_layer(model)} keeps a recurrent state, and its ops have no kernels for {info.device.type} yet"
         )
         raise UnsupportedModel(model=info.name, reason=reason)
-    if route == "attention" and run.attended < len(kv):
-        raise UnsupportedByRoute(f"attends in {run.attended} of {len(kv)} layers by transformers' attention interface")
+    crossing = {} if cross is None else cross.observed
+    if cross is not None and not crossing:
+        raise UnsupportedByRoute("its decoder does not keep the keys and values of the encoder's output in a cache")
+    if cross is not None and route == "eager" and not run.masks_cross:
+        raise UnsupportedByRoute("its decoder attends to padding of the encoder's output")
+    layers = len(kv) + len(crossing)
+    if route == "attention" and run.attended < layers:
+        raise UnsupportedByRoute(f"attends in {run.attended} of {layers} layers by transformers' attention interface")
     if run.causal and not any(run.causal):
         raise UnsupportedByRoute("it lets a token attend to later ones (it is not causal)")
     masks = tuple(run.masks.seen)
     reach = max([run.reach, *(mask.reach for mask in masks if isinstance(mask, Mask))])
     counts = _counts(model, info, route, positions, logits)
     index = dict(sorted(cache.index.items()))
-    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason, recurrent, index)
+    return Observation(route, dict(sorted(kv.items())), masks, reach, counts, reason, recurrent, index, crossing)
 
 
 def _own_failure(model: PreTrainedModel, info: ModelInfo) -> str | None:
     """Return the error of the model's own forward; None if it runs."""
     try:
         with collective.alone(), torch.no_grad():
-            model(input_ids=torch.zeros((1, WIDTH), dtype=torch.int64, device=info.device), use_cache=False)
+            ids = torch.zeros((1, WIDTH), dtype=torch.int64, device=info.device)
+            decode(model, _source(model, info, 1), input_ids=ids, use_cache=False)
     except Exception as error:
         mixed = sorted({str(parameter.dtype) for parameter in model.parameters()})
         note = f" (its weights are in {', '.join(mixed)}; load it in one dtype)" if len(mixed) > 1 else ""
@@ -177,18 +186,25 @@ def _logits(model: PreTrainedModel, info: ModelInfo, route: Route, run: Running)
         alibi_captured(model, route),
         recurrences_captured(model),
         lightning_captured(model),
+        decoder_positions_captured(model) if run.cross is not None else contextlib.nullcontext(),
         running(run),
         # Ranks need not observe at the same time. They need not observe at all if a capture is stored.
         collective.alone(),
         torch.no_grad(),
     ):
-        logits: torch.Tensor = model(
+        logits: torch.Tensor = decode(
+            model,
+            _source(model, info, ROWS),
             input_ids=tokens.view(ROWS, WIDTH),
             use_cache=uses_cache(model),
-            **{cache_argument(model): run.cache},
+            **{cache_argument(model): with_cross(run.cache, run.cross)},
             **extra_inputs(model, route, run.positions, WIDTH, of_text(run.positions)),
         ).logits
     return logits
+
+
+def _source(model: PreTrainedModel, info: ModelInfo, rows: int) -> EncoderOutput | None:
+    return None if info.source_positions is None else random_source(model, SOURCE, rows)
 
 
 def _counts(
@@ -196,7 +212,8 @@ def _counts(
 ) -> bool:
     """Whether the same tokens at the same positions have other logits if the cache reports another length."""
     for length in PROBE_LENGTHS:
-        run = Running(RecordingCache(length), positions, MaskLog())
+        cross = None if info.source_positions is None else RecordingCross(torch.zeros(ROWS, dtype=torch.int64))
+        run = Running(RecordingCache(length), positions, MaskLog(), cross)
         try:
             shifted = _logits(model, info, route, run)
         except Exception:

@@ -108,9 +108,12 @@ def capture_file(graph: StepGraph, observed: Observation) -> bytes:
 
 
 def _observation(observed: Observation) -> dict[str, Any]:
-    kv = {layer: (shape.key, shape.value, _name(shape.dtype)) for layer, shape in observed.kv.items()}
+    kv, cross = (
+        {layer: (shape.key, shape.value, _name(shape.dtype)) for layer, shape in shapes.items()}
+        for shapes in (observed.kv, observed.cross)
+    )
     index = {layer: (shape.size, _name(shape.dtype)) for layer, shape in observed.index.items()}
-    return {**asdict(observed), "kv": kv, "index": index}
+    return {**asdict(observed), "kv": kv, "cross": cross, "index": index}
 
 
 def _name(dtype: torch.dtype) -> str:
@@ -118,16 +121,20 @@ def _name(dtype: torch.dtype) -> str:
 
 
 def _read_observation(data: dict[str, Any]) -> Observation:
-    kv = {
-        int(layer): KVShape(tuple(key), tuple(value), getattr(torch, dtype))
-        for layer, (key, value, dtype) in data["kv"].items()
-    }
+    kv, cross = (
+        {
+            int(layer): KVShape(tuple(key), tuple(value), getattr(torch, dtype))
+            for layer, (key, value, dtype) in data[name].items()
+        }
+        for name in ("kv", "cross")
+    )
     recurrent = {
         name: RecurrentShape(**{**shape, "state": tuple(shape["state"])}) for name, shape in data["recurrent"].items()
     }
     index = {int(layer): IndexShape(size, getattr(torch, dtype)) for layer, (size, dtype) in data["index"].items()}
     masks = tuple(_read_mask(mask) for mask in data["masks"])
-    return Observation(**{**data, "kv": kv, "recurrent": recurrent, "index": index, "masks": masks})
+    shapes = {"kv": kv, "cross": cross, "recurrent": recurrent, "index": index}
+    return Observation(**{**data, **shapes, "masks": masks})
 
 
 def _read_mask(data: dict[str, Any]) -> Mask | ForeignMask:

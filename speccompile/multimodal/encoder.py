@@ -12,8 +12,8 @@ from transformers import PreTrainedModel
 
 from speccompile.errors import UnusableInputs, error_line
 from speccompile.graph_capture.altering import altering
+from speccompile.graph_capture.encoder_decoder import accepts
 from speccompile.graph_capture.model_info import decoder_layers
-from speccompile.graph_capture.observe import accepts
 from speccompile.graph_capture.rope_positions import PARTS
 from speccompile.multimodal.features import PromptFeatures
 from speccompile.multimodal.image_keys import ImagePlace, image_places

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import ClassVar
 
 import torch
 
+from speccompile.graph.arena import Arena
 from speccompile.graph_capture.rope_positions import PARTS
 from speccompile.multimodal.image_keys import ImagePlace
+from speccompile.multimodal.model_inputs import ROPE_DELTA
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,14 @@ class PromptFeatures:
     offsets: torch.Tensor | None = None
     delta: int = 0
     images: Sequence[ImagePlace] | None = None
+
+    #: Whether chunks of the prompt read them.
+    in_chunks: ClassVar[bool] = True
+
+    def place(self, arena: Arena, slot: int) -> None:
+        """Write what later steps of ``slot`` read."""
+        if ROPE_DELTA in arena:
+            arena.write(ROPE_DELTA, slot, self.delta)
 
     def identities(self, prompt: Sequence[int]) -> list[int]:
         """A number for each token of ``prompt``: its id; where it has an embedding, a negative hash of its rotary

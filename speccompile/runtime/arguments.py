@@ -43,7 +43,7 @@ IGNORED = frozenset(
         *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
         "max_matching_ngram_size",
         # Encoder-decoders.
-        "decoder_start_token_id",
+        *("decoder_start_token_id", "forced_decoder_ids"),
         # The origin of a config.
         "transformers_version",
     }
@@ -108,7 +108,6 @@ REFUSED: dict[str, Refusal] = {
     "exponential_decay_length_penalty": Refusal(_UNBUILT),
     "top_h": Refusal(_UNBUILT),
     "forced_bos_token_id": Refusal(_UNBUILT),
-    "forced_decoder_ids": Refusal(_UNBUILT),
     "guidance_scale": Refusal(_GUIDANCE, (1.0,)),
     "negative_prompt_ids": Refusal(_GUIDANCE),
     "negative_prompt_attention_mask": Refusal(_GUIDANCE),

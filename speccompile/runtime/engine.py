@@ -15,7 +15,7 @@ from speccompile.graph.arena import Arena
 from speccompile.graph.keys import KINDS, ChunkKind, Kind, TierName
 from speccompile.lowering.tier import Executables, Tier
 from speccompile.modes.base import HostDraft
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.policies.base import AnyPolicy
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime import open_engines
@@ -277,7 +277,7 @@ class Engine:
         self,
         ids: Sequence[int] | torch.Tensor,
         *,
-        inputs: Mapping[str, Any] | PromptFeatures | None = None,
+        inputs: Mapping[str, Any] | Features | None = None,
         max_new_tokens: int | None = None,
         eos_token_id: EosTokens = None,
         stop: str | Sequence[str] | None = None,
@@ -393,7 +393,7 @@ class Engine:
         )
         return self.submitter.submit(self, ids, given, inputs)
 
-    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> Features | None:
         """Embed the images of a prompt once, for several requests: ``submit(ids, inputs=engine.embed(ids, inputs))``.
 
         Args:

@@ -12,7 +12,8 @@ from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.adapters.loaded import Adapter
 from speccompile.errors import InvalidInput, InvalidOption, OutputTruncated, QueueFull
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
+from speccompile.multimodal.source import SourceEncoder
 from speccompile.runtime.arguments import Settings, read_settings
 from speccompile.runtime.criteria import Ends, criteria_of_row, first_of, replace_built_in_ends
 from speccompile.runtime.engine import Engine
@@ -23,6 +24,7 @@ from speccompile.runtime.params import Params
 from speccompile.runtime.request import Request
 from speccompile.runtime.request_options import GenerateOptions, seconds_or_none
 from speccompile.runtime.score_records import ExtraOutputs
+from speccompile.runtime.source_prompts import read_source_prompts
 from speccompile.runtime.target import Target
 from speccompile.sampling import OPTIONS
 from speccompile.utils.numbers import is_int, python_numbers
@@ -40,10 +42,15 @@ def generate(
     options: GenerateOptions,
 ) -> torch.Tensor | GenerateDecoderOnlyOutput:
     """Run :meth:`~speccompile.speculator.speculator.Speculator.generate`."""
-    given = options.config_fields()
+    given, forced = options.config_fields(), 0
     names = frozenset() if target.encoder is None else target.encoder.names
     inputs = {name: value for name, value in options.others.items() if name in names}
     options = replace(options, others={name: options.others[name] for name in options.others.keys() - names})
+    if isinstance(target.encoder, SourceEncoder):
+        config = options.generation_config or target.model.generation_config
+        found = read_source_prompts(target.encoder, config, input_ids, attention_mask, {**options.others, **inputs})
+        input_ids, attention_mask, inputs, forced = found.input_ids, found.attention_mask, found.inputs, found.forced
+        options = replace(options, others=found.others)
     settings = read_settings(target.model, options.generation_config, {**given, **options.others})
     config = settings.config
     outputs = read_outputs(given, settings, engine.arena)
@@ -74,8 +81,11 @@ def generate(
         "generate", processors, do_sample=given.get("do_sample"), seed=options.seed, eos=eos, settings=settings
     )
     new_tokens = target.new_tokens(
-        "generate", given.get("max_new_tokens"), input_ids.shape[1], settings, default=NEW_TOKENS
+        "generate", given.get("max_new_tokens"), input_ids.shape[1] - forced, settings, default=NEW_TOKENS
     )
+    if new_tokens <= forced:
+        return input_ids[:, : input_ids.shape[1] - forced + new_tokens]
+    new_tokens -= forced
     ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
     params = Params(
         ends.new_tokens,
@@ -155,7 +165,7 @@ def decode(
     criteria: StoppingCriteriaList | None = None,
     record: bool = False,
     adapters: Sequence[Adapter | None] | None = None,
-    features: Sequence[PromptFeatures | None] | None = None,
+    features: Sequence[Features | None] | None = None,
 ) -> list[Request]:
     """Decode all prompts to their end, together with the engine's other requests.
 

@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerBase
 from speccompile.adapters.loaded import Adapter
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.runtime.score_records import ExtraOutputs
 from speccompile.sampling.request import Sampling
 
@@ -49,7 +49,7 @@ class Params:
     prediction: tuple[int, ...] = ()
     adapter: Adapter | None = None
     drawn: bool = False
-    features: PromptFeatures | None = None
+    features: Features | None = None
     client: tuple[str, ...] = ("",)
 
     @property

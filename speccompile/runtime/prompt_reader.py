@@ -7,6 +7,7 @@ from functools import partial
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import ChunkKind
 from speccompile.multimodal.model_inputs import EMBEDDED
+from speccompile.multimodal.source import SourceFeatures
 from speccompile.runtime.batch import Batch
 from speccompile.runtime.chunk_features import ChunkFeatures
 from speccompile.runtime.delivery import Delivery
@@ -105,7 +106,7 @@ class PromptReader:
             not request.finished
             and not self._batch.goes_first(request)
             and not request.params.outputs.prompt_logprobs
-            and request.params.features is None
+            and (request.params.features is None or not request.params.features.in_chunks)
             and self.budget.mixes
             and self._table.mixes(self._batch.kind)
         )
@@ -214,7 +215,10 @@ class PromptReader:
                 return
         self.point_at(request)
         if self._features is not None:
-            self._features.write(request.params.features, request.cached, width)
+            features = request.params.features
+            # Only a model without an encoder has chunks with inputs.
+            assert not isinstance(features, SourceFeatures)
+            self._features.write(features, request.cached, width)
         kind = _kind_of_chunk(request, is_last)
         # Scored chunks run the lm_head over all positions, so their time does not estimate that of other chunks.
         note = partial(self.budget.note_chunk, width) if kind != "prompt_scored" else lambda _: None

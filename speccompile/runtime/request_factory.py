@@ -13,7 +13,7 @@ from speccompile.errors import InvalidOption
 from speccompile.graph.arena import Arena
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.runtime.adapter_table import AdapterTable
 from speccompile.runtime.inputs import check_options, read_num_draft_tokens, read_prediction, read_prompt
 from speccompile.runtime.listener import Listener, Streamer, check_streamer, check_tokenizer, make_criteria
@@ -60,7 +60,7 @@ class RequestFactory:
         prepare: Prepare,
         ids: Sequence[int] | torch.Tensor,
         options: SubmitOptions,
-        inputs: Mapping[str, Any] | PromptFeatures | None = None,
+        inputs: Mapping[str, Any] | Features | None = None,
     ) -> Request:
         """Create the request of :meth:`~speccompile.runtime.engine.Engine.submit`.
 
@@ -110,7 +110,7 @@ class RequestFactory:
             self.cancel_record(params)
             raise
 
-    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> Features | None:
         """Embed the images of a prompt.
 
         Raises:

@@ -186,6 +186,19 @@ class GenerateOptions(Options):
     #: All other keywords: options of the sampling pipeline, and further parameters of transformers' ``generate``.
     others: Mapping[str, Any] = field(default_factory=dict)
 
+    @staticmethod
+    def of(keywords: Mapping[str, Any]) -> GenerateOptions:
+        """The options of a call with ``keywords``."""
+        own = {item.name for item in fields(GenerateOptions)} - {"others"}
+        others = {name: value for name, value in keywords.items() if name not in own}
+        return GenerateOptions(**{name: keywords[name] for name in keywords.keys() & own}, others=others)
+
+    def keywords(self) -> dict[str, Any]:
+        """The keywords of the call whose options these are, without those at their defaults."""
+        own = {item.name: getattr(self, item.name) for item in fields(self) if item.name != "others"}
+        defaults = {item.name: item.default for item in fields(self)}
+        return {name: value for name, value in own.items() if value is not defaults[name]} | {**self.others}
+
     def config_fields(self) -> dict[str, Any]:
         """Return the given fields of a ``GenerationConfig``, by name; None is a value."""
         names = [item.name for item in fields(self) if item.default is NOT_GIVEN]

@@ -11,7 +11,7 @@ from transformers import StoppingCriteriaList
 
 from speccompile.graph.keys import Kind
 from speccompile.hidden_states.records import RecordSpec
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.ranks.ranks import Ranks
 from speccompile.runtime.engine_loop import EngineLoop
 from speccompile.runtime.listener import Streamer
@@ -79,7 +79,7 @@ class RequestSubmitter:
         driver: Driver,
         ids: Sequence[int] | torch.Tensor,
         options: SubmitOptions,
-        inputs: Mapping[str, Any] | PromptFeatures | None = None,
+        inputs: Mapping[str, Any] | Features | None = None,
     ) -> Request:
         """Create a request from the arguments of :meth:`~speccompile.runtime.engine.Engine.submit`, and queue it.
 
@@ -92,7 +92,7 @@ class RequestSubmitter:
         self._check_accepts()
         return self.enqueue(self._factory.from_options(driver, self._prepare_missing, ids, options, inputs))
 
-    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> PromptFeatures | None:
+    def embed(self, ids: Sequence[int] | torch.Tensor, inputs: Mapping[str, Any]) -> Features | None:
         """Embed images for :meth:`~speccompile.runtime.engine.Engine.embed`."""
         return self._factory.embed(ids, inputs)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from speccompile.adapters.buffers import OF_SLOT
 from speccompile.errors import AdapterRemoved
 from speccompile.graph.arena import Arena
-from speccompile.multimodal.model_inputs import ROPE_DELTA
 from speccompile.runtime.page_pool import PagePool
 from speccompile.runtime.request import Request
 from speccompile.runtime.state_checkpoints import StateCheckpoints
@@ -234,8 +233,8 @@ class Slots:
         arena.write("limit", slot, min(len(prompt) + request.params.max_new_tokens, arena.layout.max_len))
         if adapter is not None:
             arena.write(OF_SLOT, slot, adapter.position)
-        if request.params.features is not None and ROPE_DELTA in arena:
-            arena.write(ROPE_DELTA, slot, request.params.features.delta)
+        if request.params.features is not None:
+            request.params.features.place(arena, slot)
         if request.params.num_draft_tokens is not None:
             arena.write("draft_limit", slot, request.params.num_draft_tokens)
         if request.params.prediction:

@@ -25,7 +25,9 @@ from speccompile.graph_capture.held_tensors import HeldTensors
 from speccompile.graph_capture.model_info import tensor_holders
 from speccompile.multimodal.encoder import FeatureEncoder
 from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.multimodal.model_inputs import is_per_token, placeholder_tokens
+from speccompile.multimodal.source import SourceEncoder, SourceFeatures
 from speccompile.ops.cpu.packing import WeightPacks
 from speccompile.runtime.arguments import Settings
 from speccompile.runtime.inputs import read_count, token_list
@@ -58,7 +60,7 @@ class Target:
         drafter: weights of the mode's own network, which may be the target's; packs and KV depend on them, too.
         calls_host: whether a step may call the host.
         kv: dtype to which the executables round keys and values; None is the model's own.
-        encoder: embeds the images of prompts; None if the model embeds only text.
+        encoder: embeds the images of prompts, or runs the encoder of an encoder-decoder; None if the model reads text.
     """
 
     def __init__(
@@ -74,7 +76,7 @@ class Target:
         *,
         calls_host: bool = True,
         kv: torch.dtype | None = None,
-        encoder: FeatureEncoder | None = None,
+        encoder: FeatureEncoder | SourceEncoder | None = None,
     ) -> None:
         self.model, self.kv, self.encoder = model, kv, encoder
         self._guard = ModelGuard(model)
@@ -244,25 +246,21 @@ class Target:
             raise InvalidOption(where=where, name=called[0], value=values[called[0]], reason=reason)
         return Sampling({}) if sampling is None and self.processors else sampling
 
-    def features(
-        self, input_ids: torch.Tensor, kept: torch.Tensor, inputs: Mapping[str, Any]
-    ) -> list[PromptFeatures | None]:
+    def features(self, input_ids: torch.Tensor, kept: torch.Tensor, inputs: Mapping[str, Any]) -> list[Features | None]:
         """Embed the images of a batch of prompts. Arguments are those of
         :meth:`~speccompile.multimodal.encoder.FeatureEncoder.encode`.
 
         Raises:
             UnusableInputs: the model embeds only text, or cannot use the inputs.
         """
-        if not inputs:
+        if self.encoder is None and not inputs:
             return [None] * len(input_ids)
         if self.encoder is None:
             reason = f"{type(self.model).__name__} is decoded as a model of text, which has no {min(inputs)}"
             raise UnusableInputs(reason=reason)
-        return self.encoder.encode(input_ids, kept, inputs)
+        return [*self.encoder.encode(input_ids, kept, inputs)]
 
-    def features_of_one(
-        self, prompt: list[int], inputs: Mapping[str, Any] | PromptFeatures | None
-    ) -> PromptFeatures | None:
+    def features_of_one(self, prompt: list[int], inputs: Mapping[str, Any] | Features | None) -> Features | None:
         """Embed the images of one prompt, or return the given embeddings. Inputs with a value for each token may be
         ``[P]`` or ``[1, P]``.
 
@@ -270,6 +268,10 @@ class Target:
             UnusableInputs: the model embeds only text, cannot use the inputs, or they are those of another prompt.
         """
         ids = torch.tensor([prompt])
+        if isinstance(self.encoder, SourceEncoder) and not isinstance(inputs, PromptFeatures):
+            return self.encoder.encode_one(prompt, inputs)
+        if isinstance(inputs, SourceFeatures):
+            raise UnusableInputs(reason="they are the output of an encoder, which this model does not have")
         if isinstance(inputs, PromptFeatures):
             placeholders = torch.tensor(sorted(placeholder_tokens(self.model.config)))
             if inputs.places.tolist() != torch.isin(ids[0], placeholders).nonzero()[:, 0].tolist():
@@ -281,7 +283,7 @@ class Target:
                 given[name] = value.reshape(1, -1)
         return self.features(ids, torch.ones_like(ids, dtype=torch.bool), given)[0]
 
-    def check_prompt(self, prompt: list[int], features: PromptFeatures | None = None) -> None:
+    def check_prompt(self, prompt: list[int], features: Features | None = None) -> None:
         """Check that steps can continue ``prompt``.
 
         Args:

@@ -16,7 +16,7 @@ from speccompile import Speculator
 from speccompile.errors import shown
 from speccompile.guides import Guide
 from speccompile.modes.prediction import Prediction
-from speccompile.multimodal.features import PromptFeatures
+from speccompile.multimodal.inputs import Features
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.request import Request
 from speccompile.serve.api_error import ApiError, engine_error
@@ -295,7 +295,7 @@ class Service:
         self.check_text(body.prediction.content, "prediction")
         return {"prediction": text_ids(self.tokenizer, body.prediction.content, special=False)}
 
-    def _embedded(self, prompt: Prompt) -> PromptFeatures | None:
+    def _embedded(self, prompt: Prompt) -> Features | None:
         """Embed the images of ``prompt``; None without images.
 
         Raises:

@@ -15,6 +15,7 @@ from speccompile.errors import CannotCopy, Closed, Rebuilt, UnsupportedSharded
 from speccompile.graph.keys import DRAWING
 from speccompile.hidden_states.writer import RecordWriter
 from speccompile.multimodal.encoder import FeatureEncoder
+from speccompile.multimodal.source import SourceEncoder
 from speccompile.runtime.check import Answer, answer_of
 from speccompile.runtime.engine import Engine
 from speccompile.runtime.options import StepTraits
@@ -23,6 +24,12 @@ from speccompile.runtime.policy_controller import AnyPolicy
 from speccompile.runtime.saver import Saver
 from speccompile.runtime.target import Target
 from speccompile.utils.memory import trim_heap
+
+
+def _encoder_of(model: PreTrainedModel, build: Build) -> FeatureEncoder | SourceEncoder | None:
+    if build.info.source_positions is not None:
+        return SourceEncoder(model, build.info.source_positions)
+    return None if build.config.inputs is None else FeatureEncoder(model, build.config.inputs)
 
 
 class SpeculatorBase:
@@ -64,7 +71,7 @@ class SpeculatorBase:
             () if build.drafter is None else build.drafter.weights.values(),
             calls_host=build.captures is None and config.ranks is None,
             kv=config.kv,
-            encoder=None if config.inputs is None else FeatureEncoder(model, config.inputs),
+            encoder=_encoder_of(model, build),
         )
         engine = Engine(
             target,

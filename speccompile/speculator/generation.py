@@ -10,12 +10,14 @@ from transformers import GenerationConfig, PreTrainedTokenizerBase
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from speccompile.errors import InvalidInput
+from speccompile.multimodal.source import SourceEncoder
 from speccompile.runtime.arguments import read_mask_or_config
 from speccompile.runtime.generate import generate
 from speccompile.runtime.listener import Streamer
 from speccompile.runtime.request_options import GenerateOptions
 from speccompile.runtime.target import EosTokens
 from speccompile.speculator.base import SpeculatorBase
+from speccompile.speculator.own_generate import own_generate
 from speccompile.utils.not_given import NOT_GIVEN, NotGiven
 
 
@@ -147,13 +149,10 @@ class Generation(SpeculatorBase):
         Raises:
             UserError: an argument is not valid; see the classes in ``speccompile.errors``.
         """
-        engine, target = self._open()
         if inputs is not None and input_ids is not None:
             raise InvalidInput(name="inputs", reason="input_ids is also given; give one of them")
         attention_mask, generation_config = read_mask_or_config(mask_or_config, attention_mask, generation_config)
-        return generate(
-            engine,
-            target,
+        return self._generate(
             inputs if input_ids is None else input_ids,
             attention_mask,
             GenerateOptions(
@@ -182,3 +181,23 @@ class Generation(SpeculatorBase):
                 others=options,
             ),
         )
+
+    def _generate(
+        self, given: torch.Tensor | None, attention_mask: torch.Tensor | None, options: GenerateOptions
+    ) -> torch.Tensor | GenerateDecoderOnlyOutput:
+        """Decode, by the method of the model's class where that is another one than transformers' common one."""
+        engine, target = self._open()
+
+        def common(given: torch.Tensor | None, attention_mask: torch.Tensor | None = None, **rest: Any) -> Any:
+            return generate(engine, target, given, attention_mask, GenerateOptions.of(rest))
+
+        piecewise = own_generate(target.model, common)
+        if piecewise is None:
+            return generate(engine, target, given, attention_mask, options)
+        assert isinstance(target.encoder, SourceEncoder)
+        keywords = options.keywords()
+        target.encoder.check({target.encoder.main: given, **keywords})
+        if given is not None:
+            keywords[target.encoder.main] = given
+        found: torch.Tensor = piecewise(attention_mask=attention_mask, **keywords)
+        return found

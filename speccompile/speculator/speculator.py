@@ -18,9 +18,10 @@ from speccompile.compiler.adapter_heads import head_values
 from speccompile.compiler.build import saved_files
 from speccompile.compiler.package import check_savable, make_manifest, write_package
 from speccompile.compiler.save_weights import save_weights
-from speccompile.errors import InvalidOption, NoMemory
+from speccompile.errors import InvalidOption, NoMemory, UnusableInputs
 from speccompile.graph.keys import DRAWING
 from speccompile.graph.state import DrafterMemory
+from speccompile.multimodal.source import SourceEncoder
 from speccompile.runtime.check import CheckReport, Reference, check_texts
 from speccompile.runtime.collect import save_texts
 from speccompile.runtime.drafter_memory import read_memory, write_memory
@@ -67,6 +68,9 @@ class Speculator(Generation, Inspection, ModelInterface):
             never agree better than that. ``plain`` must always be equal.
         """
         engine, target = self._open()
+        if isinstance(target.encoder, SourceEncoder):
+            reason = "check only has prompts; compare spec.generate(...) with model.generate(...)"
+            raise UnusableInputs(reason=reason)
         if reference not in ("transformers", "plain"):
             raise InvalidOption(
                 where="check", name="reference", value=reference, reason="use 'transformers' or 'plain'"

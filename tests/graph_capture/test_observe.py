@@ -11,21 +11,18 @@ import pytest
 import torch
 from torch import nn
 from transformers import (
-    BartConfig,
-    BartForConditionalGeneration,
     BertLMHeadModel,
     LlamaModel,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from speccompile.errors import UnsupportedModel
 from speccompile.graph.layer_state import KVShape, RecurrentShape
 from speccompile.graph_capture.attention import Route
+from speccompile.graph_capture.encoder_decoder import accepts
 from speccompile.graph_capture.masks import ForeignMask, Mask
 from speccompile.graph_capture.model_info import inspect_model
-from speccompile.graph_capture.observe import ModuleTracker, Observation, accepts, extra_inputs, observe
+from speccompile.graph_capture.observe import ModuleTracker, Observation, extra_inputs, observe
 from speccompile.graph_capture.rope_positions import of_text
 from speccompile.tools.families import find_families, tiny_config
 from speccompile.utils.transformers_version import CACHE, FROM_5_23, FROM_5_24
@@ -208,21 +205,6 @@ def test_refused_by_place_class_and_reason(make: Callable[[], PreTrainedModel], 
     with raises(UnsupportedModel, model=type(model).__name__, reason=re.compile(reason)):
         seen(model)
     assert hooks(model) == 0 and not model.training
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=2, vocab_size=64)),
-        lambda: BartForConditionalGeneration(
-            BartConfig(d_model=32, encoder_layers=1, decoder_layers=2, encoder_ffn_dim=32, decoder_ffn_dim=32)
-        ),
-    ],
-    ids=["t5", "bart"],
-)
-def test_encoder_decoders_are_refused(make: Callable[[], PreTrainedModel]) -> None:
-    with raises(UnsupportedModel, reason=re.compile("it is an encoder-decoder; a decoder-only model is needed")):
-        inspect_model(make().eval())
 
 
 def test_models_without_a_head_are_refused() -> None:

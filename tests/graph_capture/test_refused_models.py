@@ -16,8 +16,6 @@ from transformers import (
     BertForMaskedLM,
     LlamaModel,
     PreTrainedModel,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 import speccompile
@@ -36,10 +34,6 @@ from support.tiny import tiny_llama
 
 def without_a_head() -> PreTrainedModel:
     return LlamaModel(tiny_llama().config).eval()
-
-
-def encoder_decoder() -> PreTrainedModel:
-    return T5ForConditionalGeneration(T5Config(d_model=32, d_kv=8, d_ff=32, num_layers=2, vocab_size=64)).eval()
 
 
 def without_weights() -> PreTrainedModel:
@@ -128,7 +122,6 @@ REFUSED: dict[str, tuple[Callable[[], Any], tuple[type[SpecCompileError], dict[s
     "a module": (lambda: nn.Linear(2, 2), unsupported("Linear", "it is not a transformers PreTrainedModel")),
     "a name": (lambda: "gpt2", unsupported("str", "it is not a transformers PreTrainedModel")),
     "no head": (without_a_head, unsupported("LlamaModel", "it has no lm_head .* load it with AutoModelForCausalLM")),
-    "an encoder": (encoder_decoder, unsupported("T5ForConditionalGeneration", "a decoder-only model is needed")),
     "no scales": (
         without_scales,
         unsupported(LLAMA, "weights that modelopt quantised, .* load it with speccompile.pretrained.load"),

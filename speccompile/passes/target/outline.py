@@ -295,7 +295,11 @@ def _layer_prefix(inputs: list[fx.Node]) -> str:
         return ""
     first, last = min(names), max(names)
     common = next((i for i, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), 0)
-    return first[: first.rfind("_", 0, common) + 1]
+    prefix = first[: first.rfind("_", 0, common) + 1]
+    while prefix and first[len(prefix)].isdigit():
+        # The rest is a name of Python's.
+        prefix = prefix[: prefix.rfind("_", 0, len(prefix) - 1) + 1]
+    return prefix
 
 
 def input_name(node: fx.Node, graph: StepGraph, prefix: str = "") -> str:
