@@ -35,7 +35,8 @@ def choose_sizes(
     positions = positions_of(model)
     if positions is not None and positions <= DEFAULT_MAX_LEN:
         return positions, f"max_len is the {positions} positions of the model", given
-    if given is not None or positions is None or not _may_have_pool(options, kernels):
+    wanted = given is None and not model.config.is_encoder_decoder and _may_have_pool(options, kernels)
+    if positions is None or not wanted:
         return DEFAULT_MAX_LEN, f"max_len is the default, {DEFAULT_MAX_LEN}", given
     if POOL in failed:
         reason = f"max_len is the default without a pool of pages, {DEFAULT_MAX_LEN}: {failed[POOL]}"

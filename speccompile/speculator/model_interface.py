@@ -74,6 +74,11 @@ class ModelInterface(SpeculatorBase):
         """Output modalities, only text."""
         return ("text",)
 
+    def get_encoder(self) -> nn.Module:
+        """The encoder of an encoder-decoder, for pipelines."""
+        encoder: nn.Module = self._open()[1].model.get_encoder()
+        return encoder
+
     def can_generate(self) -> bool:
         """Return True: ``generate`` exists."""
         return True

@@ -3,9 +3,10 @@
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import GenerationMixin
+from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperTokenizer, pipeline
 
 import speccompile
 from speccompile import Speculator
@@ -62,6 +63,33 @@ def test_requests_of_the_engine() -> None:
         spec.engine.submit([3, 20, 30, 300], inputs={"input_features": row}, max_new_tokens=20) for row in heard
     ]
     assert [request.result().token_ids for request in requests] == expected[:, 4:].tolist()
+
+
+def tokenizer() -> WhisperTokenizer:
+    """A tokenizer of letters and timestamps."""
+    vocabulary = {f"w{token}": token for token in range(299)} | {"<|endoftext|>": 299, "<|notimestamps|>": 300}
+    vocabulary |= {f"<|{(token - 301) * 0.02:.2f}|>": token for token in range(301, 1801)}
+    vocabulary |= {f"v{token}": token for token in range(1801, 1900)}
+    ends = dict.fromkeys(("unk_token", "bos_token", "eos_token"), "<|endoftext|>")
+    return WhisperTokenizer(vocab=vocabulary, merges=[], **ends)
+
+
+@pytest.mark.parametrize("options", [{}, {"chunk_length_s": 1}], ids=str)
+def test_the_pipeline(options: dict[str, Any]) -> None:
+    model, spec = wrapped()
+    # FRAMES frames of 160 samples are 0.6 seconds.
+    extractor = WhisperFeatureExtractor(feature_size=MELS, chunk_length=1)
+    extractor.n_samples, extractor.nb_max_frames = 160 * FRAMES, FRAMES
+    wave = np.random.default_rng(0).standard_normal(160 * FRAMES * 2).astype(np.float32)
+    common = {"language": "en", "max_new_tokens": 20, "num_beams": 1}
+    texts = [
+        pipeline("automatic-speech-recognition", model=each, feature_extractor=extractor, tokenizer=tokenizer())(
+            wave.copy(), generate_kwargs=common, return_timestamps=True, **options
+        )
+        for each in (model, spec)
+    ]
+    assert texts[0] == texts[1]
+    assert texts[0]["text"]
 
 
 def test_what_is_refused() -> None:
