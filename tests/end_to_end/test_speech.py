@@ -11,7 +11,7 @@ from transformers import GenerationMixin, WhisperFeatureExtractor, WhisperTokeni
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import UnusableInputs
-from tests.support.encoder_decoders import FRAMES, MELS, audio, whisper
+from support.encoder_decoders import FRAMES, MELS, audio, whisper
 
 
 @cache

@@ -1,5 +1,7 @@
 """Encoder-decoders over text: texts equal to transformers' ``generate``, with sources of several lengths."""
 
+from __future__ import annotations
+
 import random
 from functools import cache
 
@@ -9,7 +11,7 @@ import torch
 import speccompile
 from speccompile import Speculator
 from speccompile.errors import InvalidOption, UnusableInputs
-from tests.support.encoder_decoders import TRANSLATORS, VOCAB, varied
+from support.encoder_decoders import TRANSLATORS, VOCAB, varied
 
 ROWS = 3
 
@@ -79,6 +81,26 @@ def test_other_drafters(mode: str) -> None:
     ids, mask = sources()
     options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 20}
     assert torch.equal(spec.generate(**options), model.generate(**options))
+
+
+def test_drafts_that_are_right_are_accepted() -> None:
+    """A drafter that knows the text, in Python and as a predicted text of the request."""
+    model = varied(TRANSLATORS["marian"]())
+    ids = torch.arange(20, 29)
+    text = model.generate(ids[None], max_new_tokens=24)[0].tolist()
+    sizes = {"backend": "eager", "max_batch": 2, "max_len": 80, "tiers": (0, 3), "policy": "fixed:3"}
+
+    def known(tokens: list[int], draft_len: int) -> list[int]:
+        return text[len(tokens) : len(tokens) + draft_len]
+
+    for mode, options, own in (
+        ("user_provided", {"draft": known, "host": True}, {}),
+        ("prediction", {}, {"prediction": text}),
+    ):
+        with speccompile.wrap(model, mode, **sizes, **options) as spec:
+            request = spec.engine.submit(text[:1], inputs={"input_ids": ids}, max_new_tokens=len(text) - 1, **own)
+            assert text[:1] + request.result().token_ids == text
+            assert request.stats.accepted_tokens > len(text) / 2
 
 
 def test_reuse_compares_sources() -> None:
