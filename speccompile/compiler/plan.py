@@ -47,7 +47,7 @@ from speccompile.ops.cpu.quantized import QuantizedPacks
 from speccompile.passes.placement import check_passes
 from speccompile.policies.default import default_policy
 from speccompile.ranks.ranks import Ranks
-from speccompile.runtime.arguments import GENERATE_ONLY, Settings
+from speccompile.runtime.arguments import Settings, read_by_generate
 from speccompile.runtime.inputs import token_list
 from speccompile.runtime.policy_controller import AnyPolicy, parse_policy
 from speccompile.sampling.user_check import check_processors
@@ -145,7 +145,7 @@ def make_plan(
         places=max_len + config.max_width,
         device=info.device,
     )
-    Settings(model.generation_config).check(supported=GENERATE_ONLY)
+    Settings(model.generation_config).check(supported=read_by_generate(model))
     token_list(model.generation_config.eos_token_id)
     # After the quick checks: the network may be loaded from a checkpoint.
     network = None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import torch
 from transformers import PreTrainedModel
+from transformers.utils import ModelOutput
 
 from speccompile.errors import UnusableInputs, error_line
 from speccompile.graph.arena import Arena
@@ -114,7 +115,10 @@ class SourceEncoder:
         Raises:
             UnusableInputs: it is missing, or is not a tensor of the kind that the encoder reads.
         """
-        main, reads_text = given.get(self.main), self.main == "input_ids"
+        main, mask, reads_text = given.get(self.main), given.get(_MASK), self.main == "input_ids"
+        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.ndim == 2):
+            found = f"{list(mask.shape)}" if isinstance(mask, torch.Tensor) else f"a {type(mask).__name__}"
+            raise UnusableInputs(reason=f"{_MASK} is {found}; give a tensor [rows, positions], 0 at padding")
         if main is None and given.get(_OUTPUTS) is None:
             name = type(self._model).__name__
             raise UnusableInputs(reason=f"{name} decodes what its encoder read, and {self.main} is missing")
@@ -139,6 +143,9 @@ class SourceEncoder:
         """
         if isinstance(given, SourceFeatures):
             return given
+        if not (given is None or isinstance(given, Mapping)):
+            reason = f"inputs is a {type(given).__name__}; give a mapping with {self.main}"
+            raise UnusableInputs(reason=reason)
         inputs = dict(given or {})
         for name, dims in ((self.main, _DIMS[self.main]), (_MASK, 2)):
             value = inputs.get(name)
@@ -151,12 +158,9 @@ class SourceEncoder:
 
     def _run(self, given: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         """The encoder's output ``[B, P, M]``, and bool ``[B, P]``, False at padding."""
-        main, model = given.get(self.main), self._model
-        mask = given.get(_MASK)
-        if self.main == "input_ids" and main is not None and mask is None:
-            mask = self._default_mask(main)
-        if (outputs := given.get(_OUTPUTS)) is not None:
-            states = outputs if isinstance(outputs, torch.Tensor) else outputs[0]
+        main, model, mask = given.get(self.main), self._model, given.get(_MASK)
+        if _OUTPUTS in given:
+            states = self._checked_outputs(given[_OUTPUTS])
         else:
             assert main is not None
             inputs = {self.main: main.to(model.device, model.dtype if main.is_floating_point() else None)}
@@ -174,13 +178,17 @@ class SourceEncoder:
             return states, torch.ones(states.shape[:2], dtype=torch.bool, device=states.device)
         return states, mask.bool().to(states.device)
 
-    def _default_mask(self, ids: torch.Tensor) -> torch.Tensor:
-        """The mask of ids without one: as in transformers, the pad token marks padding unless it ends texts."""
-        config = self._model.generation_config
-        ends = config.eos_token_id if isinstance(config.eos_token_id, list) else [config.eos_token_id]
-        if config.pad_token_id is None or config.pad_token_id in ends:
-            return torch.ones_like(ids)
-        return ids.ne(config.pad_token_id).long()
+    def _checked_outputs(self, outputs: Any) -> torch.Tensor:
+        """The states ``[B, P, M]`` of given outputs of the encoder, in the model's dtype."""
+        states = outputs[0] if isinstance(outputs, tuple | ModelOutput) and len(outputs) else outputs
+        size = self._model.config.hidden_size
+        if not isinstance(states, torch.Tensor) or not states.is_floating_point() or states.shape[2:] != (size,):
+            found = (
+                f"{states.dtype} {list(states.shape)}" if isinstance(states, torch.Tensor) else type(outputs).__name__
+            )
+            reason = f"{_OUTPUTS} is {found}; give the output of the model's encoder, numbers [rows, positions, {size}]"
+            raise UnusableInputs(reason=reason)
+        return states.to(self._model.device, self._model.dtype)
 
 
 def _fill(model: PreTrainedModel, arena: Arena, slot: int, states: torch.Tensor) -> None:

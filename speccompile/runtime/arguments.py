@@ -43,7 +43,7 @@ IGNORED = frozenset(
         *("assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight", "speculation_type"),
         "max_matching_ngram_size",
         # Encoder-decoders.
-        *("decoder_start_token_id", "forced_decoder_ids"),
+        "decoder_start_token_id",
         # The origin of a config.
         "transformers_version",
     }
@@ -108,6 +108,7 @@ REFUSED: dict[str, Refusal] = {
     "exponential_decay_length_penalty": Refusal(_UNBUILT),
     "top_h": Refusal(_UNBUILT),
     "forced_bos_token_id": Refusal(_UNBUILT),
+    "forced_decoder_ids": Refusal("generate does not read it; give decoder_input_ids", changes_text=False),
     "guidance_scale": Refusal(_GUIDANCE, (1.0,)),
     "negative_prompt_ids": Refusal(_GUIDANCE),
     "negative_prompt_attention_mask": Refusal(_GUIDANCE),
@@ -133,6 +134,12 @@ CHANGE_TEXT["num_return_sequences"] = Refusal("only generate reads it", (1,))
 CHANGE_TEXT["cache_implementation"] = Refusal(
     f"{_CACHE}, in the model's own dtype", ("static", "dynamic", "sliding_window", "hybrid", "hybrid_chunked")
 )
+
+
+def read_by_generate(model: PreTrainedModel) -> tuple[str, ...]:
+    """Fields of a generation_config that ``generate`` of ``model`` reads, and :meth:`Engine.submit` does not."""
+    return (*GENERATE_ONLY, "forced_bos_token_id") if model.config.is_encoder_decoder else GENERATE_ONLY
+
 
 _CODE = {"the model's generation_config": "model.generation_config"}
 
@@ -222,7 +229,7 @@ def read_settings(
             # An option with a default would replace None by it.
             setattr(config, name, None if OPTIONS[name].default is None else OPTIONS[name].neutral)
     settings = Settings(config, generation_config, frozenset(keywords))
-    settings.check(supported=GENERATE_ONLY)
+    settings.check(supported=read_by_generate(model))
     return settings
 
 

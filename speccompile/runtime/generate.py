@@ -47,8 +47,9 @@ def generate(
     inputs = {name: value for name, value in options.others.items() if name in names}
     options = replace(options, others={name: options.others[name] for name in options.others.keys() - names})
     if isinstance(target.encoder, SourceEncoder):
-        config = options.generation_config or target.model.generation_config
-        found = read_source_prompts(target.encoder, config, input_ids, attention_mask, {**options.others, **inputs})
+        own = options.generation_config
+        configs = [*([] if own is None else [own]), target.model.generation_config]
+        found = read_source_prompts(target.encoder, configs, input_ids, attention_mask, {**options.others, **inputs})
         input_ids, attention_mask, inputs, forced = found.input_ids, found.attention_mask, found.inputs, found.forced
         options = replace(options, others=found.others)
     settings = read_settings(target.model, options.generation_config, {**given, **options.others})
@@ -83,8 +84,10 @@ def generate(
     new_tokens = target.new_tokens(
         "generate", given.get("max_new_tokens"), input_ids.shape[1] - forced, settings, default=NEW_TOKENS
     )
-    if new_tokens <= forced:
-        return input_ids[:, : input_ids.shape[1] - forced + new_tokens]
+    if forced:
+        _check_forced(outputs, options)
+        if new_tokens <= forced or int(input_ids[0, -1]) in eos:
+            return input_ids.repeat_interleave(copies, dim=0)
     new_tokens -= forced
     ends = replace_built_in_ends(given_criteria, Ends(new_tokens, tuple(eos)), sampling, input_ids.shape[1])
     params = Params(
@@ -111,6 +114,18 @@ def generate(
     )
     sequences = padded(input_ids, requests, pad if pad is not None else eos[0] if eos else 0)
     return sequences if outputs is None else as_output(sequences, requests)
+
+
+def _check_forced(outputs: ExtraOutputs | None, options: GenerateOptions) -> None:
+    """Refuse what a first token that is forced, and thus not decoded, would be missing in.
+
+    Raises:
+        InvalidOption: a streamer or outputs beside the sequences are requested.
+    """
+    for name, given in (("return_dict_in_generate", outputs), ("streamer", options.streamer)):
+        if given is not None:
+            reason = "the first token is that of forced_bos_token_id, which no step chooses; give it at the end of "
+            raise InvalidOption(where="generate", name=name, value=given, reason=f"{reason}decoder_input_ids instead")
 
 
 def _adapters(engine: Engine, given: str | Sequence[str | None] | None, count: int) -> Sequence[Adapter | None]:

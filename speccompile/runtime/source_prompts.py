@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,8 +11,10 @@ from transformers import GenerationConfig
 
 from speccompile.errors import InvalidInput
 from speccompile.multimodal.source import SourceEncoder
+from speccompile.utils.numbers import is_int, python_numbers
 
-_IDS, _MASK, _FIRST = "decoder_input_ids", "decoder_attention_mask", "forced_bos_token_id"
+_IDS, _MASK = "decoder_input_ids", "decoder_attention_mask"
+_START, _FIRST = "decoder_start_token_id", "forced_bos_token_id"
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,7 @@ class SourcePrompts:
 
 def read_source_prompts(
     encoder: SourceEncoder,
-    config: GenerationConfig,
+    configs: Sequence[GenerationConfig],
     given: torch.Tensor | None,
     attention_mask: torch.Tensor | None,
     options: Mapping[str, Any],
@@ -45,6 +47,7 @@ def read_source_prompts(
     ``decoder_start_token_id``, which is put before given ``decoder_input_ids`` without it.
 
     Args:
+        configs: where a setting that is no option of the call is searched, in this order.
         given: the encoder's main input, by position.
 
     Raises:
@@ -58,25 +61,59 @@ def read_source_prompts(
         inputs[encoder.main] = given
     if attention_mask is not None:
         inputs["attention_mask"] = attention_mask
-    ids, mask, first = (others.pop(name, None) for name in (_IDS, _MASK, _FIRST))
-    start = config.decoder_start_token_id
-    start = config.bos_token_id if start is None else start
+    ids, mask = others.pop(_IDS, None), others.pop(_MASK, None)
+    _check_prompts(ids, mask)
+    first = _one_token(_FIRST, _setting(_FIRST, others, configs))
+    start = _setting(_START, others, configs)
+    start = _setting("bos_token_id", {}, configs) if start is None else start
+    sources = inputs.get(encoder.main, inputs.get("encoder_outputs"))
+    rows = len(sources) if isinstance(sources, torch.Tensor) else len(sources[0]) if sources else 1
+    begins = _begins(start, rows if ids is None else len(ids))
     if ids is None:
-        if not isinstance(start, int):
-            reason = "it is missing, and the generation_config has no decoder_start_token_id"
+        if begins is None:
+            reason = "it is missing, and neither the call nor a generation_config has a decoder_start_token_id"
             raise InvalidInput(name=_IDS, reason=reason)
-        sources = inputs.get(encoder.main, inputs.get("encoder_outputs"))
-        rows = len(sources) if isinstance(sources, torch.Tensor) else 1 if sources is None else len(sources[0])
-        ids = torch.full((rows, 1), start)
-    elif not isinstance(ids, torch.Tensor) or ids.ndim != 2:
-        raise InvalidInput(name=_IDS, reason="it must be a tensor [rows, tokens]")
-    elif encoder.main == "input_ids" and isinstance(start, int) and ids[:, 0].ne(start).all():
-        ids = torch.cat([torch.full_like(ids[:, :1], start), ids], dim=1)
+        ids = begins[:, None]
+    elif encoder.main == "input_ids" and begins is not None and ids[:, 0].ne(begins).all():
+        ids = torch.cat([begins[:, None].to(ids), ids], dim=1)
         mask = None if mask is None else torch.cat([torch.ones_like(mask[:, :1]), mask], dim=1)
     if mask is None:
         mask = torch.ones_like(ids)
     forced = int(first is not None and ids.shape[1] == 1)
-    if forced:
+    if first is not None and forced:
         ids = torch.cat([ids, torch.full_like(ids, first)], dim=1)
         mask = torch.cat([mask, torch.ones_like(mask)], dim=1)
     return SourcePrompts(ids, mask, inputs, others, forced)
+
+
+def _setting(name: str, options: dict[str, Any], configs: Sequence[GenerationConfig]) -> Any:
+    """Remove an option from ``options`` and return it; the first value of a config if it is not there."""
+    if name in options:
+        return options.pop(name)
+    return next((value for config in configs if (value := getattr(config, name, None)) is not None), None)
+
+
+def _check_prompts(ids: Any, mask: Any) -> None:
+    if ids is not None and not (isinstance(ids, torch.Tensor) and ids.ndim == 2 and ids.numel()):
+        raise InvalidInput(name=_IDS, reason="it must be a tensor [rows, tokens] with at least one token")
+    if mask is not None and not (isinstance(mask, torch.Tensor) and ids is not None and mask.shape == ids.shape):
+        raise InvalidInput(name=_MASK, reason=f"it must be a tensor of the shape of {_IDS}")
+
+
+def _one_token(name: str, value: Any) -> int | None:
+    values = python_numbers(value.tolist() if isinstance(value, torch.Tensor) else value)
+    values = values if isinstance(values, list | tuple) else [values]
+    if len(values) != 1 or not (values[0] is None or is_int(values[0])):
+        raise InvalidInput(name=name, reason=f"it must be one token id, got {value!r}")
+    return values[0]
+
+
+def _begins(start: Any, rows: int) -> torch.Tensor | None:
+    """The token that each of ``rows`` prompts begins with, ``[B]``; None if there is no such token."""
+    values = python_numbers(start.tolist() if isinstance(start, torch.Tensor) else start)
+    if values is None:
+        return None
+    values = [values] * rows if is_int(values) else [*values] if isinstance(values, list | tuple) else []
+    if len(values) != rows or not all(map(is_int, values)):
+        raise InvalidInput(name=_START, reason=f"it must be a token id, or one for each of {rows} rows, got {start!r}")
+    return torch.tensor(values)

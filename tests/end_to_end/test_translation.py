@@ -7,10 +7,11 @@ from functools import cache
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 import speccompile
 from speccompile import Speculator
-from speccompile.errors import InvalidOption, UnusableInputs
+from speccompile.errors import InvalidInput, InvalidOption, UnusableInputs
 from support.encoder_decoders import TRANSLATORS, VOCAB, varied
 
 ROWS = 3
@@ -35,7 +36,8 @@ def test_texts_are_those_of_transformers(name: str) -> None:
     ids, mask = sources()
     expected = model.generate(input_ids=ids, attention_mask=mask, max_new_tokens=30, do_sample=False)
     assert torch.equal(spec.generate(input_ids=ids, attention_mask=mask, max_new_tokens=30, do_sample=False), expected)
-    # The pad token marks padding.
+    # Without a mask pad tokens are tokens.
+    expected = model.generate(ids, max_new_tokens=30, do_sample=False)
     assert torch.equal(spec.generate(ids, max_new_tokens=30, do_sample=False), expected)
 
 
@@ -65,6 +67,35 @@ def test_a_forced_first_token() -> None:
     for count in (1, 2, 12):
         expected = model.generate(**options, max_new_tokens=count)
         assert torch.equal(spec.generate(**options, max_new_tokens=count), expected)
+
+
+def test_a_first_token_that_a_config_forces() -> None:
+    """Also one that ends texts."""
+    model = varied(TRANSLATORS["bart"]())
+    model.generation_config.forced_bos_token_id = 50
+    ids, mask = sources()
+    options = {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 9, "do_sample": False}
+    with speccompile.wrap(model, "ngram", backend="eager", max_batch=2, max_len=80, tiers=(0, 3)) as spec:
+        for others in ({}, {"forced_bos_token_id": [51]}, {"eos_token_id": 50}, {"max_new_tokens": 1}):
+            assert torch.equal(spec.generate(**(options | others)), model.generate(**(options | others))), others
+        copies = spec.generate(**options, eos_token_id=50, num_return_sequences=2)
+        assert len(copies) == 2 * ROWS
+        with pytest.raises(InvalidOption, match="return_dict_in_generate"):
+            spec.generate(**options, return_dict_in_generate=True)
+        with pytest.raises(InvalidOption, match="forced_bos_token_id"):
+            spec.engine.submit([3], inputs={"input_ids": ids[0]})
+
+
+def test_the_token_that_prompts_begin_with() -> None:
+    model, spec = wrapped("marian")
+    ids, mask = sources()
+    options = {"input_ids": ids, "attention_mask": mask}
+    for start in (11, [11, 12, 13], torch.tensor([11, 12, 13])):
+        given = options | {"max_new_tokens": 9, "decoder_start_token_id": start}
+        assert torch.equal(spec.generate(**given), model.generate(**given))
+    config = GenerationConfig(max_new_tokens=7)
+    expected = model.generate(**options, generation_config=config)
+    assert torch.equal(spec.generate(**options, generation_config=config), expected)
 
 
 def test_given_prompts_of_the_decoder() -> None:
@@ -147,6 +178,24 @@ def test_what_is_refused() -> None:
         spec.engine.submit([3], inputs={"input_features": torch.zeros(16, 60)})
     with pytest.raises(UnusableInputs, match=r"has 97 positions; 1 to 96|model's own code refuses"):
         spec.engine.submit([3], inputs={"input_ids": torch.arange(97) + 4})
+    with pytest.raises(UnusableInputs, match="attention_mask is a list"):
+        spec.generate(torch.arange(8)[None] + 4, attention_mask=[[1] * 8])
+    with pytest.raises(UnusableInputs, match="inputs is a Tensor"):
+        spec.engine.submit([3], inputs=torch.arange(8))
+    for outputs in ((), "x", torch.zeros(1, 4, 7), torch.zeros(1, 4, 64).long()):
+        with pytest.raises(UnusableInputs, match="encoder_outputs is"):
+            spec.engine.submit([3], inputs={"encoder_outputs": outputs})
+    source = {"input_ids": torch.arange(8)[None] + 4}
+    for name, value in (
+        ("decoder_input_ids", torch.zeros(1, 0).long()),
+        ("decoder_attention_mask", [[1]]),
+        ("forced_bos_token_id", "x"),
+        ("decoder_start_token_id", [3, 4]),
+    ):
+        with pytest.raises(InvalidInput, match=name):
+            spec.generate(**source, **{name: value})
+    with pytest.raises(InvalidOption, match="forced_decoder_ids"):
+        spec.generate(**source, forced_decoder_ids=[[1, 5]])
     with pytest.raises(UnusableInputs, match=r"compare spec\.generate"):
         spec.check([[3]])
     for options in ({"mode": "early_exit", "exit_layer": 1}, {"kv": "bfloat16"}, {"kv_memory": 4096}):

@@ -7,7 +7,7 @@ import operator
 import torch
 
 from speccompile import Adapters
-from speccompile.adapters.buffers import AdapterBuffers
+from speccompile.adapters.buffers import AdapterBuffers, slot_state
 from speccompile.graph.arena import Arena
 from speccompile.graph.layer_state import kv_state
 from speccompile.graph.state import core_state, resolve_layout
@@ -30,7 +30,7 @@ def graph_with(adapters: Adapters, *after: object) -> StepGraph:
     info = inspect_model(model)
     observed, buffers = observe(model, info), AdapterBuffers.of(model, info, adapters)
     layout = resolve_layout(
-        [*core_state(info.vocab_size), *kv_state(observed.kv), *buffers.state()],
+        [*core_state(info.vocab_size), *kv_state(observed.kv), *slot_state(buffers.count), *buffers.state()],
         max_batch=2,
         max_len=64,
         max_draft_len=3,
