@@ -47,7 +47,7 @@ def read_source_prompts(
     ``decoder_start_token_id``, which is put before given ``decoder_input_ids`` without it.
 
     Args:
-        configs: where a setting that is no option of the call is searched, in this order.
+        configs: have the settings that the call does not give; the first one that has a value counts.
         given: the encoder's main input, by position.
 
     Raises:
