@@ -65,8 +65,8 @@ def replayed(head: Eagle3Head, tapped: torch.Tensor, input_ids: torch.Tensor, wr
 def measured(
     target: PreTrainedModel, form: str, head: Path, ids: list[torch.Tensor], new_tokens: int, max_len: int
 ) -> dict[str, Any]:
-    """What steps have accepted, and what the head drafts over the same texts from the hidden states of the rounded
-    target, and from those of ``target`` as it is."""
+    """Tokens that steps have accepted, and what the head drafts over the same texts from the hidden states of the
+    rounded target, and from those of ``target`` as it is."""
     module = load_eagle3(head, target)
     teacher = Teacher(target, module.config.taps)
     with tempfile.TemporaryDirectory(prefix="speccompile-rounded-") as folder, contextlib.ExitStack() as stack:

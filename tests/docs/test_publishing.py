@@ -21,7 +21,7 @@ PAGE = "docs/guides/publishing.md"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the page leaves there."""
+    """The folder that the page leaves."""
     folder = tmp_path_factory.mktemp("publishing")
     scripts = folder / "scripts"
     scripts.mkdir()

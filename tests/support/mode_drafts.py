@@ -1,4 +1,4 @@
-"""What drafts in each mode that needs something given, for tests over all modes: a new mode is added here."""
+"""A drafter for each mode that needs one, for tests over all modes: a new mode is added here."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def target_of(mode: str, model: PreTrainedModel) -> PreTrainedModel:
 
 
 def options_of(mode: str, drafts: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """What ``wrap`` needs for the mode."""
+    """Options of ``wrap`` that the mode needs."""
     if mode == "save_hidden_states":
         return {"output_directory": folder, "eagle3_layers_to_capture": (0,)}
     return {"draft": drafts[mode]} if mode in drafts else {}
