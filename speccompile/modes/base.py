@@ -144,8 +144,9 @@ class Mode(ABC):
         return None
 
     def with_head(self, head: Any) -> Mode:
-        """The mode with ``head`` in place of its :attr:`adaptable_head`, before :meth:`loaded`."""
-        raise NotImplementedError
+        """The mode with ``head`` in place of its :attr:`adaptable_head`, before :meth:`loaded`. A mode that has such a
+        head defines it."""
+        raise NotImplementedError(f"mode {self.name!r} has an adaptable_head: define its with_head")
 
     @property
     def most_drafts(self) -> int | None:

@@ -109,7 +109,7 @@ def _one_token(name: str, value: Any) -> int | None:
 
 
 def _begins(start: Any, rows: int) -> torch.Tensor | None:
-    """The token that each of ``rows`` prompts begins with, ``[B]``; None if there is no such token."""
+    """The token that each of ``rows`` prompts begins with, ``[B]``; None without one."""
     values = python_numbers(start.tolist() if isinstance(start, torch.Tensor) else start)
     if values is None:
         return None

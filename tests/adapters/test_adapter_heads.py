@@ -127,7 +127,7 @@ def test_the_drafter_computes_what_the_head_of_the_adapter_does(
     "mode", ["eagle3", "eagle3_one_model", "eagle", "mtp_eagle_one_model", "suffix+eagle3_one_model"]
 )
 def test_drafts_are_those_of_a_wrap_with_that_head(model: LlamaForCausalLM, adapted: PeftModel, mode: str) -> None:
-    """As chains and as trees, and beside requests with another head. The rule accepts two drafts a step, whatever they
+    """Chains and trees, beside requests with another head. The rule accepts two drafts a step, whatever they
     are: so the text consists of drafts."""
     shared, other = random_heads(model, mode)
     # Of several drafters, the lookups never pass.
